@@ -1,0 +1,31 @@
+"""gptmill config: the recipes, and what one resolves to."""
+
+from __future__ import annotations
+
+import sys
+
+from gptmill.cli.flags import check_words, parse_flags
+from gptmill.config.errors import UserError
+from gptmill.config.recipes import list_recipes, load_recipe
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import build_config
+from gptmill.config.toml import dump_toml
+from gptmill.config.validation import check_config
+
+SUMMARY = "list: the shipped recipes. show: the config that RECIPE and the flags resolve to, as a recipe."
+
+
+def run(arguments: list[str]) -> int:
+    parsed = parse_flags("config", arguments, (RunConfig,), "list | show [RECIPE]", SUMMARY, {})
+    check_words("config", parsed.words, "list, or show and at most one recipe", 1, 2)
+    action, *recipe = parsed.words
+    if action == "list":
+        for name, title in list_recipes().items():
+            sys.stdout.write(f"{name:<24}{title}\n")
+        return 0
+    if action != "show":
+        raise UserError(f"gptmill config {action}: there is list and show")
+    config = build_config(RunConfig, {**(load_recipe(recipe[0]) if recipe else {}), **parsed.values})
+    check_config(config)
+    sys.stdout.write(dump_toml(config, comments=True))
+    return 0

@@ -1,0 +1,69 @@
+"""`gptmill VERB …`: finds the verb and turns a user's mistake into one sentence and exit code 2.
+
+Verbs are imported when they are called, so that help answers before torch could even be found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import gptmill
+from gptmill.config.errors import UserError, suggest
+
+VERBS = {
+    "prepare": "text files, folders or python-stdlib to token shards",
+    "train": "train a model by a recipe, or go on with a run",
+    "sample": "let a trained model write",
+    "config": "show recipes and what they resolve to",
+}
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Returns the exit code."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(describe_verbs())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        sys.stdout.write(f"gptmill {gptmill.__version__}\n")
+        return 0
+    try:
+        return run_verb(arguments[0], arguments[1:])
+    except UserError as error:
+        rank = os.environ.get("RANK")
+        sys.stderr.write(f"gptmill{f' (rank {rank})' if rank else ''}: {error}\n")
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        sys.stderr.write("gptmill: interrupted\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
+        return 0
+
+
+def run_verb(verb: str, arguments: list[str]) -> int:
+    if verb not in VERBS:
+        raise UserError(f"there is no verb {verb!r}{suggest(verb, VERBS)}; the verbs are {', '.join(VERBS)}")
+    module = importlib.import_module(f"gptmill.cli.{verb}")
+    code: int = module.run(arguments)
+    return code
+
+
+def describe_verbs() -> str:
+    lines = [f"  {verb:<10}{summary}" for verb, summary in VERBS.items()]
+    return "\n".join(
+        [
+            "gptmill: text in, trained GPT out",
+            "",
+            "usage: gptmill VERB [options]",
+            "",
+            *lines,
+            "",
+            "gptmill VERB --help tells more. Start with: gptmill train demo",
+            "",
+        ]
+    )

@@ -1,0 +1,31 @@
+"""gptmill sample: a run in, text out."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+
+from gptmill.cli.flags import check_words, parse_flags
+from gptmill.config.requests import SampleRequest
+from gptmill.config.schema import build_config
+
+SUMMARY = "Lets the model of a run write. RUN is a run's name or the path of its folder."
+
+
+def run(arguments: list[str]) -> int:
+    parsed = parse_flags("sample", arguments, (SampleRequest,), "RUN", SUMMARY, {})
+    check_words("sample", parsed.words, "one run", 1, 1)
+    request = build_config(SampleRequest, parsed.values)
+    from gptmill.inference.sampling import open_sampler
+
+    sampler = open_sampler(parsed.words[0], request)
+    for number in range(request.num_samples):
+        if number:
+            sys.stdout.write("\n" + "─" * 72 + "\n")
+        sys.stdout.write(request.prompt)
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        for piece in sampler.draw(number):
+            sys.stdout.write(decoder.decode(piece))
+            sys.stdout.flush()
+        sys.stdout.write(decoder.decode(b"", final=True) + "\n")
+    return 0

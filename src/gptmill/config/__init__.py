@@ -1,0 +1,1 @@
+"""What a run is: frozen dataclasses, recipes, validation. Never imports torch."""

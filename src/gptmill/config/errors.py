@@ -1,0 +1,38 @@
+"""The mistakes that users make, as exceptions that read as sentences. Knows nothing of who prints them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class UserError(Exception):
+    """What happened, where, and what to do. Shown without a traceback; the process exits with code 2."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a configuration."""
+
+    where: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.fix}"
+
+
+class ConfigError(UserError):
+    """Every problem of a configuration at once, so that it takes one edit to mend, not five."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        lines = [str(problem) for problem in problems]
+        text = lines[0] if len(lines) == 1 else "\n".join([f"{len(lines)} problems:", *(f"  - {x}" for x in lines)])
+        super().__init__(text)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """ " (did you mean X?)", or nothing where no known name is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -1,0 +1,95 @@
+"""Recipes: TOML files that set some fields and may extend another recipe. Defaults < recipe < command line."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gptmill.config.errors import ConfigError, Problem, UserError, suggest
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import list_fields, parse_value
+
+SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
+
+
+def list_recipes() -> dict[str, str]:
+    """Shipped recipes by name, each with the first line of its comment."""
+    return {path.stem: _read_title(path) for path in sorted(SHIPPED.glob("*.toml"))}
+
+
+def load_recipe(name_or_path: str) -> dict[str, Any]:
+    """The values that a recipe sets, those of the recipes that it extends included, keyed by field name."""
+    return _load(_find(name_or_path, Path()), trail=())
+
+
+def _load(path: Path, trail: tuple[Path, ...]) -> dict[str, Any]:
+    if path in trail:
+        chain = " extends ".join(str(step) for step in (*trail, path))
+        raise UserError(f"recipes extend each other in a circle: {chain}; remove one of the extends lines")
+    table = _read_toml(path)
+    parent = table.pop("extends", None)
+    values = _load(_find(parent, path.parent), (*trail, path)) if isinstance(parent, str) else {}
+    problems: list[Problem] = []
+    if parent is not None and not isinstance(parent, str):
+        problems.append(Problem(f"{path}: extends = {parent!r}", "expected a recipe's name or path in quotes"))
+    for section, content in table.items():
+        values.update(_read_section(path, section, content, problems))
+    if problems:
+        raise ConfigError(problems)
+    return values
+
+
+def _read_section(path: Path, section: str, content: object, problems: list[Problem]) -> dict[str, Any]:
+    fields = {field.name: field for field in list_fields(RunConfig)}
+    sections = {field.section for field in fields.values()}
+    if section not in sections or not isinstance(content, dict):
+        home = f": {section} belongs under [{fields[section].section}]" if section in fields else ""
+        known = ", ".join(f"[{name}]" for name in sorted(sections))
+        hint = home or f"{suggest(section, sections)}; the sections are {known}"
+        problems.append(Problem(f"{path}: {section}", f"unknown section{hint}"))
+        return {}
+    values: dict[str, Any] = {}
+    for key, raw in content.items():
+        field = fields.get(key)
+        where = f"{path}: [{section}] {key}"
+        if field is None:
+            problems.append(Problem(where, f"unknown key{suggest(key, fields)}"))
+        elif field.section != section:
+            problems.append(Problem(where, f"belongs under [{field.section}]"))
+        else:
+            try:
+                values[key] = parse_value(field, raw)
+            except ValueError as error:
+                problems.append(Problem(f"{where} = {raw!r}", str(error)))
+    return values
+
+
+def _find(name_or_path: str, base: Path) -> Path:
+    path = base / name_or_path
+    if path.suffix == ".toml" or path.is_file():
+        if path.is_file():
+            return path.resolve()
+        raise UserError(f"recipe {path} does not exist; give a path to a .toml file or one of {_names()}")
+    if name_or_path in list_recipes():
+        return SHIPPED / f"{name_or_path}.toml"
+    near = suggest(name_or_path, list_recipes())
+    raise UserError(f"no recipe is called {name_or_path!r}{near}; give a path to a .toml file or one of {_names()}")
+
+
+def _names() -> str:
+    return ", ".join(list_recipes())
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read recipe {path}: {error.strerror}; check the path and its permissions") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe {path} is not valid TOML: {error}; correct that place") from None
+
+
+def _read_title(path: Path) -> str:
+    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ").rstrip()

@@ -1,0 +1,149 @@
+"""RunConfig: what the user asked for. Defaults are GPT-2 124M as the paper's reproductions train it.
+
+Every field's docstring is the one text behind `--help` and the comments of `gptmill config show`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+TokenizerName = Literal["gpt2", "byte", "char"]
+DeviceName = Literal["auto", "cuda", "mps", "cpu"]
+PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Data"""
+
+    corpus: str | None = None
+    """Text file, folder, or python-stdlib: prepared on first use when data_dir does not exist yet."""
+    data_dir: str | None = None
+    """Folder of prepared token shards (default: data/CORPUS-TOKENIZER)."""
+    tokenizer: TokenizerName | None = None
+    """Tokenizer that the shards must have been made with (default: the shards' own; gpt2 when preparing)."""
+    val_fraction: float = 0.01
+    """Share of the corpus kept for validation when it is prepared."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Model"""
+
+    num_layers: int = 12
+    """Transformer blocks."""
+    embd_size: int = 768
+    """Width of the residual stream."""
+    num_heads: int = 12
+    """Attention heads; must divide embd_size."""
+    context_length: int = 1024
+    """Tokens in one window, the longest text that the model sees at once."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings, attention and residual branches."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Training"""
+
+    total_batch_size: int = 524_288
+    """Tokens per optimizer step, over all ranks and micro-batches."""
+    mini_batch_size: int = 32
+    """Windows per micro-batch and rank: as many as fit in memory."""
+    num_epochs: int = 5
+    """Passes over the corpus; ignored when max_steps is given."""
+    steps_per_epoch: int | None = None
+    """Steps that count as one epoch (default: one pass over the corpus)."""
+    max_steps: int | None = None
+    """Optimizer steps to train for (default: num_epochs x steps_per_epoch)."""
+    label_smoothing: float = 0.0
+    """Probability mass spread evenly over the vocabulary in the training loss."""
+    seed: int = 1337
+    """Seed of initialisation, dropout and data order."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Optimizer and learning rate"""
+
+    max_lr: float = 1e-3
+    """Learning rate at the end of warm-up."""
+    min_lr: float = 1e-4
+    """Learning rate at the last step, after cosine decay."""
+    warmup_steps: int = 715
+    """Steps of linear warm-up."""
+    weight_decay: float = 0.1
+    """AdamW's decay, applied to matrices only (no biases, no norms)."""
+    beta1: float = 0.9
+    """AdamW's decay rate of the first moment."""
+    beta2: float = 0.95
+    """AdamW's decay rate of the second moment."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    grad_clip: float | None = 1.0
+    """Largest gradient norm; larger gradients are scaled down to it ("none" turns clipping off)."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Evaluation"""
+
+    eval_freq: int = 250
+    """Steps between evaluations; the start and the end are always evaluated."""
+    eval_tokens: int = 655_360
+    """Validation tokens per evaluation, at fixed places spread over the validation split."""
+    sample_prompt: str = "Hello, I am a language model"
+    """Prompt of the sample drawn at each evaluation."""
+    sample_tokens: int = 32
+    """Tokens drawn for that sample; 0 draws none."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Checkpoints"""
+
+    checkpoint_freq: int = 250
+    """Steps between checkpoints; the end is always saved."""
+    keep_checkpoints: int = 10
+    """How many of the newest checkpoints are kept."""
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Run and tracking"""
+
+    run_name: str | None = None
+    """Folder of the run inside logdir (default: RECIPE_DATE_TIME)."""
+    logdir: str = "runs"
+    """Folder that holds all runs."""
+    log_freq: int = 1
+    """Steps between logged losses."""
+    use_tensorboard: bool = False
+    """Also write TensorBoard scalars into the run's folder."""
+
+
+@dataclass(frozen=True)
+class MachineConfig:
+    """Machine"""
+
+    device: DeviceName = "auto"
+    """auto takes CUDA, then MPS, then the CPU, and stops rather than ignore a GPU that is there."""
+    precision: PrecisionName = "auto"
+    """auto takes bf16 on a GPU that has it, fp16 on one that has not, fp32 elsewhere."""
+    compile: bool = False
+    """Compile the model with torch.compile: minutes at the start, faster steps after."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All of the above: one run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    machine: MachineConfig = field(default_factory=MachineConfig)

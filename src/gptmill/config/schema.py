@@ -1,0 +1,130 @@
+"""Reads config dataclasses: their fields, types and docstrings, and turns raw values into typed ones.
+
+The command line gives strings, recipes give TOML values; both go through `parse_value`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import types
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One leaf of a config: where it stands, what it takes, what it means."""
+
+    section: str
+    section_title: str
+    name: str
+    kind: type
+    choices: tuple[str, ...]
+    optional: bool
+    default: Any
+    help: str
+
+
+@cache
+def list_fields(cls: type) -> tuple[Field, ...]:
+    """All leaves of a config class in their order of declaration; nested dataclasses are its sections."""
+    hints = get_type_hints(cls)
+    leaves: list[Field] = []
+    for item in dataclasses.fields(cls):
+        hint = hints[item.name]
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            leaves += [dataclasses.replace(leaf, section=item.name) for leaf in list_fields(hint)]
+        else:
+            kind, choices, optional = _split_hint(hint)
+            title = (cls.__doc__ or "").strip()
+            doc = _read_docstrings(cls)[item.name]
+            leaves.append(Field("", title, item.name, kind, choices, optional, item.default, doc))
+    return tuple(leaves)
+
+
+def build_config(cls: type[T], values: dict[str, Any]) -> T:
+    """An instance of `cls` with its defaults replaced by `values`, which are keyed by leaf name."""
+    hints = get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+        hint = hints[item.name]
+        if dataclasses.is_dataclass(hint):
+            arguments[item.name] = build_config(hint, values)  # type: ignore[arg-type]
+        elif item.name in values:
+            arguments[item.name] = values[item.name]
+    return cls(**arguments)
+
+
+def list_values(config: Any) -> dict[str, Any]:
+    """The inverse of `build_config`: every leaf's value, keyed by its name."""
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        values.update(list_values(value) if dataclasses.is_dataclass(value) else {item.name: value})
+    return values
+
+
+def parse_value(field: Field, raw: object) -> Any:
+    """The typed value of `raw`; raises ValueError with what was expected."""
+    if field.optional and isinstance(raw, str) and raw.lower() == "none":
+        return None
+    if field.choices:
+        if raw in field.choices:
+            return raw
+        raise ValueError(f"expected one of {', '.join(field.choices)}")
+    if field.kind is bool:
+        if isinstance(raw, bool):
+            return raw
+        if isinstance(raw, str) and raw.lower() in ("true", "false"):
+            return raw.lower() == "true"
+        raise ValueError("expected true or false")
+    if field.kind is str:
+        if isinstance(raw, str):
+            return raw
+        raise ValueError("expected text in quotes")
+    return _parse_number(field.kind, raw)
+
+
+def _parse_number(kind: type, raw: object) -> Any:
+    expected = "expected a whole number" if kind is int else "expected a number such as 3e-4"
+    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+        raise ValueError(expected)
+    if kind is int and isinstance(raw, float):
+        raise ValueError(expected)
+    try:
+        return kind(raw)
+    except ValueError:
+        raise ValueError(expected) from None
+
+
+def _split_hint(hint: Any) -> tuple[type, tuple[str, ...], bool]:
+    """(type, choices, whether None is allowed) of a field's annotation."""
+    optional = isinstance(hint, types.UnionType) or type(None) in get_args(hint)
+    if optional:
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) is Literal:
+        return str, get_args(hint), optional
+    assert hint in (int, float, str, bool), hint
+    return hint, (), optional
+
+
+@cache
+def _read_docstrings(cls: type) -> dict[str, str]:
+    """The string literal that follows each field, which Python itself does not keep."""
+    (node,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(node, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for statement, following in zip(node.body, node.body[1:], strict=False):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            docs[statement.target.id] = str(following.value.value)
+    return docs

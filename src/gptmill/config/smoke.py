@@ -1,0 +1,18 @@
+"""The smallest run that still goes through everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gptmill.config.run import RunConfig
+
+
+def make_smoke_config(config: RunConfig, world_size: int) -> RunConfig:
+    """One step of one window per rank on the CPU, evaluated, sampled from and saved like any other run."""
+    window = config.model.context_length
+    return replace(
+        config,
+        training=replace(config.training, max_steps=1, mini_batch_size=1, total_batch_size=window * world_size),
+        evaluation=replace(config.evaluation, eval_tokens=window),
+        machine=replace(config.machine, device="cpu", precision="fp32", compile=False),
+    )

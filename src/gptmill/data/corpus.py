@@ -1,0 +1,49 @@
+"""From what a run asks for to opened shards, preparing them first where that is possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gptmill.config.errors import UserError
+from gptmill.config.requests import PrepareRequest
+from gptmill.config.run import DataConfig, TokenizerName
+from gptmill.data.manifest import FILE_NAME
+from gptmill.data.prepare import Report, default_data_dir, prepare_corpus
+
+DEFAULT_TOKENIZER: TokenizerName = "gpt2"
+
+
+def find_data_dir(config: DataConfig) -> Path:
+    """The folder that the run reads."""
+    if config.data_dir is not None:
+        return Path(config.data_dir)
+    if config.corpus is None:
+        raise UserError(
+            "no corpus: give --corpus (a text file, a folder, python-stdlib) or --data_dir (a prepared folder)"
+        )
+    return default_data_dir([config.corpus], config.tokenizer or DEFAULT_TOKENIZER)
+
+
+def needs_preparing(config: DataConfig) -> bool:
+    """Whether the folder has yet to be made; raises UserError where the config does not say from what."""
+    folder = find_data_dir(config)
+    if (folder / FILE_NAME).exists():
+        return False
+    if config.corpus is None:
+        tokenizer = f" --tokenizer {config.tokenizer}" if config.tokenizer else ""
+        raise UserError(
+            f"{folder} holds no prepared corpus; make it with: gptmill prepare TEXT --out {folder}{tokenizer}, "
+            f"or add --corpus TEXT to do so now"
+        )
+    return True
+
+
+def prepare_for_run(config: DataConfig, report: Report) -> None:
+    """Prepares the corpus of a run into its folder."""
+    assert config.corpus is not None
+    request = PrepareRequest(
+        out=str(find_data_dir(config)),
+        tokenizer=config.tokenizer or DEFAULT_TOKENIZER,
+        val_fraction=config.val_fraction,
+    )
+    prepare_corpus([config.corpus], request, report)

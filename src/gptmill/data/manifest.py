@@ -1,0 +1,72 @@
+"""manifest.json: what a folder of shards holds and how to tell that it is whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gptmill.config.errors import UserError
+
+FILE_NAME = "manifest.json"
+FORMAT = "gptmill-shards"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One `.npy` file of tokens."""
+
+    file: str
+    tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """The shards of training or of validation."""
+
+    documents: int
+    tokens: int
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Written last: a folder without it is not a corpus."""
+
+    dtype: str
+    tokenizer: dict[str, Any]
+    fingerprint: str
+    source: dict[str, Any]
+    train: Split
+    val: Split
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(manifest)}, indent=1, ensure_ascii=False)
+    (folder / FILE_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises UserError for a manifest that is torn, foreign, or of another version."""
+    path = folder / FILE_NAME
+    again = "prepare the corpus again with --overwrite"
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if content.pop("format") != FORMAT:
+            raise UserError(f"{path} is not a manifest of gptmill; point data_dir to a folder that gptmill prepared")
+        if (version := content.pop("version")) != VERSION:
+            raise UserError(f"{path} has version {version}, this gptmill reads version {VERSION}; {again}")
+        train, val = _read_split(content.pop("train")), _read_split(content.pop("val"))
+        return Manifest(**content, train=train, val=val)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check the folder or prepare the corpus again") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {again}") from None
+
+
+def _read_split(content: dict[str, Any]) -> Split:
+    shards = tuple(Shard(**shard) for shard in content["shards"])
+    return Split(content["documents"], content["tokens"], shards)

@@ -1,0 +1,32 @@
+"""Tokenizers: text to ids and back. `TOKENIZERS` is where a new one is added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gptmill.config.errors import UserError
+from gptmill.data.tokenizers.byte import ByteTokenizer
+from gptmill.data.tokenizers.char import CharTokenizer
+from gptmill.data.tokenizers.gpt2 import Gpt2Tokenizer
+from gptmill.data.tokenizers.protocol import Tokenizer
+
+# Each class learns itself from a corpus' texts (and reads them only if it must), and makes itself again from its spec.
+TOKENIZERS: dict[str, type[ByteTokenizer] | type[CharTokenizer] | type[Gpt2Tokenizer]] = {
+    tokenizer.name: tokenizer for tokenizer in (ByteTokenizer, CharTokenizer, Gpt2Tokenizer)
+}
+
+
+def build_tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer called `name`; one that has to be learnt learns from `texts`."""
+    return TOKENIZERS[name].learn(texts)
+
+
+def restore_tokenizer(spec: dict[str, Any]) -> Tokenizer:
+    """The tokenizer whose `spec()` this is, as it was."""
+    if spec.get("name") not in TOKENIZERS:
+        raise UserError(f"tokenizer {spec.get('name')!r} is unknown to this version of gptmill; update gptmill")
+    return TOKENIZERS[spec["name"]].restore(spec)
+
+
+__all__ = ["TOKENIZERS", "Tokenizer", "build_tokenizer", "restore_tokenizer"]

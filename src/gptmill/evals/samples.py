@@ -1,0 +1,34 @@
+"""Samples during training: the quickest way for a person to see what the model has learnt."""
+
+from __future__ import annotations
+
+from gptmill.config.errors import UserError
+from gptmill.config.run import EvaluationConfig
+from gptmill.data.tokenizers import Tokenizer
+from gptmill.data.tokenizers.protocol import decode
+from gptmill.inference.generator import SamplingRule, generate
+from gptmill.models.gpt import GPT
+from gptmill.runs.events import SampleDrawn
+from gptmill.runtime.world import World
+
+RULE = SamplingRule(temperature=0.8, top_k=50)
+
+
+class Samples:
+    """One continuation of the prompt, from the same seed every time; drawn on the main rank alone."""
+
+    def __init__(self, config: EvaluationConfig, tokenizer: Tokenizer, seed: int, world: World) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._is_main = world.is_main
+        try:
+            self._prompt = [tokenizer.end_of_text, *tokenizer.encode(config.sample_prompt).tolist()]
+        except UserError as error:
+            raise UserError(f"sample_prompt = {config.sample_prompt!r}: {error}") from None
+
+    def evaluate(self, model: GPT, step: int) -> SampleDrawn | None:
+        if not self._is_main:
+            return None
+        tokens = generate(model, self._prompt, self._config.sample_tokens, RULE, self._tokenizer.vocab_size, self._seed)
+        return SampleDrawn(step, self._config.sample_prompt, decode(self._tokenizer, list(tokens)))

@@ -1,0 +1,1 @@
+"""A checkpoint, used: loading and generating."""

@@ -1,0 +1,65 @@
+"""Samples from a run, as asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gptmill.config.errors import ConfigError, Problem, UserError
+from gptmill.config.requests import SampleRequest
+from gptmill.inference.generator import SamplingRule, generate
+from gptmill.inference.loading import LoadedModel, load_model
+from gptmill.runs.checkpoints import find_latest_checkpoint, make_checkpoint_name
+from gptmill.runs.directory import find_run
+from gptmill.runtime.device import choose_device
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A loaded model and what to do with it."""
+
+    loaded: LoadedModel
+    request: SampleRequest
+    prompt: list[int]
+
+    def draw(self, number: int) -> Iterator[bytes]:
+        """The UTF-8 bytes of sample `number`, token by token, up to the end of the document."""
+        request, tokenizer = self.request, self.loaded.tokenizer
+        rule = SamplingRule(request.temperature, request.top_k, request.top_p)
+        seed = request.seed + number
+        for token in generate(self.loaded.model, self.prompt, request.max_new_tokens, rule, tokenizer.vocab_size, seed):
+            if token == tokenizer.end_of_text:
+                return
+            yield tokenizer.decode_bytes([token])
+
+
+def open_sampler(run_name: str, request: SampleRequest) -> Sampler:
+    """Raises UserError for settings, runs and prompts that cannot be used."""
+    if problems := find_problems(request):
+        raise ConfigError(problems)
+    run = find_run(run_name, request.logdir)
+    path = find_latest_checkpoint(run.checkpoints)
+    if request.step is not None:
+        path = run.checkpoints / make_checkpoint_name(request.step)
+        if not path.exists():
+            raise UserError(
+                f"run {run.path} has no checkpoint of step {request.step}; leave out --step to use the newest"
+            )
+    loaded = load_model(path, choose_device(request.device))
+    try:
+        prompt = [loaded.tokenizer.end_of_text, *loaded.tokenizer.encode(request.prompt).tolist()]
+    except UserError as error:
+        raise UserError(f"--prompt {request.prompt!r}: {error}") from None
+    return Sampler(loaded, request, prompt)
+
+
+def find_problems(request: SampleRequest) -> list[Problem]:
+    rules = {
+        "num_samples": (request.num_samples >= 1, "must be at least 1"),
+        "max_new_tokens": (request.max_new_tokens >= 1, "must be at least 1"),
+        "temperature": (request.temperature >= 0, "must not be negative"),
+        "top_k": (request.top_k is None or request.top_k >= 1, "must be at least 1"),
+        "top_p": (request.top_p is None or 0 < request.top_p <= 1, "must be above 0 and at most 1"),
+        "seed": (request.seed >= 0, "must not be negative"),
+    }
+    return [Problem(f"--{name} {getattr(request, name)}", rule) for name, (holds, rule) in rules.items() if not holds]

@@ -1,0 +1,1 @@
+"""Pure nn.Modules and their losses. Knows no ranks and no files."""

@@ -1,0 +1,1 @@
+"""All that a run writes and reads back. Knows no loop."""

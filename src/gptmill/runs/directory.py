@@ -1,0 +1,100 @@
+"""runs/NAME/: where a run's files lie."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gptmill.config.errors import UserError, suggest
+from gptmill.config.run import RunConfig
+from gptmill.config.toml import dump_toml
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The folder of one run, and the names inside it."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def text_log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def has_checkpoints(self) -> bool:
+        return self.checkpoints.is_dir() and any(self.checkpoints.glob("step_*"))
+
+
+def make_run_name(recipe: str | None) -> str:
+    """The default name of a new run: what it trains, and when it started."""
+    return f"{Path(recipe).stem if recipe else 'gpt'}_{time.strftime('%Y%m%d_%H%M%S')}"
+
+
+def create_run(logdir: str, name: str, config: RunConfig) -> RunDirectory:
+    """A new run's folder with its config; refuses to write over a run that has something to lose."""
+    run = RunDirectory(Path(logdir) / name)
+    if run.has_checkpoints:
+        raise UserError(
+            f"run {run.path} already has checkpoints; add --resume latest to go on with it, "
+            f"or choose another --run_name"
+        )
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        for leftover in (run.events, run.text_log):
+            leftover.unlink(missing_ok=True)
+        save_config(run, config)
+    except OSError as error:
+        raise UserError(f"cannot write {run.path}: {error.strerror}; choose another --logdir") from None
+    return run
+
+
+def save_config(run: RunDirectory, config: RunConfig) -> None:
+    run.config.write_text(dump_toml(config), encoding="utf-8")
+
+
+def find_run(name_or_path: str, logdir: str) -> RunDirectory:
+    """The existing run of that name or path."""
+    for path in (Path(logdir) / name_or_path, Path(name_or_path)):
+        if (path / "config.toml").is_file():
+            return RunDirectory(path)
+    names = [run.path.name for run in list_runs(logdir)]
+    near = suggest(name_or_path, names)
+    raise UserError(f"there is no run {name_or_path!r} in {logdir}/{near}; give a run's name or the path of its folder")
+
+
+def find_newest_run(logdir: str, recipe: str | None) -> RunDirectory:
+    """The run started last, of the recipe if one is given."""
+    prefix = f"{Path(recipe).stem}_" if recipe else ""
+    runs = [run for run in list_runs(logdir) if run.path.name.startswith(prefix) and run.has_checkpoints]
+    if not runs:
+        kind = f" of recipe {recipe}" if recipe else ""
+        raise UserError(
+            f"no run{kind} in {logdir}/ has a checkpoint to resume; name one with --run_name, or leave out --resume"
+        )
+    return max(runs, key=lambda run: run.config.stat().st_mtime)
+
+
+def list_runs(logdir: str) -> list[RunDirectory]:
+    """Every run inside a folder."""
+    return [RunDirectory(path.parent) for path in sorted(Path(logdir).glob("*/config.toml"))]

@@ -1,0 +1,110 @@
+"""What happens in a run. Every tracker is fed the same events; readers of a run need events.jsonl alone.
+
+Step n is the n-th optimizer update. An event of step n tells of the run after that update.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened, and after how many steps."""
+
+    step: int
+    time: float = field(default_factory=time.time, kw_only=True)
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """A process began to train, at its first step or resumed."""
+
+    run: str
+    max_steps: int
+    tokens_per_step: int
+    parameters: int
+    device: str
+    precision: str
+    ranks: int
+    corpus: str
+    tokenizer: str
+    version: str
+    torch_version: str
+
+
+@dataclass(frozen=True)
+class StepLogged(Event):
+    """One optimizer step, measured."""
+
+    epoch: float
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class EvalDone(Event):
+    """The validation split was scored."""
+
+    val_loss: float
+    tokens: int
+    seconds: float
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.val_loss, 700.0))
+
+
+@dataclass(frozen=True)
+class SampleDrawn(Event):
+    """The model continued a prompt."""
+
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(Event):
+    """A checkpoint is complete on the disk."""
+
+    path: str
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunFinished(Event):
+    """The process ended by itself: at its last step, or because it was asked to stop."""
+
+    reason: str
+    seconds: float
+
+
+EVENTS = {kind.__name__: kind for kind in (RunStarted, StepLogged, EvalDone, SampleDrawn, CheckpointSaved, RunFinished)}
+
+
+def to_json(event: Event) -> str:
+    """One line of events.jsonl. A loss that is not finite is written as null, which every JSON reader takes."""
+    record: dict[str, Any] = {"event": type(event).__name__, **asdict(event)}
+    if isinstance(event, EvalDone):
+        record["perplexity"] = event.perplexity
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
+    }
+    return json.dumps(finite, ensure_ascii=False)
+
+
+def from_json(line: str) -> Event | None:
+    """The event of a line; None for one that a newer gptmill wrote."""
+    record: dict[str, Any] = json.loads(line)
+    kind = EVENTS.get(record.pop("event"))
+    record.pop("perplexity", None)
+    values: dict[str, Any] = {key: math.nan if value is None else value for key, value in record.items()}
+    return None if kind is None else kind(**values)

@@ -1,0 +1,126 @@
+"""The run in the terminal: a live display for people, plain lines for files and pipes."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from gptmill.runs.events import CheckpointSaved, EvalDone, Event, RunFinished, RunStarted, StepLogged
+from gptmill.runs.trackers.protocol import Tracker
+
+PLAIN_SECONDS = 5.0  # a line in a log file every so often, whatever the speed
+
+
+def build_console() -> Tracker:
+    """The display that suits where standard output goes."""
+    console = Console(highlight=False)
+    return LiveDisplay(console) if console.is_terminal else PlainLines(console)
+
+
+class PlainLines:
+    """A line for the first and the last step, for every evaluation, and every few seconds in between."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._max_steps = 0
+        self._val_loss: float | None = None
+        self._last_line = 0.0
+
+    def track(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._max_steps = event.max_steps
+            self._say(describe_start(event))
+        elif isinstance(event, StepLogged):
+            now = time.monotonic()
+            if now - self._last_line >= PLAIN_SECONDS or event.step == self._max_steps:
+                self._last_line = now
+                self._say(f"step {event.step}/{self._max_steps} | {describe_step(event, self._val_loss)}")
+        elif isinstance(event, EvalDone):
+            self._val_loss = event.val_loss
+            self._say(describe_eval(event))
+        elif isinstance(event, RunFinished):
+            self._say(describe_end(event))
+
+    def close(self) -> None:
+        pass
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+class LiveDisplay:
+    """A progress bar and the newest numbers, with evaluations scrolling past above them."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("eta {task.fields[eta]}"))
+        self._progress = Progress(*columns, console=console)
+        self._task = self._progress.add_task("", total=None, eta="…")
+        self._console = console
+        self._numbers = Text()
+        self._val_loss: float | None = None
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4)
+
+    def track(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._console.print(describe_start(event), markup=False)
+            self._progress.update(self._task, total=event.max_steps, completed=event.step)
+            self._live.start()
+        elif isinstance(event, StepLogged):
+            self._progress.update(self._task, completed=event.step, eta=_format_seconds(event.seconds_left))
+            self._numbers = Text(describe_step(event, self._val_loss, eta=False))
+        elif isinstance(event, EvalDone):
+            self._val_loss = event.val_loss
+            self._console.print(describe_eval(event), markup=False)
+        elif isinstance(event, CheckpointSaved):
+            self._console.print(Text(f"checkpoint {event.path}", style="dim"), overflow="ellipsis", no_wrap=True)
+        elif isinstance(event, RunFinished):
+            self.close()
+            self._console.print(describe_end(event), markup=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _render(self) -> Group:
+        return Group(self._progress, self._numbers)
+
+
+def describe_start(event: RunStarted) -> str:
+    tokens = event.max_steps * event.tokens_per_step
+    rows = {
+        "run": event.run,
+        "model": f"{event.parameters:,} parameters, {event.precision}",
+        "data": f"{event.corpus} ({event.tokenizer})",
+        "device": event.device if event.ranks == 1 else f"{event.ranks} x {event.device}",
+        "steps": f"{event.step:,} to {event.max_steps:,} of {event.tokens_per_step:,} tokens each, {tokens:,} in all",
+    }
+    return "\n".join(f"{name:<8}{text}" for name, text in rows.items())
+
+
+def describe_step(event: StepLogged, val_loss: float | None, *, eta: bool = True) -> str:
+    parts = [
+        f"epoch {event.epoch:.2f}",
+        f"loss {event.loss:.4f}",
+        f"val {val_loss:.4f}" if val_loss is not None else "",
+        f"lr {event.lr:.2e}",
+        f"norm {event.grad_norm:.3f}",
+        f"{event.tokens_per_second:,.0f} tok/s",
+        f"eta {_format_seconds(event.seconds_left)}" if eta else "",
+    ]
+    return " | ".join(part for part in parts if part)
+
+
+def describe_eval(event: EvalDone) -> str:
+    return f"step {event.step:,}: val loss {event.val_loss:.4f}, perplexity {event.perplexity:,.2f}"
+
+
+def describe_end(event: RunFinished) -> str:
+    return f"{event.reason} at step {event.step:,} after {_format_seconds(event.seconds)}"
+
+
+def _format_seconds(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

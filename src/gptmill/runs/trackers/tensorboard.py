@@ -1,0 +1,39 @@
+"""TensorBoard scalars and samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged
+
+
+class TensorBoard:
+    """An event file per process; a resumed one tells TensorBoard to forget the steps after its start."""
+
+    def __init__(self, folder: Path, resumed_at: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and wanted by few runs
+
+        self._writer = SummaryWriter(str(folder), purge_step=resumed_at + 1 if resumed_at else None)
+
+    def track(self, event: Event) -> None:
+        for name, value in _list_scalars(event).items():
+            self._writer.add_scalar(name, value, event.step, walltime=event.time)
+        if isinstance(event, SampleDrawn):
+            self._writer.add_text("sample", event.prompt + event.text, event.step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _list_scalars(event: Event) -> dict[str, float]:
+    if isinstance(event, StepLogged):
+        return {
+            "loss/train": event.loss,
+            "optimizer/lr": event.lr,
+            "optimizer/grad_norm": event.grad_norm,
+            "speed/tokens_per_second": event.tokens_per_second,
+            "progress/epoch": event.epoch,
+        }
+    if isinstance(event, EvalDone):
+        return {"loss/val": event.val_loss, "perplexity/val": event.perplexity}
+    return {}

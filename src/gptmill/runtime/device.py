@@ -1,0 +1,82 @@
+"""Chooses the device, and never silently a worse one than the machine has."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+
+import torch
+
+from gptmill.config.errors import UserError
+from gptmill.config.run import DeviceName
+
+CHOOSE_CPU = "or add --device cpu to train on the CPU on purpose (--force-cpu does one step there as a smoke test)"
+
+
+def choose_device(wanted: DeviceName, local_rank: int = 0) -> torch.device:
+    """The device asked for, or a UserError that says why it cannot be had and what the options are."""
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if wanted in ("auto", "cuda") and torch.cuda.is_available():
+        return _choose_gpu(local_rank)
+    if wanted in ("auto", "mps") and torch.backends.mps.is_available():
+        return torch.device("mps")
+    if gpus := find_nvidia_gpus():
+        raise UserError(
+            f"this machine has {gpus}, but torch cannot use it: {explain_no_cuda()}; repair that, {CHOOSE_CPU}"
+        )
+    if wanted == "auto":
+        return torch.device("cpu")
+    name = {"cuda": "an NVIDIA GPU", "mps": "Apple's MPS"}[wanted]
+    raise UserError(
+        f"this run is meant for {name}, and torch finds none here; use a machine that has one, {CHOOSE_CPU}"
+    )
+
+
+def find_nvidia_gpus() -> str:
+    """The machine's NVIDIA GPUs by the driver's own word, whatever torch thinks; empty if there are none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    try:
+        listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    names = [line.partition(":")[2].partition("(")[0].strip() for line in listing.stdout.splitlines() if "GPU" in line]
+    return ", ".join(name for name in names if name)
+
+
+def explain_no_cuda() -> str:
+    """Why torch does not see the GPU, as far as can be told."""
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} was built without CUDA (install a CUDA build of torch)"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={visible!r} hides it (unset the variable)"
+    try:
+        torch.cuda.init()
+    except Exception as error:  # whatever the driver says is the answer
+        return " ".join(str(error).split())
+    return "CUDA starts but offers no device (check the driver with nvidia-smi)"
+
+
+def describe_device(device: torch.device) -> str:
+    """The device as a person would name it."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} ({device})"
+    if device.type == "cpu":
+        return f"CPU, {torch.get_num_threads()} threads"
+    return f"{device.type.upper()} ({platform.machine()})"
+
+
+def _choose_gpu(local_rank: int) -> torch.device:
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise UserError(
+            f"local rank {local_rank} has no GPU of its own: torch sees {count}; start at most {count} processes here"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,72 @@
+"""World: which rank this is, of how many, on which device, and how the ranks agree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gptmill.config.run import DeviceName
+from gptmill.runtime.device import choose_device
+
+# The main rank may prepare a corpus or write a large checkpoint while the others wait for it.
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
+
+
+@dataclass(frozen=True)
+class World:
+    """One process' place among all that train together."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank is the one that writes and prints."""
+        return self.rank == 0
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether a process group exists, which torchrun makes even for one rank."""
+        return dist.is_initialized()
+
+    def wait_for_all(self) -> None:
+        """Returns when every rank has come here."""
+        if self.is_distributed:
+            dist.barrier()
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        """Sums in place, on the device, without waiting for it."""
+        if self.is_distributed:
+            dist.all_reduce(tensor)
+        return tensor
+
+
+def read_world_size() -> int:
+    """How many ranks torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def open_world(device_name: DeviceName) -> Iterator[World]:
+    """Joins the process group that torchrun announces in the environment, and leaves it at the end."""
+    rank = int(os.environ.get("RANK", "0"))
+    device = choose_device(device_name, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    if "RANK" not in os.environ:
+        yield World(0, 1, device)
+        return
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, device_id=device if on_gpu else None
+    )
+    try:
+        yield World(rank, read_world_size(), device)
+    finally:
+        dist.destroy_process_group()

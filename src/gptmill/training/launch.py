@@ -1,0 +1,65 @@
+"""From what the user typed to what will run: recipe and flags, or a run to go on with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gptmill.config.errors import UserError
+from gptmill.config.recipes import load_recipe
+from gptmill.config.requests import LaunchOptions
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import build_config, list_fields
+from gptmill.config.smoke import make_smoke_config
+from gptmill.config.validation import check_config
+from gptmill.runs.checkpoints import find_latest_checkpoint
+from gptmill.runs.directory import RunDirectory, find_newest_run, find_run, make_run_name
+from gptmill.runtime.world import read_world_size
+
+# What a run cannot change half-way and still be the same run.
+FIXED_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"} | {"seed"})
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A config that is sound, and where its run starts."""
+
+    config: RunConfig
+    checkpoint: Path | None
+    changes: tuple[str, ...] = ()
+
+
+def make_launch(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> Launch:
+    """Raises UserError for anything that is wrong with what was asked."""
+    if options.resume is not None:
+        return _make_resume(choose_run(recipe, flags), flags)
+    values = {**(load_recipe(recipe) if recipe else {}), **flags}
+    config = build_config(RunConfig, values)
+    if options.force_cpu:
+        config = make_smoke_config(config, read_world_size())
+    name = config.tracking.run_name or make_run_name(recipe)
+    config = replace(config, tracking=replace(config.tracking, run_name=name))
+    check_config(config, read_world_size())
+    return Launch(config, None)
+
+
+def choose_run(recipe: str | None, flags: dict[str, Any]) -> RunDirectory:
+    """The existing run that was named, or the newest of the recipe."""
+    logdir = flags.get("logdir", RunConfig().tracking.logdir)
+    name = flags.get("run_name")
+    return find_run(name, logdir) if name else find_newest_run(logdir, recipe)
+
+
+def _make_resume(run: RunDirectory, flags: dict[str, Any]) -> Launch:
+    """The run's own config with the flags of this start on top; its recipe may have changed since, and is not read."""
+    saved = load_recipe(str(run.config))
+    place = {"run_name": run.path.name, "logdir": str(run.path.parent)}
+    config = build_config(RunConfig, {**saved, **flags, **place})
+    changes = {name: value for name, value in flags.items() if name not in place and saved.get(name) != value}
+    if broken := sorted(FIXED_FIELDS & changes.keys()):
+        listed = ", ".join(f"{name} from {saved.get(name)} to {changes[name]}" for name in broken)
+        raise UserError(f"a resumed run cannot change {listed}; leave that out, or start a new run")
+    check_config(config, read_world_size())
+    described = tuple(f"{name}: {saved.get(name)} -> {value}" for name, value in changes.items())
+    return Launch(config, find_latest_checkpoint(run.checkpoints), described)

@@ -1,0 +1,158 @@
+"""Training, top to bottom: open the data, plan, build, restore; then step, log, evaluate and save until done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import gptmill
+from gptmill.config.run import RunConfig
+from gptmill.data.corpus import find_data_dir, needs_preparing, prepare_for_run
+from gptmill.data.prepare import Report
+from gptmill.data.shards import TokenShards, open_shards
+from gptmill.evals import Evaluator, build_evaluators
+from gptmill.inference.loading import check_tokenizer
+from gptmill.runs.checkpoints import load_checkpoint, prune_checkpoints, save_checkpoint
+from gptmill.runs.directory import RunDirectory, create_run, save_config
+from gptmill.runs.events import CheckpointSaved, EvalDone, Event, RunFinished, RunStarted
+from gptmill.runs.trackers import TrackerGroup, open_trackers
+from gptmill.runtime.device import describe_device
+from gptmill.runtime.precision import set_matmul_precision
+from gptmill.runtime.signals import listen_for_stop
+from gptmill.runtime.world import World, open_world
+from gptmill.training.launch import Launch
+from gptmill.training.meter import Meter
+from gptmill.training.plan import TrainPlan, make_plan
+from gptmill.training.state import TrainState, build_state
+from gptmill.training.step import train_step
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended; `stopped_by` is the number of the signal that ended it, 0 if it ran to its last step."""
+
+    run: RunDirectory
+    is_main: bool
+    stopped_by: int
+
+
+def train(launch: Launch, report_preparing: Report) -> Outcome:
+    """Runs a launch to its last step or until it is asked to stop. Nothing is written before all of it is sound."""
+    config, started = launch.config, time.monotonic()
+    with ExitStack() as stack:
+        world = stack.enter_context(open_world(config.machine.device))
+        shards = open_data(config, world, report_preparing)
+        plan = make_plan(config, shards, world)
+        set_matmul_precision(plan.precision)
+        state = build_state(config, plan, world)
+        if launch.checkpoint is not None:
+            restore(state, launch.checkpoint, shards)
+        evaluators = build_evaluators(config, shards, world)
+        run = open_run(launch, world)
+        stop = stack.enter_context(listen_for_stop())
+        trackers = stack.enter_context(
+            open_trackers(run, config.tracking, state.step) if world.is_main else TrackerGroup([])
+        )
+        meter = Meter(plan, config.tracking.log_freq, trackers.track)
+        windows = shards.cut(shards.train, config.model.context_length)
+
+        trackers.track(describe_run(run, config, plan, shards, world, state.step))
+        if state.step == 0:
+            evaluate(state, evaluators, trackers.track)
+        while state.step < plan.max_steps and not meter.stop_asked:
+            meter.push(train_step(state, windows, config, plan, world, stop))
+            is_last = state.step == plan.max_steps
+            eval_due = is_last or state.step % config.evaluation.eval_freq == 0
+            save_due = is_last or state.step % config.checkpoints.checkpoint_freq == 0
+            if not (eval_due or save_due or meter.stop_asked):
+                continue
+            meter.flush()
+            if eval_due and (is_last or not meter.stop_asked):
+                evaluate(state, evaluators, trackers.track)
+            if save_due or meter.stop_asked:
+                save(state, config, shards, run, world, trackers.track)
+            meter.restart_clock()
+        reason = "stopped" if state.step < plan.max_steps else "finished"
+        trackers.track(RunFinished(state.step, reason, time.monotonic() - started))
+        return Outcome(run, world.is_main, stop.signal_number if reason == "stopped" else 0)
+
+
+def open_data(config: RunConfig, world: World, report_preparing: Report) -> TokenShards:
+    """The run's shards, prepared first by the main rank where they do not exist yet."""
+    if world.is_main and needs_preparing(config.data):
+        prepare_for_run(config.data, report_preparing)
+    world.wait_for_all()
+    return open_shards(find_data_dir(config.data), config.data.tokenizer)
+
+
+def restore(state: TrainState, path: Path, shards: TokenShards) -> None:
+    """The state of a checkpoint, provided that it was trained on this tokenizer's tokens."""
+    checkpoint = load_checkpoint(path, groups=("model", "optimizer"))
+    check_tokenizer(checkpoint.values["tokenizer_fingerprint"], shards.manifest.fingerprint, f"checkpoint {path}")
+    state.restore(checkpoint)
+
+
+def open_run(launch: Launch, world: World) -> RunDirectory:
+    """The run's folder: new, or the one that the checkpoint lies in."""
+    tracking = launch.config.tracking
+    assert tracking.run_name is not None
+    run = RunDirectory(Path(tracking.logdir) / tracking.run_name)
+    if world.is_main and launch.checkpoint is None:
+        return create_run(tracking.logdir, tracking.run_name, launch.config)
+    if world.is_main and launch.changes:
+        save_config(run, launch.config)
+    return run
+
+
+def evaluate(state: TrainState, evaluators: list[Evaluator], track: Callable[[Event], None]) -> None:
+    """Asks every evaluator, and remembers the validation loss for the checkpoint."""
+    state.model.eval()
+    with torch.no_grad():
+        for evaluator in evaluators:
+            event = evaluator.evaluate(state.model, state.step)
+            if isinstance(event, EvalDone):
+                state.val_loss = event.val_loss
+            if event is not None:
+                track(event)
+    state.model.train()
+
+
+def save(
+    state: TrainState,
+    config: RunConfig,
+    shards: TokenShards,
+    run: RunDirectory,
+    world: World,
+    track: Callable[[Event], None],
+) -> None:
+    """Saves on the main rank, then lets go of the checkpoints that are too many."""
+    if world.is_main:
+        started = time.monotonic()
+        info = save_checkpoint(run.checkpoints, state.make_checkpoint(config, shards))
+        prune_checkpoints(run.checkpoints, config.checkpoints.keep_checkpoints)
+        track(CheckpointSaved(state.step, str(info.path), info.size_bytes, time.monotonic() - started))
+
+
+def describe_run(
+    run: RunDirectory, config: RunConfig, plan: TrainPlan, shards: TokenShards, world: World, step: int
+) -> RunStarted:
+    """The event that opens a run's log."""
+    return RunStarted(
+        step,
+        run=str(run.path),
+        max_steps=plan.max_steps,
+        tokens_per_step=plan.tokens_per_step,
+        parameters=plan.parameters,
+        device=describe_device(world.device),
+        precision=plan.precision + (", compiled" if config.machine.compile else ""),
+        ranks=world.size,
+        corpus=str(shards.folder),
+        tokenizer=shards.manifest.fingerprint,
+        version=gptmill.__version__,
+        torch_version=str(torch.__version__),
+    )

@@ -1,0 +1,87 @@
+"""One optimizer step. Nothing here waits for the device; the numbers of a step are read later, from StepStats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gptmill.config.run import RunConfig
+from gptmill.data.batches import read_train_batch
+from gptmill.data.shards import SplitWindows
+from gptmill.runtime.precision import make_autocast
+from gptmill.runtime.seeds import make_step_seed, seed_everything
+from gptmill.runtime.signals import StopFlag
+from gptmill.runtime.world import World
+from gptmill.training.plan import TrainPlan
+from gptmill.training.schedules import make_lr
+from gptmill.training.state import TrainState
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """A step's numbers, on their way from the device. All ranks read the same ones."""
+
+    step: int
+    lr: float
+    numbers: Tensor
+    arrived: torch.cuda.Event | None
+
+    def read(self) -> tuple[float, float, bool]:
+        """(loss, gradient norm, whether any rank was asked to stop). Waits for this step, not for later ones."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        loss, stop, norm = self.numbers.tolist()
+        return loss, norm, stop > 0
+
+
+def train_step(
+    state: TrainState, windows: SplitWindows, config: RunConfig, plan: TrainPlan, world: World, stop: StopFlag
+) -> StepStats:
+    """Forward and backward over all micro-batches, clip, update."""
+    training, size = config.training, config.training.mini_batch_size
+    seed_everything(make_step_seed(training.seed, state.step, world.rank))
+    lr = make_lr(state.step, config.optimizer, plan.max_steps)
+    for group in state.optimizer.param_groups:
+        group["lr"] = lr
+    # DDP averages gradients over ranks, while the loss is divided by the tokens of all of them.
+    scale = world.size / plan.tokens_per_step
+    total = torch.zeros((), device=world.device)
+    for micro_batch in range(plan.micro_batches):
+        start = state.windows_read + (micro_batch * world.size + world.rank) * size
+        batch = read_train_batch(windows, training.seed, start, size).to(world.device)
+        with state.hold_back_sync(is_last=micro_batch == plan.micro_batches - 1):
+            with make_autocast(plan.precision, world.device):
+                loss = state.forward(batch.tokens, batch.targets, training.label_smoothing)
+            state.scaler.scale(loss * scale).backward()
+        total += loss.detach()
+    norm = _update(state, config.optimizer.grad_clip)
+    state.step += 1
+    state.windows_read += plan.windows_per_step
+    return _send_stats(state.step, lr, total / plan.tokens_per_step, norm, world, stop)
+
+
+def _update(state: TrainState, grad_clip: float | None) -> Tensor:
+    """Clips, applies and clears the gradients; returns their norm from before clipping."""
+    state.scaler.unscale_(state.optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), grad_clip or math.inf)
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def _send_stats(step: int, lr: float, loss: Tensor, norm: Tensor, world: World, stop: StopFlag) -> StepStats:
+    """Starts the copy to the host. The wish to stop travels with the loss, so that agreeing on it costs nothing."""
+    wish = torch.full((), float(bool(stop)), device=world.device)
+    summed = world.sum_over_ranks(torch.stack([loss, wish]))
+    numbers = torch.cat([summed, norm.view(1)])
+    if world.device.type != "cuda":
+        return StepStats(step, lr, numbers, None)
+    host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    host.copy_(numbers, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return StepStats(step, lr, host, arrived)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gptmill.cli.flags import check_words, parse_flags
+from gptmill.cli.flags import Command
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.run import RunConfig
@@ -16,8 +16,9 @@ SUMMARY = "list: the shipped recipes. show: the config that RECIPE and the flags
 
 
 def run(arguments: list[str]) -> int:
-    parsed = parse_flags("config", arguments, (RunConfig,), "list | show [RECIPE]", SUMMARY, {})
-    check_words("config", parsed.words, "list, or show and at most one recipe", 1, 2)
+    command = Command("config", "list | show [RECIPE]", SUMMARY, (RunConfig,))
+    parsed = command.parse(arguments)
+    command.check_words(parsed.words, 1, 2)
     action, *recipe = parsed.words
     if action == "list":
         for name, title in list_recipes().items():

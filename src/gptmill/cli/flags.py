@@ -7,11 +7,52 @@ through as well, so that a flag and a recipe key obey one rule and fail with one
 from __future__ import annotations
 
 import argparse
+import shutil
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from gptmill.config.errors import ConfigError, Problem, suggest
+from gptmill.config.errors import ConfigError, Problem, UserError, suggest
 from gptmill.config.schema import Field, list_fields, parse_value
+
+MAX_HELP_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Command:
+    """A verb's command line: its plain words, the flags it takes, and what its help says."""
+
+    verb: str
+    words: str
+    summary: str
+    configs: tuple[type, ...]
+
+    def parse(self, arguments: list[str], defaults: dict[str, Any] | None = None) -> Parsed:
+        """Raises ConfigError naming every unknown flag and every bad value; prints help and exits on --help.
+
+        `defaults` are what the help shows in place of the classes' own: a recipe's values.
+        """
+        fields = {field.name: field for config in self.configs for field in list_fields(config)}
+        parser = _build_parser(self, fields, defaults or {})
+        namespace, unknown = parser.parse_known_intermixed_args([_normalise(word) for word in arguments])
+        given = vars(namespace)
+        words = given.pop("words")
+        names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        problems = [Problem(name, f"unknown flag{suggest(name, _spell_all(fields))}") for name in names]
+        values: dict[str, Any] = {}
+        for name, raw in given.items():
+            try:
+                values[name] = parse_value(fields[name], raw)
+            except ValueError as error:
+                problems.append(Problem(f"--{name} {raw}", str(error)))
+        if problems:
+            raise ConfigError(problems)
+        return Parsed(words, values)
+
+    def check_words(self, words: list[str], least: int, most: int) -> None:
+        """Raises UserError unless the number of plain words is right."""
+        if not least <= len(words) <= most:
+            given = f"was given {' '.join(words)}" if words else "needs a word more"
+            raise UserError(f"gptmill {self.verb} {given}; its form is: gptmill {self.verb} {self.words} [flags]")
 
 
 @dataclass(frozen=True)
@@ -22,79 +63,9 @@ class Parsed:
     values: dict[str, Any]
 
 
-def parse_flags(
-    verb: str,
-    arguments: list[str],
-    configs: tuple[type, ...],
-    words: str,
-    summary: str,
-    defaults: dict[str, Any],
-) -> Parsed:
-    """Raises ConfigError naming every unknown flag and every bad value; prints help and exits on --help.
-
-    `defaults` are what the help shows in place of the classes' own: a recipe's values.
-    """
-    fields = {field.name: field for config in configs for field in list_fields(config)}
-    parser = _build_parser(verb, fields, words, summary, defaults)
-    namespace, unknown = parser.parse_known_intermixed_args([_normalise(word) for word in arguments])
-    given = vars(namespace)
-    problems = [
-        Problem(
-            word.partition("=")[0],
-            f"unknown flag{suggest(_normalise(word).partition('=')[0], _spell_all(fields))}",
-        )
-        for word in unknown
-        if word.startswith("-")
-    ]
-    values: dict[str, Any] = {}
-    for name, raw in given.items():
-        if name == "words":
-            continue
-        try:
-            if raw is None:
-                raise ValueError("needs a value")
-            values[name] = parse_value(fields[name], raw)
-        except ValueError as error:
-            shown = f"--{name}" if raw is None else f"--{name} {raw}"
-            problems.append(Problem(shown, str(error)))
-    if problems:
-        raise ConfigError(problems)
-    return Parsed(given["words"], values)
-
-
-def check_words(verb: str, words: list[str], expected: str, least: int, most: int) -> None:
-    """Raises ConfigError unless the number of plain words is right."""
-    if len(words) < least:
-        raise ConfigError([Problem(f"gptmill {verb}", f"needs {expected}; see gptmill {verb} --help")])
-    if len(words) > most:
-        raise ConfigError(
-            [Problem(word, f"one word too many; gptmill {verb} takes {expected}") for word in words[most:]]
-        )
-
-
-def _build_parser(
-    verb: str, fields: dict[str, Field], words: str, summary: str, defaults: dict[str, Any]
-) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"gptmill {verb}",
-        usage=f"gptmill {verb} {words} [flags]",
-        description=summary,
-        formatter_class=_HelpFormatter,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for field in fields.values():
-        title = field.section_title
-        group = groups.setdefault(title, groups.get(title) or parser.add_argument_group(title))
-        text = field.help.replace("%", "%%") + _describe_default(defaults.get(field.name, field.default))
-        if field.kind is bool:
-            group.add_argument(f"--{field.name}", f"--no_{field.name}", action=_Switch, dest=field.name, help=text)
-        else:
-            metavar = "|".join(field.choices) if field.choices else field.kind.__name__.upper().replace("STR", "TEXT")
-            group.add_argument(f"--{field.name}", nargs="?", metavar=metavar, help=text)
-    return parser
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 class _Switch(argparse.Action):
@@ -109,15 +80,31 @@ class _Switch(argparse.Action):
         setattr(namespace, self.dest, not (option_string or "").startswith("--no_"))
 
 
-class _HelpFormatter(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=min(_terminal_width(), 120))
-
-
-def _terminal_width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size().columns - 2
+def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str, Any]) -> _Parser:
+    width = min(shutil.get_terminal_size().columns, MAX_HELP_WIDTH)
+    parser = _Parser(
+        prog=f"gptmill {command.verb}",
+        usage=f"gptmill {command.verb} {command.words} [flags]",
+        description=command.summary,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=width),
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    groups = {
+        title: parser.add_argument_group(title) for title in dict.fromkeys(f.section_title for f in fields.values())
+    }
+    for field in fields.values():
+        text = field.help.replace("%", "%%") + _describe_default(defaults.get(field.name, field.default))
+        group = groups[field.section_title]
+        if field.kind is bool:
+            # Only what a recipe may have switched on needs a flag that switches it off.
+            spellings = [f"--{field.name}", f"--no_{field.name}"] if field.section else [f"--{field.name}"]
+            group.add_argument(*spellings, action=_Switch, dest=field.name, help=text)
+        else:
+            metavar = "|".join(field.choices) or {int: "N", float: "X", str: "TEXT"}[field.kind]
+            group.add_argument(f"--{field.name}", metavar=metavar, help=text)
+    return parser
 
 
 def _normalise(word: str) -> str:

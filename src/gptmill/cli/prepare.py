@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gptmill.cli.flags import check_words, parse_flags
+from gptmill.cli.flags import Command
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.schema import build_config
 
@@ -12,8 +12,9 @@ SUMMARY = "Turns text into token shards. SOURCE is a UTF-8 text file, a folder o
 
 
 def run(arguments: list[str]) -> int:
-    parsed = parse_flags("prepare", arguments, (PrepareRequest,), "SOURCE [SOURCE ...]", SUMMARY, {})
-    check_words("prepare", parsed.words, "at least one source", 1, len(parsed.words))
+    command = Command("prepare", "SOURCE [SOURCE ...]", SUMMARY, (PrepareRequest,))
+    parsed = command.parse(arguments)
+    command.check_words(parsed.words, 1, len(arguments))
     from gptmill.cli.progress import show_preparing
     from gptmill.data.prepare import prepare_corpus
 

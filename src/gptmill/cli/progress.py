@@ -35,10 +35,11 @@ def show_preparing() -> Iterator[Report]:
         if not bar.live.is_started and progress.bytes_done < progress.bytes_total:
             bar.start()
         bar.update(task, total=progress.bytes_total, completed=progress.bytes_done, tokens=progress.tokens)
-        if progress.bytes_done >= progress.bytes_total:
+        if progress.bytes_done >= progress.bytes_total and bar.live.is_started:
             bar.stop()
 
     try:
         yield report
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import sys
 
-from gptmill.cli.flags import check_words, parse_flags
+from gptmill.cli.flags import Command
 from gptmill.config.requests import SampleRequest
 from gptmill.config.schema import build_config
 
@@ -13,8 +13,9 @@ SUMMARY = "Lets the model of a run write. RUN is a run's name or the path of its
 
 
 def run(arguments: list[str]) -> int:
-    parsed = parse_flags("sample", arguments, (SampleRequest,), "RUN", SUMMARY, {})
-    check_words("sample", parsed.words, "one run", 1, 1)
+    command = Command("sample", "RUN", SUMMARY, (SampleRequest,))
+    parsed = command.parse(arguments)
+    command.check_words(parsed.words, 1, 1)
     request = build_config(SampleRequest, parsed.values)
     from gptmill.inference.sampling import open_sampler
 

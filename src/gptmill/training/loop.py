@@ -37,7 +37,8 @@ class Outcome:
     """How training ended; `stopped_by` is the number of the signal that ended it, 0 if it ran to its last step."""
 
     run: RunDirectory
-    is_main: bool
+    config: RunConfig
+    max_steps: int
     stopped_by: int
 
 
@@ -64,6 +65,7 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
         trackers.track(describe_run(run, config, plan, shards, world, state.step))
         if state.step == 0:
             evaluate(state, evaluators, trackers.track)
+            meter.restart_clock()
         while state.step < plan.max_steps and not meter.stop_asked:
             meter.push(train_step(state, windows, config, plan, world, stop))
             is_last = state.step == plan.max_steps
@@ -79,7 +81,7 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
             meter.restart_clock()
         reason = "stopped" if state.step < plan.max_steps else "finished"
         trackers.track(RunFinished(state.step, reason, time.monotonic() - started))
-        return Outcome(run, world.is_main, stop.signal_number if reason == "stopped" else 0)
+        return Outcome(run, config, plan.max_steps, stop.signal_number if reason == "stopped" else 0)
 
 
 def open_data(config: RunConfig, world: World, report_preparing: Report) -> TokenShards:

@@ -35,7 +35,7 @@ class Command:
         parser = _build_parser(self, fields, defaults or {})
         namespace, unknown = parser.parse_known_intermixed_args([_normalise(word) for word in arguments])
         given = vars(namespace)
-        words = given.pop("words")
+        words = given.pop("words", [])
         names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
         problems = [Problem(name, f"unknown flag{suggest(name, _spell_all(fields))}") for name in names]
         values: dict[str, Any] = {}

@@ -105,7 +105,7 @@ def find_latest_checkpoint(folder: Path) -> Path:
     """The newest complete checkpoint."""
     checkpoints = list_checkpoints(folder)
     if not checkpoints:
-        raise UserError(f"{folder.parent} has no checkpoint yet; start the run again without --resume")
+        raise UserError(f"{folder.parent} has no checkpoint yet; let it train until its first one is saved")
     return checkpoints[-1].path
 
 

@@ -86,12 +86,10 @@ def find_run(name_or_path: str, logdir: str) -> RunDirectory:
 def find_newest_run(logdir: str, recipe: str | None) -> RunDirectory:
     """The run started last, of the recipe if one is given."""
     prefix = f"{Path(recipe).stem}_" if recipe else ""
-    runs = [run for run in list_runs(logdir) if run.path.name.startswith(prefix) and run.has_checkpoints]
+    runs = [run for run in list_runs(logdir) if run.path.name.startswith(prefix)]
     if not runs:
         kind = f" of recipe {recipe}" if recipe else ""
-        raise UserError(
-            f"no run{kind} in {logdir}/ has a checkpoint to resume; name one with --run_name, or leave out --resume"
-        )
+        raise UserError(f"no run{kind} in {logdir}/ to go on with; name one with --run_name, or leave out --resume")
     return max(runs, key=lambda run: run.config.stat().st_mtime)
 
 

@@ -62,4 +62,6 @@ def _make_resume(run: RunDirectory, flags: dict[str, Any]) -> Launch:
         raise UserError(f"a resumed run cannot change {listed}; leave that out, or start a new run")
     check_config(config, read_world_size())
     described = tuple(f"{name}: {saved.get(name)} -> {value}" for name, value in changes.items())
-    return Launch(config, find_latest_checkpoint(run.checkpoints), described)
+    # A run that was killed before its first checkpoint begins again: its steps will be the same ones.
+    checkpoint = find_latest_checkpoint(run.checkpoints) if run.has_checkpoints else None
+    return Launch(config, checkpoint, described)

@@ -1,0 +1,34 @@
+# make demo: install, prepare, train and show, in one go.   make test: install what the tests need and run them.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
+
+.PHONY: demo test lint clean
+demo: $(VENV)/.installed
+	$(VENV)/bin/gptmill train demo
+
+test: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pytest -n 2
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptmill needs Python 3.11 or newer; name one with: make demo PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+	@echo "installing into $(VENV) (a few minutes, once)"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+	@echo "installing into $(VENV) (a few minutes, once)"
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,118 @@
+"""A run is never lost: killed or interrupted anywhere and resumed, it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import TINY_FLAGS, GptMill, make_environment
+
+STEPS = 40
+EXACT_FLAGS = [
+    *TINY_FLAGS,
+    "--max_steps",
+    str(STEPS),
+    "--checkpoint_freq",
+    "8",
+    "--eval_freq",
+    "10",
+    "--dropout",
+    "0.1",
+]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "gptmill", "train", *arguments],
+        cwd=folder,
+        env=make_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    """Returns once the run's log has reached the step."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        log = run / "log.txt"
+        if log.exists() and f"\n{step} train" in log.read_text(encoding="utf-8"):
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.002)
+    raise AssertionError(f"step {step} was not reached")
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """Same weights, optimizer, data position and log, byte for byte."""
+    last = f"checkpoints/step_{STEPS:06d}"
+    for name in (f"{last}/model.safetensors", f"{last}/optimizer.safetensors", "log.txt"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    values = [json.loads((run / last / "checkpoint.json").read_text())["values"] for run in (one, other)]
+    assert values[0]["windows_read"] == values[1]["windows_read"] == STEPS * 8
+
+
+@pytest.fixture
+def corpus(text_file: Path, gptmill: GptMill) -> list[str]:
+    gptmill("prepare", text_file, "--tokenizer", "byte", "--out", "words")
+    return ["--data_dir", "words"]
+
+
+def test_kill_and_resume_is_bit_identical(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
+    gptmill("train", *corpus, *EXACT_FLAGS, "--run_name", "straight")
+    process = start(tmp_path, *corpus, *EXACT_FLAGS, "--run_name", "killed")
+    wait_for_step(process, tmp_path / "runs/killed", 20)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    gptmill("train", "--run_name", "killed", "--resume", "latest")
+    assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed")
+    events = [json.loads(line) for line in (tmp_path / "runs/killed/events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "StepLogged"] == list(range(1, STEPS + 1))
+    assert [event["step"] for event in events if event["event"] == "EvalDone"] == [0, 10, 20, 30, 40]
+
+
+def test_kill_before_the_first_checkpoint_starts_over(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
+    gptmill("train", *corpus, *EXACT_FLAGS, "--run_name", "straight")
+    process = start(tmp_path, *corpus, *EXACT_FLAGS, "--run_name", "killed")
+    wait_for_step(process, tmp_path / "runs/killed", 2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    gptmill("train", "--run_name", "killed", "--resume", "latest")
+    assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_exits_cleanly(
+    tmp_path: Path, gptmill: GptMill, corpus: list[str], number: int, code: int
+) -> None:
+    gptmill("train", *corpus, *EXACT_FLAGS, "--run_name", "straight")
+    process = start(tmp_path, *corpus, *EXACT_FLAGS, "--run_name", "stopped")
+    wait_for_step(process, tmp_path / "runs/stopped", 11)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert "Traceback" not in output
+    assert "--resume latest" in output
+    log = (tmp_path / "runs/stopped/log.txt").read_text().splitlines()
+    last_step = int([line for line in log if "train" in line][-1].split()[0])
+    assert (tmp_path / f"runs/stopped/checkpoints/step_{last_step:06d}").is_dir()
+    gptmill("train", "--run_name", "stopped", "--resume", "latest")
+    assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/stopped")
+
+
+def test_the_demo_killed_at_step_20_ends_with_the_same_weights(tmp_path: Path, gptmill: GptMill) -> None:
+    gptmill("train", "demo", "--max_steps", STEPS, "--run_name", "straight")
+    process = start(tmp_path, "demo", "--max_steps", str(STEPS), "--run_name", "killed")
+    wait_for_step(process, tmp_path / "runs/killed", 20)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    gptmill("train", "--run_name", "killed", "--resume", "latest")
+    weights = f"checkpoints/step_{STEPS:06d}/model.safetensors"
+    straight, killed = ((tmp_path / "runs" / name / weights).read_bytes() for name in ("straight", "killed"))
+    assert straight == killed

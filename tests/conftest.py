@@ -60,7 +60,7 @@ def gptmill(tmp_path: Path) -> GptMill:
 
 
 def make_environment(**extra: str) -> dict[str, str]:
-    """The environment of a process under test: one thread, no colours, warnings are errors there too."""
+    """The environment of a process under test: one thread, no colours, a terminal of known width."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "100", **extra}
 
 

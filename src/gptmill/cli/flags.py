@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -25,15 +26,17 @@ class Command:
     words: str
     summary: str
     configs: tuple[type, ...]
+    find_more_problems: Callable[[list[str], dict[str, Any]], list[Problem]] | None = None
 
     def parse(self, arguments: list[str], defaults: dict[str, Any] | None = None) -> Parsed:
         """Raises ConfigError naming every unknown flag and every bad value; prints help and exits on --help.
 
-        `defaults` are what the help shows in place of the classes' own: a recipe's values.
+        `defaults` are what the help shows in place of the classes' own: a recipe's values. Once something is wrong,
+        `find_more_problems` may look through words and values for what would be found next.
         """
         fields = {field.name: field for config in self.configs for field in list_fields(config)}
         parser = _build_parser(self, fields, defaults or {})
-        namespace, unknown = parser.parse_known_intermixed_args([_normalise(word) for word in arguments])
+        namespace, unknown = parser.parse_known_intermixed_args(_normalise(arguments, fields))
         given = vars(namespace)
         words = given.pop("words", [])
         names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -45,7 +48,8 @@ class Command:
             except ValueError as error:
                 problems.append(Problem(f"--{name} {raw}", str(error)))
         if problems:
-            raise ConfigError(problems)
+            more = self.find_more_problems(words, values) if self.find_more_problems else []
+            raise ConfigError(problems + more)
         return Parsed(words, values)
 
     def check_words(self, words: list[str], least: int, most: int) -> None:
@@ -107,12 +111,33 @@ def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str
     return parser
 
 
-def _normalise(word: str) -> str:
-    """--total-batch-size=8 to --total_batch_size=8; what follows = is the user's."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
+def _normalise(arguments: list[str], fields: dict[str, Field]) -> list[str]:
+    """One spelling for argparse: --a-b=1 and --a_b 1 alike, --switch=false, and negative numbers as values."""
+    words: list[str] = []
+    for argument in arguments:
+        if not argument.startswith("--"):
+            follows_flag = bool(words) and words[-1].startswith("--") and "=" not in words[-1]
+            if follows_flag and argument.startswith("-") and _is_number(argument):
+                words[-1] += f"={argument}"  # else argparse takes -1e-3 for a flag
+            else:
+                words.append(argument)
+            continue
+        name, equals, value = argument.partition("=")
+        name = name[2:].replace("-", "_")
+        field = fields.get(name)
+        if field is not None and field.kind is bool and value.lower() in ("true", "false"):
+            words.append(f"--{name}" if value.lower() == "true" else f"--no_{name}")
+        else:
+            words.append(f"--{name}{equals}{value}")
+    return words
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _spell_all(fields: dict[str, Field]) -> list[str]:

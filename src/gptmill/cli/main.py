@@ -6,6 +6,7 @@ Verbs are imported when they are called, so that help answers before torch could
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 
@@ -24,15 +25,22 @@ EXIT_INTERRUPTED = 130
 
 def main() -> int:
     """Returns the exit code."""
-    arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        sys.stdout.write(describe_verbs())
-        return 0
-    if arguments[0] in ("-V", "--version"):
-        sys.stdout.write(f"gptmill {gptmill.__version__}\n")
-        return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode must not end a run
     try:
-        return run_verb(arguments[0], arguments[1:])
+        try:
+            return run_guarded(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
+        return 0
+
+
+def run_guarded(arguments: list[str]) -> int:
+    """Runs a command line; what users get wrong and Ctrl-C become an exit code."""
+    try:
+        return run_command(arguments)
     except UserError as error:
         rank = os.environ.get("RANK")
         sys.stderr.write(f"gptmill{f' (rank {rank})' if rank else ''}: {error}\n")
@@ -40,9 +48,16 @@ def main() -> int:
     except KeyboardInterrupt:
         sys.stderr.write("gptmill: interrupted\n")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
+
+
+def run_command(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(describe_verbs())
         return 0
+    if arguments[0] in ("-V", "--version"):
+        sys.stdout.write(f"gptmill {gptmill.__version__}\n")
+        return 0
+    return run_verb(arguments[0], arguments[1:])
 
 
 def run_verb(verb: str, arguments: list[str]) -> int:

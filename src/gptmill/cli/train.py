@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptmill.cli.flags import Command
-from gptmill.config.recipes import list_recipes, load_recipe
+from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
 from gptmill.config.requests import LaunchOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, list_fields
@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
 def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], LaunchOptions]:
     """(recipe, config flags, launch options). The help shows the values of a recipe that is named first."""
     summary = SUMMARY + "\n".join(f"  {name:<22}{title}" for name, title in list_recipes().items())
-    command = Command("train", "[RECIPE]", summary, (LaunchOptions, RunConfig))
+    command = Command("train", "[RECIPE]", summary, (LaunchOptions, RunConfig), find_recipe_problems)
     asks_help = "-h" in arguments or "--help" in arguments
     names_recipe = not arguments[0].startswith("-") if arguments else False
     parsed = command.parse(arguments, load_recipe(arguments[0]) if asks_help and names_recipe else None)
@@ -72,7 +72,7 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     """What was learnt, and what one could do next; after a stop, only how to go on."""
     from gptmill.runs.report import make_report
 
-    program = "gptmill" if shutil.which("gptmill") else sys.argv[0]
+    program = find_program()
     place = "" if outcome.config.tracking.logdir == "runs" else f" --logdir {outcome.config.tracking.logdir}"
     name = outcome.run.path.name
     go_on = f"{program} train --run_name {name}{place} --resume latest"
@@ -88,3 +88,10 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
         f"  {program} train {recipe or '--tokenizer byte'} --corpus YOUR_TEXT.txt",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def find_program() -> str:
+    """How the user can call gptmill again from here."""
+    if Path(sys.argv[0]).name == "__main__.py":
+        return "python -m gptmill"
+    return "gptmill" if shutil.which("gptmill") else sys.argv[0]

@@ -9,7 +9,8 @@ from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import list_fields, parse_value
+from gptmill.config.schema import EXPECTED, build_config, list_fields, parse_value
+from gptmill.config.validation import find_problems
 
 SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
 
@@ -21,30 +22,52 @@ def list_recipes() -> dict[str, str]:
 
 def load_recipe(name_or_path: str) -> dict[str, Any]:
     """The values that a recipe sets, those of the recipes that it extends included, keyed by field name."""
-    return _load(_find(name_or_path, Path()), trail=())
-
-
-def _load(path: Path, trail: tuple[Path, ...]) -> dict[str, Any]:
-    if path in trail:
-        chain = " extends ".join(str(step) for step in (*trail, path))
-        raise UserError(f"recipes extend each other in a circle: {chain}; remove one of the extends lines")
-    table = _read_toml(path)
-    parent = table.pop("extends", None)
-    values = _load(_find(parent, path.parent), (*trail, path)) if isinstance(parent, str) else {}
     problems: list[Problem] = []
-    if parent is not None and not isinstance(parent, str):
-        problems.append(Problem(f"{path}: extends = {parent!r}", "expected a recipe's name or path in quotes"))
-    for section, content in table.items():
-        values.update(_read_section(path, section, content, problems))
+    values = _load(_find(name_or_path, Path()), (), problems)
     if problems:
         raise ConfigError(problems)
     return values
 
 
-def _read_section(path: Path, section: str, content: object, problems: list[Problem]) -> dict[str, Any]:
+def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:
+    """What is wrong with the recipe named last in `words`, or with it and the flags together."""
+    try:
+        values = load_recipe(words[-1]) if words else {}
+    except ConfigError as error:
+        return error.problems
+    except UserError as error:
+        return [Problem(words[-1], str(error))]
+    return find_problems(build_config(RunConfig, {**values, **flags}))
+
+
+def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[str, Any]:
+    if path in trail:
+        chain = " extends ".join(str(step) for step in (*trail, path))
+        raise UserError(f"recipes extend each other in a circle: {chain}; remove one of the extends lines")
+    table = _read_toml(path)
+    parent = table.pop("extends", None)
+    values: dict[str, Any] = {}
+    if isinstance(parent, str):
+        try:
+            values = _load(_find(parent, path.parent), (*trail, path), problems)
+        except ConfigError:
+            raise
+        except UserError as error:
+            raise UserError(f"{path} extends {parent!r}: {error}") from None
+    elif parent is not None:
+        problems.append(Problem(f"{path}: extends = {parent!r}", "expected a recipe's name or path in quotes"))
+    for section, content in table.items():
+        values.update(_read_section(path, section, content, problems))
+    return values
+
+
+def _read_section(path: Path, section: str, content: Any, problems: list[Problem]) -> dict[str, Any]:
     fields = {field.name: field for field in list_fields(RunConfig)}
     sections = {field.section for field in fields.values()}
-    if section not in sections or not isinstance(content, dict):
+    if section in sections and not isinstance(content, dict):
+        problems.append(Problem(f"{path}: {section} = {content!r}", f"expected a section [{section}]"))
+        return {}
+    if section not in sections:
         home = f": {section} belongs under [{fields[section].section}]" if section in fields else ""
         known = ", ".join(f"[{name}]" for name in sorted(sections))
         hint = home or f"{suggest(section, sections)}; the sections are {known}"
@@ -60,6 +83,8 @@ def _read_section(path: Path, section: str, content: object, problems: list[Prob
             problems.append(Problem(where, f"belongs under [{field.section}]"))
         else:
             try:
+                if isinstance(raw, str) and field.kind in EXPECTED and not (field.optional and raw == "none"):
+                    raise ValueError(f"expected {EXPECTED[field.kind]} without quotes")
                 values[key] = parse_value(field, raw)
             except ValueError as error:
                 problems.append(Problem(f"{where} = {raw!r}", str(error)))
@@ -67,9 +92,10 @@ def _read_section(path: Path, section: str, content: object, problems: list[Prob
 
 
 def _find(name_or_path: str, base: Path) -> Path:
+    """A name is a shipped recipe; what ends in .toml or has a folder in it is a path."""
     path = base / name_or_path
-    if path.suffix == ".toml" or path.is_file():
-        if path.is_file():
+    if path.suffix == ".toml" or len(Path(name_or_path).parts) > 1:
+        if path.exists():
             return path.resolve()
         raise UserError(f"recipe {path} does not exist; give a path to a .toml file or one of {_names()}")
     if name_or_path in list_recipes():

@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import math
 import types
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+EXPECTED = {int: "a whole number", float: "a number such as 3e-4", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -82,24 +84,36 @@ def parse_value(field: Field, raw: object) -> Any:
             return raw
         if isinstance(raw, str) and raw.lower() in ("true", "false"):
             return raw.lower() == "true"
-        raise ValueError("expected true or false")
+        raise ValueError(f"expected {EXPECTED[bool]}")
     if field.kind is str:
-        if isinstance(raw, str):
+        if isinstance(raw, str) and _is_unicode(raw):
             return raw
-        raise ValueError("expected text in quotes")
+        raise ValueError("expected text in quotes" if not isinstance(raw, str) else "is not valid Unicode text")
     return _parse_number(field.kind, raw)
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8, which bytes that the shell passed on as they were cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _parse_number(kind: type, raw: object) -> Any:
-    expected = "expected a whole number" if kind is int else "expected a number such as 3e-4"
+    expected = f"expected {EXPECTED[kind]}"
     if isinstance(raw, bool) or not isinstance(raw, str | int | float):
         raise ValueError(expected)
     if kind is int and isinstance(raw, float):
         raise ValueError(expected)
     try:
-        return kind(raw)
-    except ValueError:
+        number = kind(raw)
+    except (ValueError, OverflowError):
         raise ValueError(expected) from None
+    if not math.isfinite(number):
+        raise ValueError("expected a finite number")
+    return number
 
 
 def _split_hint(hint: Any) -> tuple[type, tuple[str, ...], bool]:

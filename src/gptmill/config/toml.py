@@ -19,12 +19,16 @@ def dump_toml(config: RunConfig, *, comments: bool = False) -> str:
             section = field.section
             lines += ["", f"[{section}]"]
         value = values[field.name]
-        text = f"# {field.name} is not set" if value is None else f"{field.name} = {_dump_value(value)}"
+        # Where None is not the default, leaving the field out would bring the default back.
+        is_unset = value is None and field.default is None
+        text = f"# {field.name} is not set" if is_unset else f"{field.name} = {_dump_value(value)}"
         lines.append(f"{text:<36}  # {field.help}" if comments else text)
     return "\n".join(lines[1:]) + "\n"
 
 
 def _dump_value(value: Any) -> str:
+    if value is None:
+        return '"none"'
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):

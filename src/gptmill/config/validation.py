@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ AT_LEAST_ONE = (
 )
 NOT_NEGATIVE = ("warmup_steps", "sample_tokens", "seed", "weight_decay", "min_lr")
 POSITIVE = ("max_lr", "eps", "grad_clip")
+MAX_SEED = 2**63 - 1
+MAX_NAME_BYTES = 200
 BELOW_ONE = ("dropout", "label_smoothing", "beta1", "beta2")
 
 
@@ -41,14 +44,26 @@ def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
     values = list_values(config)
     problems = [
         *_find_out_of_range(values, AT_LEAST_ONE, lambda value: value >= 1, "must be at least 1"),
-        *_find_out_of_range(values, NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
-        *_find_out_of_range(values, POSITIVE, lambda value: value > 0, "must be greater than 0"),
+        *_find_out_of_range(values, NOT_NEGATIVE, lambda value: 0 <= value < math.inf, "must be 0 or more, and finite"),
+        *_find_out_of_range(values, POSITIVE, lambda value: 0 < value < math.inf, "must be greater than 0 and finite"),
         *_find_out_of_range(values, BELOW_ONE, lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
         *_find_out_of_range(values, ("val_fraction",), lambda value: 0 < value < 1, "must lie between 0 and 1"),
     ]
-    if values["run_name"] is not None and ("/" in values["run_name"] or values["run_name"] in ("", ".", "..")):
+    if values["run_name"] is not None and not is_folder_name(values["run_name"]):
         problems.append(_problem(values, "run_name", "must be a plain folder name; set its parent with logdir"))
+    if values["seed"] > MAX_SEED:
+        problems.append(_problem(values, "seed", f"must be at most {MAX_SEED}"))
     return problems or _find_conflicts(values, world_size)
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether any file system would take the name, and as one folder."""
+    return (
+        name not in ("", ".", "..")
+        and name.isprintable()
+        and not set(name) & set("/\\")
+        and len(name.encode()) <= MAX_NAME_BYTES
+    )
 
 
 def _find_out_of_range(

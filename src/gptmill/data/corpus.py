@@ -7,8 +7,9 @@ from pathlib import Path
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import DataConfig, TokenizerName
-from gptmill.data.manifest import FILE_NAME
+from gptmill.data.manifest import FILE_NAME, read_manifest
 from gptmill.data.prepare import Report, default_data_dir, prepare_corpus
+from gptmill.data.sources import PYTHON_STDLIB, open_source
 
 DEFAULT_TOKENIZER: TokenizerName = "gpt2"
 
@@ -25,9 +26,17 @@ def find_data_dir(config: DataConfig) -> Path:
 
 
 def needs_preparing(config: DataConfig) -> bool:
-    """Whether the folder has yet to be made; raises UserError where the config does not say from what."""
+    """Whether the folder has yet to be made.
+
+    Raises UserError where the config does not say from what, or names a text that the folder was not made from.
+    """
     folder = find_data_dir(config)
     if (folder / FILE_NAME).exists():
+        if config.corpus is not None and not _is_made_from(folder, config.corpus):
+            raise UserError(
+                f"{folder} was not prepared from {config.corpus} as it is now; prepare it again with "
+                f"gptmill prepare --overwrite, or name another --data_dir"
+            )
         return False
     if config.corpus is None:
         tokenizer = f" --tokenizer {config.tokenizer}" if config.tokenizer else ""
@@ -36,6 +45,13 @@ def needs_preparing(config: DataConfig) -> bool:
             f"or add --corpus TEXT to do so now"
         )
     return True
+
+
+def _is_made_from(folder: Path, corpus: str) -> bool:
+    """By names and sizes; a text that is gone cannot be compared, and its shards are as good as ever."""
+    if corpus != PYTHON_STDLIB and not Path(corpus).exists():
+        return True
+    return read_manifest(folder).source.get("listing_sha256") == open_source([corpus]).listing_sha256
 
 
 def prepare_for_run(config: DataConfig, report: Report) -> None:

@@ -12,6 +12,7 @@ from gptmill.config.errors import UserError
 FILE_NAME = "manifest.json"
 FORMAT = "gptmill-shards"
 VERSION = 1
+DTYPES = ("uint16", "uint32")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def read_manifest(folder: Path) -> Manifest:
         if (version := content.pop("version")) != VERSION:
             raise UserError(f"{path} has version {version}, this gptmill reads version {VERSION}; {again}")
         train, val = _read_split(content.pop("train")), _read_split(content.pop("val"))
+        if content["dtype"] not in DTYPES:
+            raise ValueError(f"dtype {content['dtype']!r} is none of {', '.join(DTYPES)}")
         return Manifest(**content, train=train, val=val)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; check the folder or prepare the corpus again") from None

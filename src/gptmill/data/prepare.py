@@ -5,21 +5,22 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gptmill.config.errors import UserError
+from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import PrepareRequest
-from gptmill.data.files import hash_file
+from gptmill.data.files import flush_to_disk, hash_file
 from gptmill.data.manifest import FILE_NAME, Manifest, Shard, Split, read_manifest, write_manifest
 from gptmill.data.sources import Source, make_source_name, open_source
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype, make_fingerprint
 
-FEW_DOCUMENTS = 10  # fewer expected in validation than this, and the tail of each document is fairer
+FEW_DOCUMENTS = 5  # fewer expected in validation than this, and the tail of each document is fairer
 MIN_VAL_BYTES = 8192  # a window of validation, even from a small corpus
 MAX_RAISED_FRACTION = 0.1
 
@@ -42,38 +43,58 @@ def default_data_dir(places: list[str], tokenizer: str) -> Path:
 
 def prepare_corpus(places: list[str], request: PrepareRequest, report: Report) -> tuple[Path, Manifest]:
     """Writes the shards of the corpus, unless the folder holds exactly them already."""
-    if not 0 < request.val_fraction < 1:
-        raise UserError(f"val_fraction = {request.val_fraction}: must lie between 0 and 1")
-    if request.shard_tokens < 1:
-        raise UserError(f"shard_tokens = {request.shard_tokens}: must be at least 1")
+    _check_request(request)
     source = open_source(places)
-    folder = Path(request.out) if request.out else default_data_dir(places, request.tokenizer)
+    named = Path(request.out) if request.out else default_data_dir(places, request.tokenizer)
+    folder = named.resolve()  # through links, so that the shards land where a link points
+    if Path.cwd().is_relative_to(folder):
+        raise UserError(f"--out {named} is the folder that you are in, or above it; name a folder inside it")
     origin = _describe_origin(source, request)
-    if folder.exists() and not (folder / FILE_NAME).exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not a prepared corpus; choose another --out")
+    if folder.exists() and not (folder.is_dir() and all(_is_ours(path) for path in folder.iterdir())):
+        raise UserError(f"{named} holds other things than a prepared corpus; choose another --out")
     if (folder / FILE_NAME).exists() and not request.overwrite:
         manifest = read_manifest(folder)
         if manifest.source == origin:
-            return folder, manifest
-        raise UserError(f"{folder} holds another corpus or other options; add --overwrite or choose another --out")
-    return folder, _write_folder(source, request, folder, origin, report)
+            return named, manifest
+        raise UserError(f"{named} holds another corpus or other options; add --overwrite or choose another --out")
+    return named, _write_folder(source, request, folder, origin, report)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file has a name that only preparing gives; nothing else is ever deleted."""
+    return path.name == FILE_NAME or any(path.match(pattern) for pattern in ("train_*.npy", "val_*.npy"))
+
+
+def _check_request(request: PrepareRequest) -> None:
+    problems = []
+    if not 0 < request.val_fraction < 1:
+        problems.append(Problem(f"--val_fraction {request.val_fraction}", "must lie between 0 and 1"))
+    if request.shard_tokens < 1:
+        problems.append(Problem(f"--shard_tokens {request.shard_tokens}", "must be at least 1"))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _write_folder(
     source: Source, request: PrepareRequest, folder: Path, origin: dict[str, Any], report: Report
 ) -> Manifest:
     partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    missing_parents = [parent for parent in partial.parents if not parent.exists()]
     try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         tokenizer = build_tokenizer(request.tokenizer, source.read_documents())
         manifest = _write_shards(source, request, tokenizer, partial, origin, report)
         write_manifest(partial, manifest)
+        flush_to_disk(partial / FILE_NAME)
         _replace(folder, partial)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; free space there or choose another --out") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        for parent in missing_parents:
+            with suppress(OSError):  # keeps those that hold the corpus now
+                parent.rmdir()
     return manifest
 
 
@@ -119,7 +140,7 @@ def _split_document(text: str, source: Source, request: PrepareRequest) -> Itera
         yield ("val" if draw < request.val_fraction else "train"), text
         return
     raised = min(MAX_RAISED_FRACTION, MIN_VAL_BYTES / source.size_bytes)
-    cut = int(len(text) * (1 - max(request.val_fraction, raised)))
+    cut = len(text) - round(len(text) * max(request.val_fraction, raised))
     yield from ((name, part) for name, part in (("train", text[:cut]), ("val", text[cut:])) if part)
 
 
@@ -129,7 +150,8 @@ def _describe_origin(source: Source, request: PrepareRequest) -> dict[str, Any]:
         "name": source.name,
         "files": len(source.files),
         "bytes": source.size_bytes,
-        "listing_sha256": source.digest,
+        "listing_sha256": source.listing_sha256,
+        "newest_change": source.newest_change,
         "tokenizer": request.tokenizer,
         "val_fraction": request.val_fraction,
         "split": request.split,
@@ -173,5 +195,6 @@ class _ShardWriter:
     def _flush(self) -> None:
         path = self._folder / f"{self._split}_{len(self._shards):06d}.npy"
         np.save(path, np.concatenate(self._pending))
+        flush_to_disk(path)
         self._shards.append(Shard(path.name, self._pending_tokens, hash_file(path)))
         self._pending, self._pending_tokens = [], 0

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
+from gptmill.data.manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.manifest import Manifest, Split, read_manifest
 from gptmill.data.order import IndexArray
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
-from gptmill.data.tokenizers.protocol import TokenArray, make_fingerprint
+from gptmill.data.tokenizers.protocol import TokenArray, check_fingerprint, make_fingerprint
 
 
 @dataclass(frozen=True)
@@ -67,19 +68,14 @@ class TokenShards:
 def open_shards(folder: Path, expected_tokenizer: str | None = None) -> TokenShards:
     """Opens a prepared corpus, refusing one that is incomplete or made with another tokenizer."""
     manifest = read_manifest(folder)
-    tokenizer = restore_tokenizer(manifest.tokenizer)
-    actual = make_fingerprint(tokenizer)
+    tokenizer = restore_tokenizer(manifest.tokenizer, f"{folder / MANIFEST_NAME}")
     if expected_tokenizer is not None and tokenizer.name != expected_tokenizer:
         raise UserError(
             f"tokenizer mismatch: the run asks for {expected_tokenizer}, but {folder} was prepared with "
             f"{manifest.fingerprint}; prepare it with --tokenizer {expected_tokenizer}, "
             f"or train with --tokenizer {tokenizer.name}"
         )
-    if manifest.fingerprint != actual:
-        raise UserError(
-            f"tokenizer mismatch: {folder} was prepared with {manifest.fingerprint}, this gptmill has {actual}; "
-            f"prepare the corpus again with --overwrite"
-        )
+    check_fingerprint(manifest.fingerprint, make_fingerprint(tokenizer), f"corpus {folder}")
     arrays = {name: _open_split(folder, getattr(manifest, name), manifest.dtype) for name in ("train", "val")}
     return TokenShards(folder, manifest, tokenizer, **arrays)
 
@@ -94,7 +90,7 @@ def _open_array(path: Path, tokens: int, dtype: str) -> TokenArray:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise UserError(f"cannot read shard {path}: {error.strerror or error}; {again}") from None
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise UserError(f"shard {path} is damaged ({error}); {again}") from None
     if array.shape != (tokens,) or array.dtype != np.dtype(dtype):
         found = f"{array.dtype} {array.shape}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import sysconfig
 import tokenize
 from collections.abc import Iterator
@@ -24,7 +25,8 @@ class Source:
     name: str
     files: tuple[Path, ...]
     size_bytes: int
-    digest: str
+    listing_sha256: str
+    newest_change: int
 
     def read_documents(self) -> Iterator[str]:
         """The text of each file that is not empty."""
@@ -35,14 +37,17 @@ class Source:
 
 def open_source(places: list[str]) -> Source:
     """Finds all files behind the given places; raises UserError where there is nothing to read."""
-    files = [path for place in places for path in _find_files(place)]
+    found = [entry for place in places for entry in _find_files(place)]
+    files = tuple(path for path, _ in found)
     stats = [path.stat() for path in files]
-    listing = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in zip(files, stats, strict=True))
+    # Names inside their folder and sizes: a corpus that is moved stays the same corpus.
+    listing = "\n".join(f"{name} {stat.st_size}" for (_, name), stat in zip(found, stats, strict=True))
     size_bytes = sum(stat.st_size for stat in stats)
     if size_bytes == 0:
         raise UserError(f"the corpus {' '.join(places)} is empty; give files that contain text")
-    digest = hashlib.sha256(listing.encode()).hexdigest()
-    return Source(make_source_name(places), tuple(files), size_bytes, digest)
+    newest_change = max(stat.st_mtime_ns for stat in stats)
+    digest = hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()
+    return Source(make_source_name(places), files, size_bytes, digest, newest_change)
 
 
 def make_source_name(places: list[str]) -> str:
@@ -51,41 +56,49 @@ def make_source_name(places: list[str]) -> str:
     return first if first == PYTHON_STDLIB else Path(first).resolve().stem
 
 
-def _find_files(place: str) -> list[Path]:
+def _find_files(place: str) -> list[tuple[Path, str]]:
+    """Files in a fixed order, each with its name inside the place."""
     if place == PYTHON_STDLIB:
         return _find_stdlib()
     path = Path(place)
     if path.is_file():
-        return [path.resolve()]
+        return [(path.resolve(), path.name)]
     if not path.exists():
         raise UserError(f"{place} does not exist; give a text file, a folder of text files, or {PYTHON_STDLIB}")
-    files = sorted(file.resolve() for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
+    files = sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
     if not files:
         raise UserError(f"folder {place} has no {', '.join(sorted(TEXT_SUFFIXES))} files; name other files one by one")
-    return files
+    return [(file.resolve(), str(file.relative_to(path))) for file in files]
 
 
-def _find_stdlib() -> list[Path]:
+def _find_stdlib() -> list[tuple[Path, str]]:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(file for file in root.rglob("*.py") if STDLIB_SKIPPED.isdisjoint(file.relative_to(root).parts))
     if not files:
         raise UserError(f"this Python keeps no source of its standard library in {root}; prepare a text file instead")
-    return files
+    return [(file, str(file.relative_to(root))) for file in files]
 
 
 def _read_text(path: Path) -> str:
     try:
-        if path.suffix == ".py":
-            with tokenize.open(path) as file:  # honours the encoding that a Python file declares
-                return file.read()
-        return path.read_bytes().decode("utf-8")
+        content = path.read_bytes()
+        return content.decode(_find_encoding(content) if path.suffix == ".py" else "utf-8")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; check its permissions or leave it out") from None
+    except LookupError as error:
+        raise UserError(f"{path} declares an encoding that is none for text ({error}); leave it out") from None
     except UnicodeDecodeError as error:
         byte, place = error.object[error.start], error.start
         raise UserError(
-            f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {place}; "
+            f"{path} is not {error.encoding} text: byte 0x{byte:02x} at offset {place}; "
             f"convert the file (iconv -t utf-8) or leave it out"
         ) from None
-    except SyntaxError as error:
-        raise UserError(f"{path} declares an encoding that cannot be read: {error.msg}; leave it out") from None
+
+
+def _find_encoding(content: bytes) -> str:
+    """The encoding that a Python file declares in its first lines."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    except SyntaxError:
+        return "utf-8"
+    return encoding

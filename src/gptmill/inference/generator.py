@@ -11,6 +11,8 @@ from torch import Tensor
 from gptmill.models.cache import build_caches
 from gptmill.models.gpt import GPT
 
+COLDEST = 1e-6  # below it, dividing by the temperature overflows, and the likeliest token is certain anyway
+
 
 @dataclass(frozen=True)
 class SamplingRule:
@@ -49,8 +51,9 @@ def generate(
 
 
 def draw_token(logits_V: Tensor, rule: SamplingRule, generator: torch.Generator) -> int:
-    """One token from the logits under the rule."""
-    if rule.temperature == 0:
+    """One token from the logits under the rule. A diverged model's logits, not finite, must not end its run."""
+    logits_V = torch.nan_to_num(logits_V)
+    if rule.temperature < COLDEST:
         return int(logits_V.argmax())
     logits_V = logits_V / rule.temperature
     if rule.top_k is not None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 
-from gptmill.config.errors import UserError
 from gptmill.config.run import ModelConfig
 from gptmill.config.schema import build_config
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
-from gptmill.data.tokenizers.protocol import make_fingerprint
+from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.models.gpt import GPT, pad_vocab
 from gptmill.runs.checkpoints import load_checkpoint
 
@@ -28,19 +27,10 @@ class LoadedModel:
 def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
     """The model of a checkpoint on a device; only its weights are read, not the optimizer's state."""
     saved = load_checkpoint(checkpoint, groups=("model",))
-    tokenizer = restore_tokenizer(saved.values["tokenizer"])
-    check_tokenizer(saved.values["tokenizer_fingerprint"], make_fingerprint(tokenizer), f"checkpoint {checkpoint}")
+    tokenizer = restore_tokenizer(saved.values["tokenizer"], f"checkpoint {checkpoint}")
+    check_fingerprint(saved.values["tokenizer_fingerprint"], make_fingerprint(tokenizer), f"checkpoint {checkpoint}")
     config = build_config(ModelConfig, saved.values["config"])
     with torch.device("meta"):
         model = GPT(config, pad_vocab(tokenizer.vocab_size))
     model.load_state_dict(saved.tensors["model"], assign=True)
     return LoadedModel(model.to(device).eval(), tokenizer, saved.step)
-
-
-def check_tokenizer(saved: str, present: str, where: str) -> None:
-    """Raises UserError, naming both, where a model would be fed another tokenizer's ids."""
-    if saved != present:
-        raise UserError(
-            f"tokenizer mismatch: {where} was made with {saved}, but here is {present}; "
-            f"use the corpus that the run began with"
-        )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import SampleRequest
+from gptmill.config.validation import MAX_SEED
 from gptmill.inference.generator import SamplingRule, generate
 from gptmill.inference.loading import LoadedModel, load_model
 from gptmill.runs.checkpoints import find_latest_checkpoint, make_checkpoint_name
@@ -60,6 +61,6 @@ def find_problems(request: SampleRequest) -> list[Problem]:
         "temperature": (request.temperature >= 0, "must not be negative"),
         "top_k": (request.top_k is None or request.top_k >= 1, "must be at least 1"),
         "top_p": (request.top_p is None or 0 < request.top_p <= 1, "must be above 0 and at most 1"),
-        "seed": (request.seed >= 0, "must not be negative"),
+        "seed": (0 <= request.seed <= MAX_SEED, f"must lie between 0 and {MAX_SEED}"),
     }
     return [Problem(f"--{name} {getattr(request, name)}", rule) for name, (holds, rule) in rules.items() if not holds]

@@ -36,11 +36,13 @@ def to_gpt2_weights(weights: Mapping[str, Tensor], vocab_size: int) -> dict[str,
 
 
 def from_gpt2_weights(published: Mapping[str, Tensor], padded_vocab_size: int) -> dict[str, Tensor]:
-    """The published layout as our state dict.
+    """The published layout, with or without its `transformer.` prefix, as our state dict.
 
     Rows that pad the vocabulary get the mean embedding, hence the mean logit. GPT-2's logits are far below
     zero, so rows of zeros would take nearly all of the probability.
     """
+    prefix = "" if any(name.startswith("transformer.") for name in published) else "transformer."
+    published = {prefix + name: tensor for name, tensor in published.items()}
     num_layers = 1 + max(int(name.split(".")[2]) for name in published if name.startswith("transformer.h."))
     names = list(OUTER_NAMES)
     for layer in range(num_layers):

@@ -6,6 +6,7 @@ bears the checksums of the others.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from gptmill.config.errors import UserError
 from gptmill.data.files import flush_to_disk, hash_file
+from gptmill.runs.finite import replace_non_finite
 
 FORMAT = "gptmill-checkpoint"
 VERSION = 1
@@ -50,29 +52,19 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> CheckpointInfo:
     """Writes beside, flushes, and renames: a reader sees the whole checkpoint or none."""
     final = folder / make_checkpoint_name(checkpoint.step)
     partial = folder / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    files: dict[str, dict[str, Any]] = {}
-    for group, tensors in checkpoint.tensors.items():
-        path = partial / f"{group}.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        path.chmod(READABLE)
-        flush_to_disk(path)
-        files[path.name] = {"sha256": hash_file(path), "bytes": path.stat().st_size}
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "step": checkpoint.step,
-        "saved_at": time.time(),
-        "files": files,
-    }
-    (partial / MANIFEST).write_text(json.dumps({**content, "values": checkpoint.values}, indent=1), encoding="utf-8")
-    flush_to_disk(partial / MANIFEST)
-    flush_to_disk(partial)
-    if final.exists():
-        shutil.rmtree(final)
-    partial.rename(final)
-    flush_to_disk(folder)
+    try:
+        for leftover in folder.glob(".step_*"):
+            shutil.rmtree(leftover)
+        partial.mkdir(parents=True)
+        _write_files(partial, checkpoint)
+        if final.exists():
+            _delete(final)
+        partial.rename(final)
+        flush_to_disk(folder)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"cannot save checkpoint {final}: {error}; make room there, then go on with --resume latest"
+        ) from None
     return read_info(final)
 
 
@@ -84,21 +76,36 @@ def load_checkpoint(path: Path, groups: tuple[str, ...]) -> Checkpoint:
         file = path / f"{group}.safetensors"
         expected = content["files"].get(file.name)
         if expected is None or not file.is_file():
-            raise UserError(f"checkpoint {path} has no {file.name}; resume from another one")
+            raise UserError(f"checkpoint {path} is incomplete: it has no {file.name}")
         if hash_file(file) != expected["sha256"]:
-            raise UserError(
-                f"checkpoint {path} is damaged: the checksum of {file.name} is wrong; resume from another one"
-            )
+            raise UserError(f"checkpoint {path} is damaged: the checksum of {file.name} is wrong")
         try:
             tensors[group] = load_file(file)
         except SafetensorError as error:
-            raise UserError(f"checkpoint {path} is damaged: {file.name}: {error}; resume from another one") from None
+            raise UserError(f"checkpoint {path} is damaged: {file.name}: {error}") from None
     return Checkpoint(content["step"], tensors, content["values"])
 
 
+def load_newest_checkpoint(folder: Path, groups: tuple[str, ...]) -> tuple[Checkpoint, list[str]]:
+    """The newest checkpoint that is sound, and what is wrong with those that are newer."""
+    complaints: list[str] = []
+    for path in reversed(_list_paths(folder)):
+        try:
+            return load_checkpoint(path, groups), complaints
+        except UserError as error:
+            complaints.append(str(error))
+    raise UserError("; ".join([*complaints, f"{folder} holds no checkpoint to go on from; start a new run"]))
+
+
 def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
-    """A run's complete checkpoints, oldest first."""
-    return [read_info(path) for path in sorted(folder.glob("step_*")) if (path / MANIFEST).is_file()]
+    """A run's checkpoints, oldest first; one whose description cannot be read is left out."""
+    infos = []
+    for path in _list_paths(folder):
+        try:
+            infos.append(read_info(path))
+        except UserError:
+            continue
+    return infos
 
 
 def find_latest_checkpoint(folder: Path) -> Path:
@@ -112,7 +119,7 @@ def find_latest_checkpoint(folder: Path) -> Path:
 def prune_checkpoints(folder: Path, keep: int) -> None:
     """Deletes all but the newest; called only once a new one is durable."""
     for info in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(info.path)
+        _delete(info.path)
 
 
 def make_checkpoint_name(step: int) -> str:
@@ -125,18 +132,57 @@ def read_info(path: Path) -> CheckpointInfo:
     return CheckpointInfo(path, content["step"], size_bytes, content["saved_at"], content["values"].get("val_loss"))
 
 
+def _list_paths(folder: Path) -> list[Path]:
+    """Folders named like checkpoints, by step: from the millionth on, names no longer sort like numbers."""
+    paths = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdigit()]
+    return sorted(paths, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def _delete(path: Path) -> None:
+    """Out of sight first: a kill in the middle must not leave half a checkpoint that looks whole."""
+    hidden = path.with_name(f".{path.name}.deleted")
+    path.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
+    files: dict[str, dict[str, Any]] = {}
+    for group, tensors in checkpoint.tensors.items():
+        path = folder / f"{group}.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        path.chmod(READABLE)
+        flush_to_disk(path)
+        files[path.name] = {"sha256": hash_file(path), "bytes": path.stat().st_size}
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "step": checkpoint.step,
+        "saved_at": time.time(),
+        "files": files,
+        "values": replace_non_finite(checkpoint.values),
+    }
+    text = json.dumps({**content, "sha256": _hash_content(content)}, indent=1, allow_nan=False)
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    flush_to_disk(folder / MANIFEST)
+    flush_to_disk(folder)
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or content["version"] != VERSION:
             found = f"{content['format']} version {content['version']}"
             raise UserError(f"{file} is {found}; this gptmill reads {FORMAT} version {VERSION}")
+        if content.pop("sha256") != _hash_content(content):
+            raise UserError(f"checkpoint {path} is damaged: the checksum of {MANIFEST} is wrong")
     except OSError as error:
-        raise UserError(f"cannot read checkpoint {file}: {error.strerror}; resume from another one") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"checkpoint {path} is damaged ({type(error).__name__}: {error}); resume from another one"
-        ) from None
-    assert isinstance(content, dict)
+        raise UserError(f"cannot read checkpoint {file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"checkpoint {path} is damaged: {MANIFEST}: {type(error).__name__}: {error}") from None
     return content
+
+
+def _hash_content(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True).encode()
+    return hashlib.sha256(canonical).hexdigest()

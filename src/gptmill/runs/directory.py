@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.run import RunConfig
 from gptmill.config.toml import dump_toml
+
+TIMESTAMP = "%Y%m%d_%H%M%S"
 
 
 @dataclass(frozen=True)
@@ -46,23 +50,30 @@ class RunDirectory:
         return self.checkpoints.is_dir() and any(self.checkpoints.glob("step_*"))
 
 
-def make_run_name(recipe: str | None) -> str:
+def make_run_name(recipe: str | None, suffix: str = "") -> str:
     """The default name of a new run: what it trains, and when it started."""
-    return f"{Path(recipe).stem if recipe else 'gpt'}_{time.strftime('%Y%m%d_%H%M%S')}"
+    return f"{_make_stem(recipe)}{suffix}_{time.strftime(TIMESTAMP)}"
 
 
-def create_run(logdir: str, name: str, config: RunConfig) -> RunDirectory:
-    """A new run's folder with its config; refuses to write over a run that has something to lose."""
-    run = RunDirectory(Path(logdir) / name)
+def check_unused(run: RunDirectory) -> None:
+    """Raises UserError for a run that has something to lose."""
     if run.has_checkpoints:
         raise UserError(
             f"run {run.path} already has checkpoints; add --resume latest to go on with it, "
             f"or choose another --run_name"
         )
+
+
+def create_run(logdir: str, name: str, config: RunConfig) -> RunDirectory:
+    """A new run's folder with its config."""
+    run = RunDirectory(Path(logdir) / name)
+    check_unused(run)
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         for leftover in (run.events, run.text_log):
             leftover.unlink(missing_ok=True)
+        for leftover in (run.tensorboard, run.samples):
+            shutil.rmtree(leftover, ignore_errors=True)
         save_config(run, config)
     except OSError as error:
         raise UserError(f"cannot write {run.path}: {error.strerror}; choose another --logdir") from None
@@ -77,20 +88,24 @@ def find_run(name_or_path: str, logdir: str) -> RunDirectory:
     """The existing run of that name or path."""
     for path in (Path(logdir) / name_or_path, Path(name_or_path)):
         if (path / "config.toml").is_file():
-            return RunDirectory(path)
+            return RunDirectory(path if path.name else path.resolve())
     names = [run.path.name for run in list_runs(logdir)]
     near = suggest(name_or_path, names)
     raise UserError(f"there is no run {name_or_path!r} in {logdir}/{near}; give a run's name or the path of its folder")
 
 
 def find_newest_run(logdir: str, recipe: str | None) -> RunDirectory:
-    """The run started last, of the recipe if one is given."""
-    prefix = f"{Path(recipe).stem}_" if recipe else ""
-    runs = [run for run in list_runs(logdir) if run.path.name.startswith(prefix)]
+    """The run started last; of the recipe, by the names that `make_run_name` gives, if one is given."""
+    pattern = re.compile(rf"{re.escape(_make_stem(recipe))}_\d{{8}}_\d{{6}}" if recipe else ".*")
+    runs = [run for run in list_runs(logdir) if pattern.fullmatch(run.path.name)]
     if not runs:
         kind = f" of recipe {recipe}" if recipe else ""
         raise UserError(f"no run{kind} in {logdir}/ to go on with; name one with --run_name, or leave out --resume")
     return max(runs, key=lambda run: run.config.stat().st_mtime)
+
+
+def _make_stem(recipe: str | None) -> str:
+    return Path(recipe).name.removesuffix(".toml") if recipe else "gpt"
 
 
 def list_runs(logdir: str) -> list[RunDirectory]:

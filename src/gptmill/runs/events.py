@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from gptmill.runs.finite import replace_non_finite
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class RunStarted(Event):
     tokenizer: str
     version: str
     torch_version: str
+    val_loss: float | None
 
 
 @dataclass(frozen=True)
@@ -91,20 +94,21 @@ EVENTS = {kind.__name__: kind for kind in (RunStarted, StepLogged, EvalDone, Sam
 
 
 def to_json(event: Event) -> str:
-    """One line of events.jsonl. A loss that is not finite is written as null, which every JSON reader takes."""
+    """One line of events.jsonl."""
     record: dict[str, Any] = {"event": type(event).__name__, **asdict(event)}
     if isinstance(event, EvalDone):
         record["perplexity"] = event.perplexity
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
-    }
-    return json.dumps(finite, ensure_ascii=False)
+    return json.dumps(replace_non_finite(record), ensure_ascii=False)
 
 
 def from_json(line: str) -> Event | None:
-    """The event of a line; None for one that a newer gptmill wrote."""
+    """The event of a line, without fields that a newer gptmill added; None for an event that it added."""
     record: dict[str, Any] = json.loads(line)
-    kind = EVENTS.get(record.pop("event"))
-    record.pop("perplexity", None)
-    values: dict[str, Any] = {key: math.nan if value is None else value for key, value in record.items()}
-    return None if kind is None else kind(**values)
+    kind = EVENTS.get(record["event"])
+    if kind is None:
+        return None
+    known = {item.name: (record[item.name], item.type) for item in fields(kind) if item.name in record}
+    values: dict[str, Any] = {
+        name: math.nan if value is None and hint == "float" else value for name, (value, hint) in known.items()
+    }
+    return kind(**values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 
 from gptmill.runs.chart import draw_chart
 from gptmill.runs.directory import RunDirectory
@@ -31,9 +32,10 @@ def make_report(run: RunDirectory) -> str:
     evals = [event for event in events if isinstance(event, EvalDone) and math.isfinite(event.val_loss)]
     samples = [event for event in events if isinstance(event, SampleDrawn)]
     parts = []
-    if steps and evals:
+    if steps:
         marks = [(float(event.step), event.val_loss) for event in evals]
         parts.append(_title("loss by step: dots are training, o is validation") + draw_chart(_smooth(steps), marks))
+    if evals:
         first, last = evals[0], evals[-1]
         parts.append(
             f"validation loss {first.val_loss:.4f} at step {first.step}, {last.val_loss:.4f} at step {last.step}"
@@ -57,4 +59,8 @@ def _title(text: str) -> str:
 
 def _clean(text: str) -> str:
     """Without the control characters that would move a terminal's cursor."""
-    return "".join(character if character in "\n\t" or character.isprintable() else "·" for character in text)
+    return "".join("·" if _is_control(character) else character for character in text)
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\n\t"

@@ -12,7 +12,7 @@ import torch
 from gptmill.config.errors import UserError
 from gptmill.config.run import DeviceName
 
-CHOOSE_CPU = "or add --device cpu to train on the CPU on purpose (--force-cpu does one step there as a smoke test)"
+CHOOSE_CPU = "or add --device cpu to use the CPU on purpose (gptmill train --force-cpu tries a single step there)"
 
 
 def choose_device(wanted: DeviceName, local_rank: int = 0) -> torch.device:
@@ -23,29 +23,32 @@ def choose_device(wanted: DeviceName, local_rank: int = 0) -> torch.device:
         return _choose_gpu(local_rank)
     if wanted in ("auto", "mps") and torch.backends.mps.is_available():
         return torch.device("mps")
-    if gpus := find_nvidia_gpus():
-        raise UserError(
-            f"this machine has {gpus}, but torch cannot use it: {explain_no_cuda()}; repair that, {CHOOSE_CPU}"
-        )
+    if wanted in ("auto", "cuda") and (gpus := find_nvidia_gpus()):
+        raise UserError(f"{gpus}, but torch cannot use it: {explain_no_cuda()}; repair that, {CHOOSE_CPU}")
     if wanted == "auto":
         return torch.device("cpu")
-    name = {"cuda": "an NVIDIA GPU", "mps": "Apple's MPS"}[wanted]
-    raise UserError(
-        f"this run is meant for {name}, and torch finds none here; use a machine that has one, {CHOOSE_CPU}"
-    )
+    missing = f"an NVIDIA GPU, and there is none here ({explain_no_cuda()})" if wanted == "cuda" else "Apple's MPS"
+    raise UserError(f"device {wanted} needs {missing}; use a machine that has it, {CHOOSE_CPU}")
 
 
 def find_nvidia_gpus() -> str:
-    """The machine's NVIDIA GPUs by the driver's own word, whatever torch thinks; empty if there are none."""
+    """What the driver says of NVIDIA GPUs, whatever torch thinks; empty if there are none.
+
+    A driver that answers with an error counts as a GPU: that is how one looks that has fallen off.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""
     try:
         listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    names = [line.partition(":")[2].partition("(")[0].strip() for line in listing.stdout.splitlines() if "GPU" in line]
-    return ", ".join(name for name in names if name)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"this machine has nvidia-smi, which does not answer ({error})"
+    said = " ".join((listing.stdout + listing.stderr).split())
+    if listing.returncode != 0 and "No devices were found" not in said:
+        return f"this machine has nvidia-smi, which says {said!r}"
+    lines = [line for line in listing.stdout.splitlines() if line.startswith("GPU ")]
+    names = [line.partition(":")[2].partition("(")[0].strip() for line in lines]
+    return f"this machine has {', '.join(names)}" if names else ""
 
 
 def explain_no_cuda() -> str:

@@ -27,10 +27,13 @@ def listen_for_stop() -> Iterator[StopFlag]:
     second of these must not cut the save short.
     """
     flag = StopFlag()
+    was_interrupted = False
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if flag.signal_number == number == signal.SIGINT:
+        nonlocal was_interrupted
+        if number == signal.SIGINT and was_interrupted:
             signal.default_int_handler(number, frame)
+        was_interrupted = was_interrupted or number == signal.SIGINT
         flag.signal_number = flag.signal_number or number
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

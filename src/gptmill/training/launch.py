@@ -9,12 +9,11 @@ from typing import Any
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import LaunchOptions
-from gptmill.config.run import RunConfig
+from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields
 from gptmill.config.smoke import make_smoke_config
 from gptmill.config.validation import check_config
-from gptmill.runs.checkpoints import find_latest_checkpoint
-from gptmill.runs.directory import RunDirectory, find_newest_run, find_run, make_run_name
+from gptmill.runs.directory import RunDirectory, check_unused, find_newest_run, find_run, make_run_name
 from gptmill.runtime.world import read_world_size
 
 # What a run cannot change half-way and still be the same run.
@@ -23,31 +22,34 @@ FIXED_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if fiel
 
 @dataclass(frozen=True)
 class Launch:
-    """A config that is sound, and where its run starts."""
+    """A config that is sound, and the run that it goes on with, if any."""
 
     config: RunConfig
-    checkpoint: Path | None
+    resumed: RunDirectory | None
     changes: tuple[str, ...] = ()
 
 
 def make_launch(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> Launch:
     """Raises UserError for anything that is wrong with what was asked."""
+    if options.resume is not None and options.force_cpu:
+        raise UserError("--force-cpu does one step of a new run and cannot go on with one; leave out --resume")
     if options.resume is not None:
         return _make_resume(choose_run(recipe, flags), flags)
     values = {**(load_recipe(recipe) if recipe else {}), **flags}
     config = build_config(RunConfig, values)
     if options.force_cpu:
         config = make_smoke_config(config, read_world_size())
-    name = config.tracking.run_name or make_run_name(recipe)
+    name = config.tracking.run_name or make_run_name(recipe, "-smoke" if options.force_cpu else "")
     config = replace(config, tracking=replace(config.tracking, run_name=name))
     check_config(config, read_world_size())
+    check_unused(RunDirectory(Path(config.tracking.logdir) / name))
     return Launch(config, None)
 
 
 def choose_run(recipe: str | None, flags: dict[str, Any]) -> RunDirectory:
     """The existing run that was named, or the newest of the recipe."""
-    logdir = flags.get("logdir", RunConfig().tracking.logdir)
-    name = flags.get("run_name")
+    tracking = build_config(TrackingConfig, {**(load_recipe(recipe) if recipe else {}), **flags})
+    name, logdir = tracking.run_name, tracking.logdir
     return find_run(name, logdir) if name else find_newest_run(logdir, recipe)
 
 
@@ -63,5 +65,4 @@ def _make_resume(run: RunDirectory, flags: dict[str, Any]) -> Launch:
     check_config(config, read_world_size())
     described = tuple(f"{name}: {saved.get(name)} -> {value}" for name, value in changes.items())
     # A run that was killed before its first checkpoint begins again: its steps will be the same ones.
-    checkpoint = find_latest_checkpoint(run.checkpoints) if run.has_checkpoints else None
-    return Launch(config, checkpoint, described)
+    return Launch(config, run if run.has_checkpoints else None, described)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,9 +16,9 @@ from gptmill.config.run import RunConfig
 from gptmill.data.corpus import find_data_dir, needs_preparing, prepare_for_run
 from gptmill.data.prepare import Report
 from gptmill.data.shards import TokenShards, open_shards
+from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
-from gptmill.inference.loading import check_tokenizer
-from gptmill.runs.checkpoints import load_checkpoint, prune_checkpoints, save_checkpoint
+from gptmill.runs.checkpoints import load_newest_checkpoint, prune_checkpoints, save_checkpoint
 from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import CheckpointSaved, EvalDone, Event, RunFinished, RunStarted
 from gptmill.runs.trackers import TrackerGroup, open_trackers
@@ -47,12 +48,15 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
     config, started = launch.config, time.monotonic()
     with ExitStack() as stack:
         world = stack.enter_context(open_world(config.machine.device))
-        shards = open_data(config, world, report_preparing)
+        if launch.resumed is None and world.is_main and needs_preparing(config.data):
+            prepare_for_run(config.data, report_preparing)
+        world.wait_for_all()
+        shards = open_shards(find_data_dir(config.data), config.data.tokenizer)
         plan = make_plan(config, shards, world)
         set_matmul_precision(plan.precision)
         state = build_state(config, plan, world)
-        if launch.checkpoint is not None:
-            restore(state, launch.checkpoint, shards)
+        if launch.resumed is not None:
+            restore(state, launch.resumed, shards, world)
         evaluators = build_evaluators(config, shards, world)
         run = open_run(launch, world)
         stop = stack.enter_context(listen_for_stop())
@@ -62,8 +66,9 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
         meter = Meter(plan, config.tracking.log_freq, trackers.track)
         windows = shards.cut(shards.train, config.model.context_length)
 
-        trackers.track(describe_run(run, config, plan, shards, world, state.step))
-        if state.step == 0:
+        trackers.track(describe_run(run, config, plan, shards, world, state))
+        # Due at the very start, and where a stop came between a step and its evaluation.
+        if state.step % config.evaluation.eval_freq == 0 and state.evaluated_at != state.step:
             evaluate(state, evaluators, trackers.track)
             meter.restart_clock()
         while state.step < plan.max_steps and not meter.stop_asked:
@@ -84,28 +89,23 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
         return Outcome(run, config, plan.max_steps, stop.signal_number if reason == "stopped" else 0)
 
 
-def open_data(config: RunConfig, world: World, report_preparing: Report) -> TokenShards:
-    """The run's shards, prepared first by the main rank where they do not exist yet."""
-    if world.is_main and needs_preparing(config.data):
-        prepare_for_run(config.data, report_preparing)
-    world.wait_for_all()
-    return open_shards(find_data_dir(config.data), config.data.tokenizer)
-
-
-def restore(state: TrainState, path: Path, shards: TokenShards) -> None:
-    """The state of a checkpoint, provided that it was trained on this tokenizer's tokens."""
-    checkpoint = load_checkpoint(path, groups=("model", "optimizer"))
-    check_tokenizer(checkpoint.values["tokenizer_fingerprint"], shards.manifest.fingerprint, f"checkpoint {path}")
+def restore(state: TrainState, run: RunDirectory, shards: TokenShards, world: World) -> None:
+    """The run's newest sound state, provided that it was trained on this tokenizer's tokens."""
+    checkpoint, complaints = load_newest_checkpoint(run.checkpoints, groups=("model", "optimizer"))
+    for complaint in complaints if world.is_main else ():
+        sys.stderr.write(f"warning: {complaint}; going on from step {checkpoint.step} instead\n")
+    made_with = checkpoint.values["tokenizer_fingerprint"]
+    check_fingerprint(made_with, shards.manifest.fingerprint, f"run {run.path}")
     state.restore(checkpoint)
 
 
 def open_run(launch: Launch, world: World) -> RunDirectory:
-    """The run's folder: new, or the one that the checkpoint lies in."""
+    """The run's folder: a new one, or that of the run that goes on."""
     tracking = launch.config.tracking
     assert tracking.run_name is not None
-    run = RunDirectory(Path(tracking.logdir) / tracking.run_name)
-    if world.is_main and launch.checkpoint is None:
+    if world.is_main and launch.resumed is None:
         return create_run(tracking.logdir, tracking.run_name, launch.config)
+    run = RunDirectory(Path(tracking.logdir) / tracking.run_name)
     if world.is_main and launch.changes:
         save_config(run, launch.config)
     return run
@@ -121,6 +121,7 @@ def evaluate(state: TrainState, evaluators: list[Evaluator], track: Callable[[Ev
                 state.val_loss = event.val_loss
             if event is not None:
                 track(event)
+    state.evaluated_at = state.step
     state.model.train()
 
 
@@ -141,11 +142,11 @@ def save(
 
 
 def describe_run(
-    run: RunDirectory, config: RunConfig, plan: TrainPlan, shards: TokenShards, world: World, step: int
+    run: RunDirectory, config: RunConfig, plan: TrainPlan, shards: TokenShards, world: World, state: TrainState
 ) -> RunStarted:
     """The event that opens a run's log."""
     return RunStarted(
-        step,
+        state.step,
         run=str(run.path),
         max_steps=plan.max_steps,
         tokens_per_step=plan.tokens_per_step,
@@ -157,4 +158,5 @@ def describe_run(
         tokenizer=shards.manifest.fingerprint,
         version=gptmill.__version__,
         torch_version=str(torch.__version__),
+        val_loss=state.val_loss,
     )

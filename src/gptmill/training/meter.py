@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import statistics
+from collections import deque
 from collections.abc import Callable
 
 from gptmill.runs.events import StepLogged
+from gptmill.runtime.timing import Moment
 from gptmill.training.plan import TrainPlan
 from gptmill.training.step import StepStats
 
-SMOOTHING = 0.95
+REMEMBERED_STEPS = 50
 
 
 class Meter:
@@ -24,15 +26,15 @@ class Meter:
         self._log_freq = log_freq
         self._emit = emit
         self._pending: StepStats | None = None
-        self._clock = time.monotonic()
-        self._unlogged_steps = 0
-        self._step_seconds: float | None = None
+        self._last_arrival: Moment | None = None
+        self._step_seconds: deque[float] = deque(maxlen=REMEMBERED_STEPS)
+        self._unlogged_seconds: list[float] = []
 
     def push(self, stats: StepStats) -> None:
-        """Takes a new step's stats and reads those of the step before; on the CPU there is nothing to wait for."""
+        """Takes a new step's stats and reads those of the step before; where the host cannot run ahead, reads both."""
         self.flush()
         self._pending = stats
-        if stats.arrived is None:
+        if not stats.arrived.is_on_device:
             self.flush()
 
     def flush(self) -> None:
@@ -42,10 +44,26 @@ class Meter:
         stats, self._pending = self._pending, None
         loss, norm, stop_asked = stats.read()
         self.stop_asked = self.stop_asked or stop_asked
-        self._unlogged_steps += 1
-        if stats.step % self._log_freq and stats.step != self._plan.max_steps:
-            return
-        seconds = self._measure()
+        self._measure(stats)
+        if stats.step % self._log_freq == 0 or stats.step == self._plan.max_steps:
+            self._log(stats, loss, norm)
+
+    def restart_clock(self) -> None:
+        """Leaves out what was not training: call after an evaluation or a save."""
+        self._last_arrival = None
+
+    def _measure(self, stats: StepStats) -> None:
+        """From the end of the step before to the end of this one, or from its own start after a pause."""
+        seconds = stats.arrived.seconds_after(self._last_arrival or stats.started)
+        self._last_arrival = stats.arrived
+        self._step_seconds.append(seconds)
+        self._unlogged_seconds.append(seconds)
+
+    def _log(self, stats: StepStats, loss: float, norm: float) -> None:
+        seconds = max(statistics.mean(self._unlogged_seconds), 1e-9)
+        self._unlogged_seconds.clear()
+        # The median is deaf to the first step, which may spend minutes compiling.
+        seconds_left = statistics.median(self._step_seconds) * (self._plan.max_steps - stats.step)
         self._emit(
             StepLogged(
                 stats.step,
@@ -54,20 +72,6 @@ class Meter:
                 lr=stats.lr,
                 grad_norm=norm,
                 tokens_per_second=self._plan.tokens_per_step / seconds,
-                seconds_left=(self._step_seconds or seconds) * (self._plan.max_steps - stats.step),
+                seconds_left=seconds_left,
             )
         )
-
-    def restart_clock(self) -> None:
-        """Leaves out what was not training: call after an evaluation or a save."""
-        self._clock = time.monotonic()
-        self._unlogged_steps = 0
-
-    def _measure(self) -> float:
-        """Seconds per step since the last measurement."""
-        now = time.monotonic()
-        seconds = max(now - self._clock, 1e-9) / max(self._unlogged_steps, 1)
-        self._clock, self._unlogged_steps = now, 0
-        previous = self._step_seconds
-        self._step_seconds = seconds if previous is None else SMOOTHING * previous + (1 - SMOOTHING) * seconds
-        return seconds

@@ -36,8 +36,8 @@ def make_plan(config: RunConfig, shards: TokenShards, world: World) -> TrainPlan
     _check_long_enough(shards, windows, "train", "use more text")
     _check_long_enough(shards, shards.cut(shards.val, context_length), "val", "prepare it with a larger --val_fraction")
     windows_per_step = training.total_batch_size // context_length
-    steps_per_epoch = training.steps_per_epoch or windows.num_windows / windows_per_step
-    max_steps = training.max_steps or max(1, int(training.num_epochs * steps_per_epoch))
+    windows_per_epoch = (training.steps_per_epoch or 0) * windows_per_step or windows.num_windows
+    max_steps = training.max_steps or max(1, training.num_epochs * windows_per_epoch // windows_per_step)
     padded_vocab_size = pad_vocab(shards.tokenizer.vocab_size)
     return TrainPlan(
         padded_vocab_size=padded_vocab_size,
@@ -45,7 +45,7 @@ def make_plan(config: RunConfig, shards: TokenShards, world: World) -> TrainPlan
         tokens_per_step=training.total_batch_size,
         windows_per_step=windows_per_step,
         micro_batches=windows_per_step // (training.mini_batch_size * world.size),
-        steps_per_epoch=steps_per_epoch,
+        steps_per_epoch=windows_per_epoch / windows_per_step,
         max_steps=max_steps,
         precision=choose_precision(config.machine.precision, world.device),
     )

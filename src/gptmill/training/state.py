@@ -33,6 +33,7 @@ class TrainState:
     step: int = 0
     windows_read: int = 0
     val_loss: float | None = None
+    evaluated_at: int | None = None
 
     def hold_back_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
         """The context of a micro-batch. Ranks exchange gradients in the last only; DDP must know before the forward."""
@@ -45,6 +46,7 @@ class TrainState:
         values = {
             "windows_read": self.windows_read,
             "val_loss": self.val_loss,
+            "evaluated_at": self.evaluated_at,
             "scaler": self.scaler.state_dict(),
             "config": list_values(config),
             "tokenizer": shards.tokenizer.spec(),
@@ -59,10 +61,12 @@ class TrainState:
         """Becomes the state that was saved."""
         self.model.load_state_dict(checkpoint.tensors["model"])
         self._load_optimizer_state(checkpoint.tensors["optimizer"])
-        self.scaler.load_state_dict(checkpoint.values["scaler"])
+        if checkpoint.values["scaler"]:  # empty where the run was not in fp16 until now
+            self.scaler.load_state_dict(checkpoint.values["scaler"])
         self.step = checkpoint.step
         self.windows_read = checkpoint.values["windows_read"]
         self.val_loss = checkpoint.values["val_loss"]
+        self.evaluated_at = checkpoint.values["evaluated_at"]
 
     def _name_optimizer_state(self) -> dict[str, Tensor]:
         """The optimizer's tensors as PARAMETER/KEY: names outlive the order of parameters, indices do not."""

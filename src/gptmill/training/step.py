@@ -14,6 +14,7 @@ from gptmill.data.shards import SplitWindows
 from gptmill.runtime.precision import make_autocast
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
+from gptmill.runtime.timing import Moment
 from gptmill.runtime.world import World
 from gptmill.training.plan import TrainPlan
 from gptmill.training.schedules import make_lr
@@ -27,12 +28,12 @@ class StepStats:
     step: int
     lr: float
     numbers: Tensor
-    arrived: torch.cuda.Event | None
+    started: Moment
+    arrived: Moment
 
     def read(self) -> tuple[float, float, bool]:
         """(loss, gradient norm, whether any rank was asked to stop). Waits for this step, not for later ones."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
+        self.arrived.wait()
         loss, stop, norm = self.numbers.tolist()
         return loss, norm, stop > 0
 
@@ -41,6 +42,7 @@ def train_step(
     state: TrainState, windows: SplitWindows, config: RunConfig, plan: TrainPlan, world: World, stop: StopFlag
 ) -> StepStats:
     """Forward and backward over all micro-batches, clip, update."""
+    started = Moment(world.device)
     training, size = config.training, config.training.mini_batch_size
     seed_everything(make_step_seed(training.seed, state.step, world.rank))
     lr = make_lr(state.step, config.optimizer, plan.max_steps)
@@ -60,7 +62,8 @@ def train_step(
     norm = _update(state, config.optimizer.grad_clip)
     state.step += 1
     state.windows_read += plan.windows_per_step
-    return _send_stats(state.step, lr, total / plan.tokens_per_step, norm, world, stop)
+    numbers = _send_numbers(total / plan.tokens_per_step, norm, world, stop)
+    return StepStats(state.step, lr, numbers, started, arrived=Moment(world.device))
 
 
 def _update(state: TrainState, grad_clip: float | None) -> Tensor:
@@ -73,15 +76,11 @@ def _update(state: TrainState, grad_clip: float | None) -> Tensor:
     return norm
 
 
-def _send_stats(step: int, lr: float, loss: Tensor, norm: Tensor, world: World, stop: StopFlag) -> StepStats:
+def _send_numbers(loss: Tensor, norm: Tensor, world: World, stop: StopFlag) -> Tensor:
     """Starts the copy to the host. The wish to stop travels with the loss, so that agreeing on it costs nothing."""
     wish = torch.full((), float(bool(stop)), device=world.device)
-    summed = world.sum_over_ranks(torch.stack([loss, wish]))
-    numbers = torch.cat([summed, norm.view(1)])
+    numbers = torch.cat([world.sum_over_ranks(torch.stack([loss, wish])), norm.view(1)])
     if world.device.type != "cuda":
-        return StepStats(step, lr, numbers, None)
+        return numbers.cpu()
     host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-    host.copy_(numbers, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-    return StepStats(step, lr, host, arrived)
+    return host.copy_(numbers, non_blocking=True)

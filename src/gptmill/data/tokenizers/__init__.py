@@ -22,11 +22,14 @@ def build_tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
     return TOKENIZERS[name].learn(texts)
 
 
-def restore_tokenizer(spec: dict[str, Any]) -> Tokenizer:
-    """The tokenizer whose `spec()` this is, as it was."""
-    if spec.get("name") not in TOKENIZERS:
-        raise UserError(f"tokenizer {spec.get('name')!r} is unknown to this version of gptmill; update gptmill")
-    return TOKENIZERS[spec["name"]].restore(spec)
+def restore_tokenizer(spec: dict[str, Any], where: str) -> Tokenizer:
+    """The tokenizer whose `spec()` was kept in `where`, as it was."""
+    try:
+        if spec["name"] not in TOKENIZERS:
+            raise UserError(f"{where} needs the tokenizer {spec['name']!r}, unknown to this gptmill; update gptmill")
+        return TOKENIZERS[spec["name"]].restore(spec)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"the description of the tokenizer in {where} is damaged ({error!r}); make it again") from None
 
 
 __all__ = ["TOKENIZERS", "Tokenizer", "build_tokenizer", "restore_tokenizer"]

@@ -10,6 +10,8 @@ import numpy as np
 from gptmill.config.errors import UserError
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
 
+AFTER_UNICODE = 0x110000  # larger than any character, so that every search ends inside the table
+
 
 class CharTokenizer:
     """One id per character, in code-point order, and an end-of-text mark after them."""
@@ -20,7 +22,7 @@ class CharTokenizer:
         self.alphabet = alphabet
         self.vocab_size = len(alphabet) + 1
         self.end_of_text = len(alphabet)
-        self._points = np.array([ord(character) for character in alphabet], dtype=np.uint32)
+        self._points = np.array([*map(ord, alphabet), AFTER_UNICODE], dtype=np.uint32)
 
     @classmethod
     def learn(cls, texts: Iterable[str]) -> Self:
@@ -37,7 +39,7 @@ class CharTokenizer:
     def encode(self, text: str) -> TokenArray:
         points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
         ids = np.searchsorted(self._points, points)
-        known = self._points[np.minimum(ids, len(self._points) - 1)] == points
+        known = self._points[ids] == points
         if not known.all():
             strange = "".join(sorted({chr(point) for point in points[~known]}))
             raise UserError(f"the corpus' alphabet has no {strange!r}; use only characters that the corpus contains")

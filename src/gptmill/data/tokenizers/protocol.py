@@ -10,6 +10,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from gptmill.config.errors import UserError
+
 TokenArray = NDArray[np.unsignedinteger[Any]]
 
 
@@ -52,3 +54,12 @@ def make_fingerprint(tokenizer: Tokenizer) -> str:
     """Names the tokenizer and everything that decides its ids: equal fingerprints, equal tokens."""
     canonical = json.dumps(tokenizer.spec(), sort_keys=True, ensure_ascii=True).encode()
     return f"{tokenizer.name}:{hashlib.sha256(canonical).hexdigest()[:16]}"
+
+
+def check_fingerprint(made_with: str, present: str, where: str) -> None:
+    """Raises UserError, naming both, where a model would be fed another tokenizer's ids."""
+    if made_with != present:
+        raise UserError(
+            f"tokenizer mismatch: {where} was made with {made_with}, but here is {present}; "
+            f"use the corpus and the gptmill that it was made with, or prepare the corpus again"
+        )

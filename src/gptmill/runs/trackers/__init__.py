@@ -1,4 +1,4 @@
-"""Trackers: each is fed every event of a run and writes it where people look. `build_trackers` lists them all."""
+"""Trackers: each is fed every event of a run and writes it where people look. `open_trackers` lists them all."""
 
 from __future__ import annotations
 

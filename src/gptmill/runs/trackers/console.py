@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 
@@ -29,11 +30,12 @@ class PlainLines:
         self._console = console
         self._max_steps = 0
         self._val_loss: float | None = None
-        self._last_line = 0.0
+        self._last_line = -math.inf
 
     def track(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             self._max_steps = event.max_steps
+            self._val_loss = event.val_loss
             self._say(describe_start(event))
         elif isinstance(event, StepLogged):
             now = time.monotonic()
@@ -69,6 +71,7 @@ class LiveDisplay:
         if isinstance(event, RunStarted):
             self._console.print(describe_start(event), markup=False)
             self._progress.update(self._task, total=event.max_steps, completed=event.step)
+            self._val_loss = event.val_loss
             self._live.start()
         elif isinstance(event, StepLogged):
             self._progress.update(self._task, completed=event.step, eta=_format_seconds(event.seconds_left))
@@ -115,7 +118,8 @@ def describe_step(event: StepLogged, val_loss: float | None, *, eta: bool = True
 
 
 def describe_eval(event: EvalDone) -> str:
-    return f"step {event.step:,}: val loss {event.val_loss:.4f}, perplexity {event.perplexity:,.2f}"
+    perplexity = f"{event.perplexity:,.2f}" if event.perplexity < 1e9 else f"{event.perplexity:.3g}"
+    return f"step {event.step:,}: val loss {event.val_loss:.4f}, perplexity {perplexity}"
 
 
 def describe_end(event: RunFinished) -> str:

@@ -65,7 +65,8 @@ def _drop_later_lines(path: Path, resumed_at: int, read_step: Callable[[str], in
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    whole_lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    for line in whole_lines:
         try:
             if read_step(line) <= resumed_at:
                 kept.append(line + "\n")

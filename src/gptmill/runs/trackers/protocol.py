@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from gptmill.runs.events import Event
@@ -25,20 +27,21 @@ class TrackerGroup:
 
     def track(self, event: Event) -> None:
         for tracker in list(self._trackers):
-            try:
-                tracker.track(event)
-            except Exception as error:  # a broken log must not end a run of weeks
-                self._trackers.remove(tracker)
-                name = type(tracker).__name__
-                sys.stderr.write(
-                    f"warning: {name} stopped at step {event.step} ({error}); training goes on without it\n"
-                )
+            self._attempt(tracker, partial(tracker.track, event), f"at step {event.step}")
 
     def __enter__(self) -> TrackerGroup:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for tracker in self._trackers:
-            tracker.close()
+    def __exit__(self, *_error: object) -> None:
+        for tracker in list(self._trackers):
+            self._attempt(tracker, tracker.close, "while closing")
+
+    def _attempt(self, tracker: Tracker, action: Callable[[], None], when: str) -> None:
+        try:
+            action()
+        except Exception as error:  # a broken log must not end a run of weeks
+            self._trackers.remove(tracker)
+            name = type(tracker).__name__
+            sys.stderr.write(f"warning: {name} failed {when} ({error}); the run goes on without it\n")
+            with suppress(Exception):
+                tracker.close()

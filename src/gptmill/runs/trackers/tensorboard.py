@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged
+from gptmill.runs.events import CheckpointSaved, EvalDone, Event, SampleDrawn, StepLogged
 
 
 class TensorBoard:
@@ -20,6 +20,9 @@ class TensorBoard:
             self._writer.add_scalar(name, value, event.step, walltime=event.time)
         if isinstance(event, SampleDrawn):
             self._writer.add_text("sample", event.prompt + event.text, event.step)
+
+        if isinstance(event, CheckpointSaved):
+            self._writer.flush()  # what the checkpoint holds must not be missing from the curves after a kill
 
     def close(self) -> None:
         self._writer.close()

@@ -1,0 +1,173 @@
+"""The command line as users meet it first: help, version, config, and what happens when nobody reads on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import GptMill, make_environment
+
+import gptmill as package
+from gptmill.cli.main import VERBS
+from gptmill.config.recipes import list_recipes, load_recipe
+from gptmill.config.requests import LaunchOptions, PrepareRequest, SampleRequest
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import build_config, list_fields
+
+CONFIGS = {
+    "prepare": (PrepareRequest,),
+    "train": (LaunchOptions, RunConfig),
+    "sample": (SampleRequest,),
+    "config": (RunConfig,),
+}
+FOUNDING_FLAGS = (
+    "total_batch_size mini_batch_size context_length num_layers embd_size num_heads max_lr min_lr warmup_steps "
+    "weight_decay num_epochs steps_per_epoch max_steps eval_freq checkpoint_freq keep_checkpoints run_name seed logdir "
+    "use_tensorboard resume list_checkpoints force_cpu device"
+).split()
+
+# Says on stderr which heavy libraries are loaded once main has answered.
+SPY = """
+import sys
+from gptmill.cli.main import main
+try:
+    code = main()
+except SystemExit as stop:
+    code = stop.code
+sys.stderr.write(" ".join(sorted({"torch", "numpy"} & sys.modules.keys())))
+raise SystemExit(code)
+"""
+
+
+def spy(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SPY, *arguments]
+    return subprocess.run(command, env=make_environment(), capture_output=True, text=True, timeout=60, check=False)
+
+
+def read_flag(text: str, name: str) -> str:
+    """What the help says of a flag, without the white space at which it was wrapped."""
+    found = re.search(rf"^  --{name}\b.*?(?=\n  --|\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"--{name} is missing"
+    return "".join(found.group().split())
+
+
+def test_alone_and_with_help_it_lists_the_verbs_without_loading_torch() -> None:
+    answers = [spy(*arguments) for arguments in ((), ("--help",), ("-h",), ("help",))]
+    assert [(answer.returncode, answer.stderr) for answer in answers] == [(0, "")] * 4
+    assert len({answer.stdout for answer in answers}) == 1
+    for verb, summary in VERBS.items():
+        assert re.search(rf"^  {verb} +{re.escape(summary)}$", answers[0].stdout, re.MULTILINE)
+
+
+def test_version_is_the_packages(gptmill: GptMill) -> None:
+    assert gptmill("--version").stdout == f"gptmill {package.__version__}\n"
+
+
+def test_every_verb_has_its_flags_listed_here() -> None:
+    assert CONFIGS.keys() == VERBS.keys()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_groups_all_its_flags_and_loads_no_torch(verb: str) -> None:
+    answer = spy(verb, "--help")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    fields = [field for config in CONFIGS[verb] for field in list_fields(config)]
+    for title in {field.section_title for field in fields}:
+        assert f"\n{title}:\n" in answer.stdout
+    for field in fields:
+        assert "".join(field.help.split()) in read_flag(answer.stdout, field.name)
+
+
+def test_the_help_of_train_has_the_founding_flags_and_the_recipes(gptmill: GptMill) -> None:
+    text = gptmill("train", "-h").stdout
+    for name in FOUNDING_FLAGS:
+        assert read_flag(text, name)
+    for name, title in list_recipes().items():
+        assert re.search(rf"^  {re.escape(name)} +{re.escape(title)}$", text, re.MULTILINE)
+
+
+def test_the_help_of_train_with_a_recipe_shows_its_values() -> None:
+    answer = spy("train", "demo", "--help")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    for name, value in load_recipe("demo").items():
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        assert read_flag(answer.stdout, name).endswith(f"[{shown.strip()}]")
+
+
+def test_an_unknown_verb_suggests_the_nearest_and_lists_all(gptmill: GptMill) -> None:
+    process = gptmill("trian", check=False)
+    assert process.returncode == 2
+    assert process.stderr.startswith("gptmill: there is no verb 'trian' (did you mean train?)")
+    assert all(verb in process.stderr for verb in VERBS)
+    assert process.stdout == ""
+
+
+def test_config_list_names_every_recipe_with_its_title(gptmill: GptMill) -> None:
+    lines = gptmill("config", "list").stdout.splitlines()
+    assert [line.split(maxsplit=1) for line in lines] == [[name, title] for name, title in list_recipes().items()]
+    assert all(list_recipes().values())
+
+
+def test_config_show_is_itself_a_recipe(gptmill: GptMill, tmp_path: Path) -> None:
+    shown = gptmill("config", "show", "demo", "--num-layers=6", "--grad_clip", "none", "--sample_prompt", 'a "b" # c\n')
+    (tmp_path / "shown.toml").write_text(shown.stdout, encoding="utf-8")
+    flags = {"num_layers": 6, "grad_clip": None, "sample_prompt": 'a "b" # c\n'}
+    assert build_config(RunConfig, load_recipe(str(tmp_path / "shown.toml"))) == build_config(
+        RunConfig, {**load_recipe("demo"), **flags}
+    )
+    assert gptmill("config", "show", "shown.toml").stdout == shown.stdout
+
+
+def test_config_show_without_a_recipe_shows_the_defaults(gptmill: GptMill, tmp_path: Path) -> None:
+    (tmp_path / "shown.toml").write_text(gptmill("config", "show").stdout, encoding="utf-8")
+    assert build_config(RunConfig, load_recipe(str(tmp_path / "shown.toml"))) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("config", "its form is: gptmill config list | show [RECIPE]"),
+        ("config lst", "config list and config show"),
+        ("config show demo gpt2-124m", "its form is"),
+        ("config list demo", "config list"),
+        (
+            "config show demo --num_heads 3",
+            "num_heads = 3: does not divide embd_size 128; the nearest that do are 2 and 4",
+        ),
+        ("config show --total_batch_size 1000", "the nearest are 32768"),
+        ("sample", "its form is: gptmill sample RUN"),
+        ("prepare", "its form is: gptmill prepare SOURCE"),
+        ("train demo demo", "its form is: gptmill train [RECIPE]"),
+    ],
+)
+def test_a_wrong_form_is_answered_with_the_right_one(line: str, says: str, gptmill: GptMill) -> None:
+    process = gptmill(*line.split(), check=False)
+    assert process.returncode == 2
+    assert process.stderr.startswith("gptmill: ")
+    assert says in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("line", ["--help", "--version", "train --help", "config list", "config show demo"])
+def test_a_reader_that_has_gone_is_no_error(line: str, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "gptmill", *line.split()],
+            env=make_environment(PYTHONUNBUFFERED=unbuffered),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert process.stderr == ""
+    assert process.returncode == 0

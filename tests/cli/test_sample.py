@@ -1,0 +1,120 @@
+"""gptmill sample, as a process, on a tiny run of a char corpus."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TINY_FLAGS, GptMill, make_environment
+
+from gptmill.config.errors import UserError
+from gptmill.config.requests import SampleRequest
+from gptmill.inference.sampling import find_problems, open_sampler
+
+SEPARATOR = "\n\n" + "─" * 72 + "\n"
+TEXT = "the quick brown fox jumps over a lazy dog while rain falls on old stones and rivers rise\n" * 100
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which `gptmill train` has made the run `tiny`."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "words.txt").write_text(TEXT, encoding="utf-8")
+    flags = "--corpus words.txt --tokenizer char --sample_prompt the --max_steps 3 --run_name tiny".split()
+    command = [sys.executable, "-m", "gptmill", "train", *flags, *TINY_FLAGS]
+    process = subprocess.run(
+        command, cwd=folder, env=make_environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _run(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+
+
+def draw(gptmill: GptMill, flags: str, run: str = "tiny") -> list[str]:
+    output = gptmill("sample", run, "--device", "cpu", *flags.split()).stdout
+    assert output.endswith("\n")
+    return output[:-1].split(SEPARATOR)
+
+
+def refuse(gptmill: GptMill, *arguments: str) -> str:
+    process = gptmill("sample", *arguments, "--device", "cpu", check=False)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert process.stderr.startswith("gptmill: ")
+    assert "Traceback" not in process.stderr
+    return process.stderr
+
+
+def test_a_seed_names_a_text_and_sample_i_has_seed_plus_i(gptmill: GptMill) -> None:
+    first = draw(gptmill, "--seed 5 --num_samples 3 --prompt the --max_new_tokens 40")
+    again = draw(gptmill, "--seed 6 --num_samples 2 --prompt the --max_new_tokens 40", run="runs/tiny")
+    assert len(set(first)) == 3
+    assert again == first[1:]
+    assert all(text.startswith("the") for text in first)
+    assert set("".join(first)) <= set(TEXT)
+
+
+def test_temperature_zero_ignores_the_seed_and_equals_the_likeliest_of_one(gptmill: GptMill) -> None:
+    greedy = draw(gptmill, "--temperature 0 --num_samples 2 --prompt the --max_new_tokens 40")
+    likeliest = draw(gptmill, "--top_k 1 --seed 9 --prompt the --max_new_tokens 40")
+    assert greedy[0] == greedy[1] == likeliest[0]
+    assert len(greedy[0]) > len("the")
+
+
+def test_a_prompt_outside_the_alphabet_names_the_strange_characters(gptmill: GptMill) -> None:
+    message = refuse(gptmill, "tiny", "--prompt", "the Ωmega")
+    assert "'Ω'" in message
+    assert "--prompt" in message
+
+
+def test_an_unknown_run_suggests_the_nearest(gptmill: GptMill) -> None:
+    message = refuse(gptmill, "tinny")
+    assert "'tinny'" in message
+    assert "did you mean tiny?" in message
+
+
+def test_a_run_without_checkpoints_is_named(gptmill: GptMill, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "runs" / "tiny" / "checkpoints")
+    message = refuse(gptmill, "tiny")
+    assert "runs/tiny has no checkpoint" in message
+    assert "--resume" not in message  # nobody asked to resume
+
+
+def test_a_step_that_was_not_saved_is_named(finished: Path) -> None:
+    with pytest.raises(UserError, match="no checkpoint of step 2;"):
+        open_sampler("tiny", SampleRequest(step=2, device="cpu", logdir=str(finished / "runs")))
+
+
+def test_wrong_settings_are_all_listed_before_anything_is_read(gptmill: GptMill) -> None:
+    wrong = {"top_p": "1.5", "top_k": "0", "temperature": "-1", "num_samples": "0", "max_new_tokens": "0", "seed": "-1"}
+    message = refuse(gptmill, "no-such-run", *(f"--{name}={value}" for name, value in wrong.items()))
+    assert "6 problems:" in message
+    for name in wrong:
+        assert f"  - --{name} " in message
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        SampleRequest(top_p=0.0),
+        SampleRequest(top_p=float("nan")),
+        SampleRequest(temperature=float("nan")),
+        SampleRequest(seed=2**64),
+    ],
+    ids=["top_p 0", "top_p nan", "temperature nan", "seed"],
+)
+def test_settings_with_which_nothing_can_be_drawn_are_refused(request_: SampleRequest) -> None:
+    assert len(find_problems(request_)) == 1
+
+
+def test_the_edges_of_the_settings_are_allowed() -> None:
+    assert (
+        find_problems(SampleRequest(temperature=0, top_p=1.0, top_k=1, seed=0, num_samples=1, max_new_tokens=1)) == []
+    )

@@ -1,0 +1,105 @@
+"""The schema: fields are documented and unique, and raw values become typed ones or a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gptmill.config.requests import LaunchOptions, PrepareRequest, SampleRequest
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import build_config, list_fields, list_values, parse_value
+
+FIELDS = {field.name: field for field in list_fields(RunConfig)}
+ALL_CLASSES = [RunConfig, LaunchOptions, PrepareRequest, SampleRequest]
+
+
+def test_field_names_are_unique_across_sections_and_launch_options() -> None:
+    names = [field.name for config in (RunConfig, LaunchOptions) for field in list_fields(config)]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("config", ALL_CLASSES)
+def test_every_field_has_a_docstring_and_a_titled_section(config: type) -> None:
+    for field in list_fields(config):
+        assert field.help.endswith("."), field.name
+        assert "\n" not in field.help, field.name
+        assert field.section_title, field.name
+
+
+@pytest.mark.parametrize("config", ALL_CLASSES)
+def test_every_default_is_a_value_of_its_field(config: type) -> None:
+    for field in list_fields(config):
+        if field.default is None:
+            assert field.optional, field.name
+        else:
+            assert parse_value(field, field.default) == field.default
+            assert type(field.default) is field.kind, field.name
+
+
+def test_build_config_and_list_values_are_inverse() -> None:
+    values = list_values(RunConfig()) | {"num_layers": 3, "run_name": "x", "grad_clip": None, "compile": True}
+    config = build_config(RunConfig, values)
+    assert list_values(config) == values
+    assert config.model.num_layers == 3
+    assert config.machine.compile is True
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "value"),
+    [
+        ("num_layers", "12", 12),
+        ("num_layers", 12, 12),
+        ("total_batch_size", "524_288", 524288),
+        ("max_lr", "3e-4", 3e-4),
+        ("max_lr", 1, 1.0),
+        ("compile", True, True),
+        ("compile", "False", False),
+        ("tokenizer", "char", "char"),
+        ("grad_clip", "none", None),
+        ("max_steps", "None", None),
+        ("sample_prompt", "none", "none"),
+        ("sample_prompt", "", ""),
+    ],
+)
+def test_a_right_value_becomes_its_type(name: str, raw: object, value: Any) -> None:
+    parsed = parse_value(FIELDS[name], raw)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "expected"),
+    [
+        ("num_layers", 12.0, "a whole number"),
+        ("num_layers", "12.5", "a whole number"),
+        ("num_layers", "5e5", "a whole number"),
+        ("num_layers", "twelve", "a whole number"),
+        ("num_layers", True, "a whole number"),
+        ("num_layers", [12], "a whole number"),
+        ("num_layers", "none", "a whole number"),
+        ("max_lr", "fast", "a number"),
+        ("max_lr", False, "a number"),
+        ("max_lr", {}, "a number"),
+        ("compile", 1, "true or false"),
+        ("compile", "yes", "true or false"),
+        ("sample_prompt", 3, "text"),
+        ("device", "gpu", "auto, cuda, mps, cpu"),
+        ("device", ["cpu"], "auto, cuda, mps, cpu"),
+        ("tokenizer", 2, "gpt2, byte, char"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_was_expected(name: str, raw: object, expected: str) -> None:
+    with pytest.raises(ValueError, match="expected") as caught:
+        parse_value(FIELDS[name], raw)
+    assert expected in str(caught.value)
+
+
+def test_a_number_too_large_for_its_type_is_refused_like_any_other() -> None:
+    with pytest.raises(ValueError, match="expected a number"):
+        parse_value(FIELDS["max_lr"], 10**400)
+
+
+def test_fields_are_listed_in_sections_that_do_not_interleave() -> None:
+    sections = [field.section for field in list_fields(RunConfig)]
+    assert sections == sorted(sections, key=sections.index)

@@ -1,0 +1,128 @@
+"""Validation: all problems at once, and every fix that it proposes works."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gptmill.config.errors import ConfigError
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import build_config
+from gptmill.config.validation import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, check_config, find_problems
+
+
+def find(world_size: int = 1, **values: Any) -> list[str]:
+    return [str(problem) for problem in find_problems(build_config(RunConfig, values), world_size)]
+
+
+def read_suggestions(problem: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", problem.rpartition("nearest")[2])]
+
+
+def test_the_defaults_are_sound() -> None:
+    check_config(RunConfig())
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong", "right"),
+    [
+        (AT_LEAST_ONE, [0, -1], []),
+        (NOT_NEGATIVE, [-1], [0]),
+        (POSITIVE, [0.0, -1.0, math.nan], [1.0]),
+        (BELOW_ONE, [-0.1, 1.0, math.nan], [0.0, 0.999]),
+        (("val_fraction",), [0.0, 1.0, -0.5, math.nan], [0.5]),
+        (("run_name",), ["", ".", "..", "a/b"], ["a.b", "a b"]),
+    ],
+)
+def test_every_range_is_kept(names: tuple[str, ...], wrong: list[Any], right: list[Any]) -> None:
+    for name in names:
+        for value in wrong:
+            (problem,) = find(**{name: value})
+            assert problem.startswith(f"{name} = {value}: must "), problem
+        for value in right:
+            assert find(**{name: value}) == []
+
+
+@pytest.mark.parametrize("name", ["max_lr", "weight_decay", "eps"])
+def test_infinity_is_no_number_to_train_with(name: str) -> None:
+    assert len(find(**{name: math.inf})) == 1
+
+
+def test_a_seed_must_fit_into_64_bits() -> None:
+    assert find(seed=2**63 - 1) == []
+    assert len(find(seed=2**64)) == 1
+
+
+def test_unset_optional_fields_are_no_problem() -> None:
+    assert find(max_steps=None, steps_per_epoch=None, grad_clip=None, run_name=None) == []
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    values = {"num_layers": 0, "dropout": 2.0, "max_lr": -1.0, "run_name": "a/b", "seed": -1, "val_fraction": 7.0}
+    with pytest.raises(ConfigError) as caught:
+        check_config(build_config(RunConfig, values))
+    assert {problem.where.split(" = ")[0] for problem in caught.value.problems} == values.keys()
+    assert str(caught.value).startswith("6 problems:\n")
+
+
+def test_all_conflicts_are_reported_at_once() -> None:
+    problems = find(num_heads=5, min_lr=1.0, total_batch_size=1000, eval_tokens=10)
+    names = [problem.split(" = ")[0] for problem in problems]
+    assert names == ["num_heads", "min_lr", "total_batch_size", "eval_tokens"]
+
+
+def test_a_lone_problem_is_one_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_config(build_config(RunConfig, {"num_layers": 0}))
+    assert str(caught.value) == "num_layers = 0: must be at least 1"
+
+
+@settings(deadline=None)
+@given(
+    batch=st.integers(1, 10**7),
+    micro=st.integers(1, 64),
+    window=st.integers(1, 4096),
+    world_size=st.integers(1, 64),
+)
+def test_the_batch_sizes_suggested_are_valid_and_the_nearest(
+    batch: int, micro: int, window: int, world_size: int
+) -> None:
+    quantum = micro * window * world_size
+    assume(batch % quantum)
+    values = {"mini_batch_size": micro, "context_length": window}
+    (problem,) = find(world_size, total_batch_size=batch, **values)
+    suggestions = read_suggestions(problem)
+    assert problem.startswith(f"total_batch_size = {batch}: ")
+    assert len(suggestions) == (2 if batch > quantum else 1)
+    for size in suggestions:
+        assert find(world_size, total_batch_size=size, **values) == []
+        assert abs(size - batch) < quantum
+
+
+@settings(deadline=None)
+@given(width=st.integers(1, 4096), heads=st.integers(1, 512))
+def test_the_numbers_of_heads_suggested_divide_and_are_the_nearest(width: int, heads: int) -> None:
+    assume(width % heads)
+    (problem,) = find(embd_size=width, num_heads=heads)
+    suggestions = read_suggestions(problem)
+    assert problem.startswith(f"num_heads = {heads}: ")
+    assert 1 <= len(suggestions) <= 2
+    furthest = max(abs(count - heads) for count in suggestions)
+    for count in range(1, width + 1):
+        if count in suggestions:
+            assert find(embd_size=width, num_heads=count) == []
+        elif abs(count - heads) < furthest:
+            assert width % count
+    assert len(suggestions) == len(set(suggestions))
+
+
+def test_the_number_of_ranks_counts() -> None:
+    fits = {"total_batch_size": 2 * 64, "mini_batch_size": 4, "context_length": 16}
+    assert find(2, **fits) == []
+    (problem,) = find(3, **fits)
+    assert "3 rank(s) = 192 tokens; the nearest are 192" in problem

@@ -1,0 +1,381 @@
+"""Trackers: what each writes, every step once after a resume, and none of them able to end a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gptmill.config.run import RunConfig, TrackingConfig
+from gptmill.runs.directory import RunDirectory, create_run
+from gptmill.runs.events import (
+    CheckpointSaved,
+    EvalDone,
+    Event,
+    RunFinished,
+    RunStarted,
+    SampleDrawn,
+    StepLogged,
+    from_json,
+)
+from gptmill.runs.trackers import TrackerGroup, open_trackers
+from gptmill.runs.trackers.console import LiveDisplay, PlainLines
+from gptmill.runs.trackers.files import JsonLines, SampleFiles, TextLog
+from gptmill.runs.trackers.tensorboard import TensorBoard
+
+START = RunStarted(0, "runs/a", 20, 128, 12345, "CPU, 1 threads", "fp32", 1, "data/x", "byte:1", "0.1", "2.9", None)
+
+
+def make_step(step: int, loss: float = 2.5) -> StepLogged:
+    return StepLogged(step, step / 8, loss, 6e-4, 1.25, 4321.0, 3725.0)
+
+
+def make_events(first: int, last: int) -> list[Event]:
+    """A step each, with an evaluation and a sample at every fifth."""
+    events: list[Event] = []
+    for step in range(first, last + 1):
+        events.append(make_step(step, loss=5 - step / 10))
+        if step % 5 == 0:
+            events += [EvalDone(step, 4 - step / 10, 64, 0.1), SampleDrawn(step, "Say ", f"line\u2028{step}\n\x85end")]
+    return events
+
+
+def write(tracker: JsonLines | TextLog | SampleFiles | TensorBoard, events: list[Event]) -> None:
+    for event in events:
+        tracker.track(event)
+    tracker.close()
+
+
+def read_jsonl(path: Path) -> list[Event | None]:
+    return [from_json(line) for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
+
+
+def test_the_text_log_has_one_plain_line_per_loss(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    events = [START, make_step(250, 3.456789), EvalDone(250, 3.4, 64, 0.1), SampleDrawn(250, "a", "b")]
+    write(TextLog(path, 0), [*events, make_step(251, 3.0), RunFinished(251, "finished", 1.0)])
+    assert path.read_text(encoding="utf-8") == "250 train 3.456789\n250 val 3.4000\n251 train 3.000000\n"
+
+
+def test_the_text_log_writes_nan_as_a_word(tmp_path: Path) -> None:
+    write(TextLog(tmp_path / "log.txt", 0), [make_step(1, math.nan)])
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8") == "1 train nan\n"
+
+
+def test_the_json_lines_hold_every_event(tmp_path: Path) -> None:
+    events = [START, *make_events(1, 10), CheckpointSaved(10, "p", 9, 0.1), RunFinished(10, "stopped", 2.0)]
+    write(JsonLines(tmp_path / "events.jsonl", 0), events)
+    assert read_jsonl(tmp_path / "events.jsonl") == events
+
+
+def test_a_line_is_on_the_disk_as_soon_as_it_is_tracked(tmp_path: Path) -> None:
+    lines, log = JsonLines(tmp_path / "events.jsonl", 0), TextLog(tmp_path / "log.txt", 0)
+    lines.track(make_step(1))
+    log.track(make_step(1))
+    assert read_jsonl(tmp_path / "events.jsonl")[0].step == 1
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8") == "1 train 2.500000\n"
+    lines.close()
+    log.close()
+
+
+@pytest.mark.parametrize(
+    "torn", ["", '{"event": "StepLogged", "step": 9, "ti', '{"event": "SampleDrawn", "text": "\u2028']
+)
+def test_resumed_json_lines_hold_every_step_once(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "events.jsonl"
+    write(JsonLines(path, 0), make_events(1, 20))
+    with path.open("a", encoding="utf-8") as file:
+        file.write(torn)
+    write(JsonLines(path, 10), make_events(11, 20))
+    found = [replace(event, time=0.0) for event in read_jsonl(path) if event is not None]
+    assert found == [replace(event, time=0.0) for event in make_events(1, 20)]
+
+
+def test_json_lines_cut_inside_a_character_are_mended(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    write(JsonLines(path, 0), make_events(1, 5))
+    whole = path.read_bytes()
+    path.write_bytes(whole + '{"event": "SampleDrawn", "step": 5, "text": "é'.encode()[:-1])
+    write(JsonLines(path, 5), [])
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("torn", ["", "2", "10 tr", "21 train 2.", "\x00\x00\x00"])
+def test_a_resumed_text_log_holds_every_step_once(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "log.txt"
+    write(TextLog(path, 0), make_events(1, 20))
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole + torn, encoding="utf-8")
+    write(TextLog(path, 10), make_events(11, 20))
+    assert path.read_text(encoding="utf-8") == whole
+
+
+def test_setting_back_twice_changes_nothing_more(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    write(TextLog(path, 0), make_events(1, 20))
+    write(TextLog(path, 10), [])
+    once = path.read_text(encoding="utf-8")
+    write(TextLog(path, 10), [])
+    assert path.read_text(encoding="utf-8") == once
+    assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]
+
+
+def test_samples_are_files_named_by_their_step(tmp_path: Path) -> None:
+    folder = tmp_path / "samples"
+    write(SampleFiles(folder, 0), [SampleDrawn(0, "Say ", "x"), SampleDrawn(250, "Say ", "é\u2028"), make_step(250)])
+    assert sorted(path.name for path in folder.iterdir()) == ["step_000000.txt", "step_000250.txt"]
+    assert (folder / "step_000250.txt").read_text(encoding="utf-8") == "Say é\u2028\n"
+
+
+def test_samples_after_the_resumed_step_are_dropped(tmp_path: Path) -> None:
+    write(SampleFiles(tmp_path, 0), make_events(1, 20))
+    SampleFiles(tmp_path, 10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000005.txt", "step_000010.txt"]
+
+
+class Failing:
+    """A tracker whose disk is full at one step, or when it is closed."""
+
+    def __init__(self, at_step: int | None) -> None:
+        self.at_step = at_step
+        self.seen: list[int] = []
+        self.closed = 0
+
+    def track(self, event: Event) -> None:
+        self.seen.append(event.step)
+        if event.step == self.at_step:
+            raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        self.closed += 1
+        if self.at_step is None:
+            raise OSError(28, "No space left on device")
+
+
+def test_a_tracker_that_raises_is_left_out_with_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failing = Failing(at_step=3)
+    events = make_events(1, 9)
+    with TrackerGroup([failing, JsonLines(tmp_path / "events.jsonl", 0)]) as trackers:
+        for event in events:
+            trackers.track(event)
+    assert failing.seen == [1, 2, 3]
+    assert read_jsonl(tmp_path / "events.jsonl") == events
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1
+    for part in ("warning", "Failing", "step 3", "No space left on device"):
+        assert part in warning
+
+
+def test_a_tracker_that_is_left_out_is_closed() -> None:
+    failing = Failing(at_step=1)
+    with TrackerGroup([failing]) as trackers:
+        trackers.track(make_step(1))
+        trackers.track(make_step(2))
+    assert failing.closed == 1
+
+
+def test_a_tracker_that_cannot_be_closed_does_not_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = Failing(at_step=None), Failing(at_step=99)
+    with TrackerGroup([first, second]) as trackers:
+        trackers.track(make_step(1))
+    assert second.closed == 1
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_an_error_of_the_run_is_not_swallowed(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), TrackerGroup([JsonLines(tmp_path / "events.jsonl", 0)]):
+        raise KeyboardInterrupt
+
+
+def wait_for_next_second() -> None:
+    """TensorBoard reads event files in the order of their names, which tell the second of their making."""
+    time.sleep(1.01 - time.time() % 1)
+
+
+def read_tensorboard(folder: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def read_steps(folder: Path, tag: str) -> list[int]:
+    return [scalar.step for scalar in read_tensorboard(folder).Scalars(tag)]
+
+
+STEP_TAGS = {
+    "loss/train": "loss",
+    "optimizer/lr": "lr",
+    "optimizer/grad_norm": "grad_norm",
+    "speed/tokens_per_second": "tokens_per_second",
+}
+
+
+def test_tensorboard_of_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
+    write(TensorBoard(tmp_path, 0), [EvalDone(0, 6.0, 64, 0.1), *make_events(1, 20)])
+    wait_for_next_second()
+    write(TensorBoard(tmp_path, 10), make_events(11, 20))
+    accumulator = read_tensorboard(tmp_path)
+    for tag, name in STEP_TAGS.items():
+        scalars = accumulator.Scalars(tag)
+        assert [scalar.step for scalar in scalars] == list(range(1, 21)), tag
+        expected = [getattr(event, name) for event in make_events(1, 20) if isinstance(event, StepLogged)]
+        assert [scalar.value for scalar in scalars] == pytest.approx(expected), tag
+    assert [(scalar.step, scalar.value) for scalar in accumulator.Scalars("loss/val")] == [
+        (0, pytest.approx(6.0)),
+        *((step, pytest.approx(4 - step / 10)) for step in (5, 10, 15, 20)),
+    ]
+
+
+def test_tensorboard_of_a_run_begun_again_before_its_first_checkpoint_has_every_step_once(tmp_path: Path) -> None:
+    for last in (7, 20):
+        wait_for_next_second()
+        run = create_run(str(tmp_path), "again", RunConfig())
+        write(TensorBoard(run.tensorboard, 0), make_events(1, last))
+    assert read_steps(run.tensorboard, "loss/train") == list(range(1, 21))
+
+
+# A process that is killed right after a checkpoint, as the operating system or a scheduler does it.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gptmill.runs.events import CheckpointSaved, StepLogged
+from gptmill.runs.trackers.tensorboard import TensorBoard
+
+tracker = TensorBoard(Path(sys.argv[1]), 0)
+for step in range(1, 11):
+    tracker.track(StepLogged(step, 0.1, 2.5, 1e-3, 1.0, 100.0, 1.0))
+tracker.track(CheckpointSaved(10, "p", 9, 0.1))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_tensorboard_of_a_run_killed_after_its_checkpoint_keeps_the_steps_before_it(tmp_path: Path) -> None:
+    process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=120)
+    assert process.returncode == -9
+    wait_for_next_second()
+    write(TensorBoard(tmp_path, 10), make_events(11, 20))
+    assert read_steps(tmp_path, "loss/train") == list(range(1, 21))
+
+
+def make_console(*, is_terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=is_terminal, width=120, highlight=False, legacy_windows=False)
+
+
+def read_console(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_plain_lines_tell_all_numbers_of_a_step() -> None:
+    console = make_console(is_terminal=False)
+    tracker = PlainLines(console)
+    for event in (START, EvalDone(15, 3.25, 64, 0.1), make_step(20), RunFinished(20, "finished", 65.0)):
+        tracker.track(event)
+    lines = read_console(console).split("\n")
+    (line,) = [line for line in lines if line.startswith("step 20/")]
+    parts = ["step 20/20", "epoch 2.50", "loss 2.5000", "val 3.2500", "lr 6.00e-04", "norm 1.250", "4,321 tok/s"]
+    assert line.split(" | ") == [*parts, "eta 1:02:05"]
+    assert "step 15: val loss 3.2500, perplexity 25.79" in lines
+    assert "finished at step 20 after 0:01:05" in lines
+    assert "12,345 parameters, fp32" in read_console(console)
+
+
+def test_plain_lines_have_no_val_before_the_first_evaluation() -> None:
+    console = make_console(is_terminal=False)
+    tracker = PlainLines(console)
+    tracker.track(START)
+    tracker.track(make_step(20))
+    assert "val" not in read_console(console)
+
+
+def test_plain_lines_are_not_wrapped_coloured_or_read_as_markup() -> None:
+    console = make_console(is_terminal=False)
+    long = "x" * 300 + "[bold]y[/bold]"
+    PlainLines(console).track(replace(START, run=long))
+    assert f"run     {long}\n" in read_console(console)
+    assert "\x1b" not in read_console(console)
+
+
+def test_plain_lines_do_not_print_every_fast_step() -> None:
+    console = make_console(is_terminal=False)
+    tracker = PlainLines(console)
+    tracker.track(replace(START, max_steps=1000))
+    for step in range(1, 1001):
+        tracker.track(make_step(step))
+    shown = [line.split(" ")[1] for line in read_console(console).split("\n") if " | " in line]
+    assert shown[0] == "1/1000"
+    assert shown[-1] == "1000/1000"
+    assert len(shown) < 100
+
+
+def test_a_loss_that_explodes_still_fits_on_a_line() -> None:
+    console = make_console(is_terminal=False)
+    PlainLines(console).track(EvalDone(15, 900.0, 64, 0.1))
+    assert max(map(len, read_console(console).split("\n"))) <= 120
+
+
+@pytest.mark.parametrize("loss", [2.5, math.nan, math.inf])
+def test_the_live_display_shows_progress_on_a_terminal(loss: float) -> None:
+    console = make_console(is_terminal=True)
+    display = LiveDisplay(console)
+    events = [START, EvalDone(0, 5.5, 64, 0.1), make_step(7, loss), CheckpointSaved(7, "ckpt[7]", 9, 0.1)]
+    for event in [*events, EvalDone(20, loss, 64, 0.1), make_step(20, loss), RunFinished(20, "finished", 65.0)]:
+        display.track(event)
+    display.close()
+    text = read_console(console)
+    assert "\x1b[" in text
+    for part in ("20/20", f"loss {loss:.4f}", "4,321 tok/s", "val loss 5.5000", "ckpt[7]", "finished at step 20"):
+        assert part in text, part
+
+
+def test_the_live_display_gives_the_cursor_back_when_the_run_breaks_off() -> None:
+    console = make_console(is_terminal=True)
+    trackers = TrackerGroup([LiveDisplay(console)])
+    trackers.track(START)
+    assert "\x1b[?25l" in read_console(console)
+    with pytest.raises(KeyboardInterrupt), trackers:
+        raise KeyboardInterrupt
+    assert read_console(console).rindex("\x1b[?25h") > read_console(console).rindex("\x1b[?25l")
+
+
+def test_a_live_display_that_never_began_can_be_closed() -> None:
+    LiveDisplay(make_console(is_terminal=True)).close()
+
+
+def test_a_run_writes_all_its_files_and_tensorboard_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, use_tensorboard in (("with", True), ("without", False)):
+        run = create_run(str(tmp_path), name, RunConfig())
+        with open_trackers(run, TrackingConfig(use_tensorboard=use_tensorboard), 0) as trackers:
+            for event in (START, *make_events(1, 5)):
+                trackers.track(event)
+        assert len(read_jsonl(run.events)) == 8
+        assert run.text_log.read_text(encoding="utf-8").count("\n") == 6
+        assert [path.name for path in run.samples.iterdir()] == ["step_000005.txt"]
+        assert run.tensorboard.is_dir() == use_tensorboard
+    assert "12,345 parameters" in capsys.readouterr().out
+
+
+def test_a_resumed_run_sets_all_its_trackers_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory(tmp_path)
+    for resumed_at in (0, 10):
+        wait_for_next_second()
+        with open_trackers(run, TrackingConfig(use_tensorboard=True), resumed_at) as trackers:
+            for event in make_events(resumed_at + 1, 20):
+                trackers.track(event)
+    steps = [json.loads(line)["step"] for line in run.events.read_text("utf-8").split("\n") if "StepLogged" in line]
+    assert steps == list(range(1, 21))
+    logged = [line.split()[0] for line in run.text_log.read_text("utf-8").splitlines() if "train" in line]
+    assert logged == [str(step) for step in range(1, 21)]
+    assert read_steps(run.tensorboard, "loss/train") == list(range(1, 21))
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,72 @@
+"""Number formats: what auto means, what autocast computes in, and that every format learns on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gptmill.config.run import ModelConfig, PrecisionName
+from gptmill.models.gpt import build_gpt
+from gptmill.runtime.precision import build_scaler, choose_precision, make_autocast, set_matmul_precision
+
+CPU = torch.device("cpu")
+ALL: list[PrecisionName] = ["fp32", "tf32", "bf16", "fp16"]
+
+
+def test_auto_is_fp32_on_the_cpu() -> None:
+    assert choose_precision("auto", CPU) == "fp32"
+
+
+@pytest.mark.parametrize("wanted", ALL)
+def test_a_precision_that_was_asked_for_is_taken(wanted: PrecisionName) -> None:
+    assert choose_precision(wanted, CPU) == wanted
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_autocast_computes_in_the_precision(precision: PrecisionName, dtype: torch.dtype) -> None:
+    layer = torch.nn.Linear(4, 4)
+    with make_autocast(precision, CPU):
+        assert layer(torch.ones(2, 4)).dtype == dtype
+    assert layer(torch.ones(2, 4)).dtype == torch.float32
+    assert layer.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_only_fp16_scales_its_loss(precision: PrecisionName) -> None:
+    scaler = build_scaler(precision, CPU)
+    assert scaler.is_enabled() == (precision == "fp16")
+    scaled = scaler.scale(torch.ones(())).item()
+    assert (scaled > 1) if precision == "fp16" else (scaled == 1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "setting"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "high"), ("fp16", "high")]
+)
+def test_plain_fp32_keeps_its_matmuls_exact(precision: PrecisionName, setting: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        set_matmul_precision(precision)
+        assert torch.get_float32_matmul_precision() == setting
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_precision_learns(precision: PrecisionName) -> None:
+    model = build_gpt(ModelConfig(num_layers=1, embd_size=16, num_heads=2, context_length=8), 64, seed=0)
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-2), build_scaler(precision, CPU)
+    tokens = torch.randint(64, (4, 9), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for _ in range(12):
+        with make_autocast(precision, CPU):
+            loss = model(tokens[:, :-1], tokens[:, 1:]) / 32
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.5
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

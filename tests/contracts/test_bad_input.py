@@ -262,7 +262,7 @@ def test_a_run_that_exists_is_noticed_before_a_corpus_is_prepared(refuse: Refuse
 
 def test_a_run_name_that_the_disk_cannot_hold(refuse: Refuse, home: Path) -> None:
     assert home.is_dir()
-    assert "--run_name" in refuse(*TRAIN, "--run_name", "x" * 300)
+    assert "must be a plain folder name" in refuse(*TRAIN, "--run_name", "x" * 300)
 
 
 def test_resuming_without_a_run(refuse: Refuse) -> None:

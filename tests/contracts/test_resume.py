@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 STEPS = 40
 EXACT_FLAGS = [
@@ -49,6 +50,14 @@ def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
     raise AssertionError(f"step {step} was not reached")
 
 
+def kill_at_step(folder: Path, step: int, *arguments: str) -> None:
+    """Trains the run "killed" and ends it with SIGKILL once it has reached the step."""
+    process = start(folder, *arguments, "--run_name", "killed")
+    wait_for_step(process, folder / "runs/killed", step)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
 def assert_same_end(one: Path, other: Path) -> None:
     """Same weights, optimizer, data position and log, byte for byte."""
     last = f"checkpoints/step_{STEPS:06d}"
@@ -65,24 +74,29 @@ def corpus(text_file: Path, gptmill: GptMill) -> list[str]:
 
 
 def test_kill_and_resume_is_bit_identical(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
-    gptmill("train", *corpus, *EXACT_FLAGS, "--run_name", "straight")
-    process = start(tmp_path, *corpus, *EXACT_FLAGS, "--run_name", "killed")
-    wait_for_step(process, tmp_path / "runs/killed", 20)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    flags = [*corpus, *EXACT_FLAGS, "--use_tensorboard"]
+    gptmill("train", *flags, "--run_name", "straight")
+    kill_at_step(tmp_path, 20, *flags)
     gptmill("train", "--run_name", "killed", "--resume", "latest")
     assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed")
-    events = [json.loads(line) for line in (tmp_path / "runs/killed/events.jsonl").read_text().splitlines()]
+
+
+def test_the_logs_of_a_resumed_run_have_every_step_once(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
+    kill_at_step(tmp_path, 20, *corpus, *EXACT_FLAGS, "--use_tensorboard")
+    gptmill("train", "--run_name", "killed", "--resume", "latest")
+    run = tmp_path / "runs/killed"
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "StepLogged"] == list(range(1, STEPS + 1))
     assert [event["step"] for event in events if event["event"] == "EvalDone"] == [0, 10, 20, 30, 40]
+    board = EventAccumulator(str(run / "tensorboard"))
+    board.Reload()
+    assert [point.step for point in board.Scalars("loss/train")] == list(range(1, STEPS + 1))
+    assert [point.step for point in board.Scalars("loss/val")] == [0, 10, 20, 30, 40]
 
 
 def test_kill_before_the_first_checkpoint_starts_over(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
     gptmill("train", *corpus, *EXACT_FLAGS, "--run_name", "straight")
-    process = start(tmp_path, *corpus, *EXACT_FLAGS, "--run_name", "killed")
-    wait_for_step(process, tmp_path / "runs/killed", 2)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_at_step(tmp_path, 2, *corpus, *EXACT_FLAGS)
     gptmill("train", "--run_name", "killed", "--resume", "latest")
     assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed")
 
@@ -108,10 +122,7 @@ def test_a_signal_saves_and_exits_cleanly(
 
 def test_the_demo_killed_at_step_20_ends_with_the_same_weights(tmp_path: Path, gptmill: GptMill) -> None:
     gptmill("train", "demo", "--max_steps", STEPS, "--run_name", "straight")
-    process = start(tmp_path, "demo", "--max_steps", str(STEPS), "--run_name", "killed")
-    wait_for_step(process, tmp_path / "runs/killed", 20)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_at_step(tmp_path, 20, "demo", "--max_steps", str(STEPS))
     gptmill("train", "--run_name", "killed", "--resume", "latest")
     weights = f"checkpoints/step_{STEPS:06d}/model.safetensors"
     straight, killed = ((tmp_path / "runs" / name / weights).read_bytes() for name in ("straight", "killed"))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from gptmill.cli.flags import Command
-from gptmill.config.errors import Problem, UserError
+from gptmill.config.errors import UserError
 from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
@@ -16,12 +15,8 @@ from gptmill.config.validation import check_config
 SUMMARY = "list: the shipped recipes. show: the config that RECIPE and the flags resolve to, as a recipe."
 
 
-def find_more_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:
-    return find_recipe_problems(words[1:], flags)
-
-
 def run(arguments: list[str]) -> int:
-    command = Command("config", "list | show [RECIPE]", SUMMARY, (RunConfig,), find_more_problems)
+    command = Command("config", "list | show [RECIPE]", SUMMARY, (RunConfig,), find_recipe_problems)
     parsed = command.parse(arguments)
     command.check_words(parsed.words, 1, 2)
     action, *recipe = parsed.words

@@ -30,13 +30,14 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
 
 
 def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:
-    """What is wrong with the recipe named last in `words`, or with it and the flags together."""
+    """What is wrong with the recipe among `words`, or with it and the flags together."""
+    recipe = next((word for word in words if word.endswith(".toml") or word in list_recipes()), None)
     try:
-        values = load_recipe(words[-1]) if words else {}
+        values = load_recipe(recipe) if recipe else {}
     except ConfigError as error:
         return error.problems
     except UserError as error:
-        return [Problem(words[-1], str(error))]
+        return [Problem(str(recipe), str(error))]
     return find_problems(build_config(RunConfig, {**values, **flags}))
 
 

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import PrepareRequest
-from gptmill.data.files import flush_to_disk, hash_file
-from gptmill.data.manifest import FILE_NAME, Manifest, Shard, Split, read_manifest, write_manifest
+from gptmill.data.files import flush_to_disk
+from gptmill.data.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
 from gptmill.data.sources import Source, make_source_name, open_source
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
-from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype, make_fingerprint
+from gptmill.data.tokenizers.protocol import choose_dtype, make_fingerprint
+from gptmill.data.writer import ShardWriter
 
 FEW_DOCUMENTS = 5  # fewer expected in validation than this, and the tail of each document is fairer
 MIN_VAL_BYTES = 8192  # a window of validation, even from a small corpus
@@ -115,7 +114,7 @@ def _write_shards(
     origin: dict[str, Any],
     report: Report,
 ) -> Manifest:
-    writers = {name: _ShardWriter(folder, name, tokenizer, request.shard_tokens) for name in ("train", "val")}
+    writers = {name: ShardWriter(folder, name, tokenizer, request.shard_tokens) for name in ("train", "val")}
     bytes_done = 0
     for text in source.read_documents():
         for name, part in _split_document(text, source, request):
@@ -157,44 +156,3 @@ def _describe_origin(source: Source, request: PrepareRequest) -> dict[str, Any]:
         "split": request.split,
         "shard_tokens": request.shard_tokens,
     }
-
-
-class _ShardWriter:
-    """Gathers documents into shards of a fixed number of tokens."""
-
-    def __init__(self, folder: Path, split: str, tokenizer: Tokenizer, shard_tokens: int) -> None:
-        self.tokens = 0
-        self._folder = folder
-        self._split = split
-        self._tokenizer = tokenizer
-        self._shard_tokens = shard_tokens
-        self._dtype = choose_dtype(tokenizer.vocab_size)
-        self._documents = 0
-        self._pending: list[TokenArray] = []
-        self._pending_tokens = 0
-        self._shards: list[Shard] = []
-
-    def write(self, text: str) -> None:
-        opening = np.array([self._tokenizer.end_of_text], dtype=self._dtype)
-        ids = np.concatenate([opening, self._tokenizer.encode(text)])
-        self._documents += 1
-        self.tokens += len(ids)
-        while len(ids):
-            room = self._shard_tokens - self._pending_tokens
-            self._pending.append(ids[:room])
-            self._pending_tokens += len(ids[:room])
-            ids = ids[room:]
-            if self._pending_tokens == self._shard_tokens:
-                self._flush()
-
-    def finish(self) -> Split:
-        if self._pending_tokens:
-            self._flush()
-        return Split(self._documents, self.tokens, tuple(self._shards))
-
-    def _flush(self) -> None:
-        path = self._folder / f"{self._split}_{len(self._shards):06d}.npy"
-        np.save(path, np.concatenate(self._pending))
-        flush_to_disk(path)
-        self._shards.append(Shard(path.name, self._pending_tokens, hash_file(path)))
-        self._pending, self._pending_tokens = [], 0

@@ -44,7 +44,7 @@ class Outcome:
 
 
 def train(launch: Launch, report_preparing: Report) -> Outcome:
-    """Runs a launch to its last step or until it is asked to stop. Nothing is written before all of it is sound."""
+    """Runs a launch to its last step or until it is asked to stop. No run is written before all of it is sound."""
     config, started = launch.config, time.monotonic()
     with ExitStack() as stack:
         world = stack.enter_context(open_world(config.machine.device))

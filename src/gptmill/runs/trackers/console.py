@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from gptmill.runs.events import CheckpointSaved, EvalDone, Event, RunFinished, RunStarted, StepLogged
+from gptmill.runs.events import EvalDone, Event, RunFinished, RunStarted, StepLogged
 from gptmill.runs.trackers.protocol import Tracker
 
 PLAIN_SECONDS = 5.0  # a line in a log file every so often, whatever the speed
@@ -79,8 +79,6 @@ class LiveDisplay:
         elif isinstance(event, EvalDone):
             self._val_loss = event.val_loss
             self._console.print(describe_eval(event), markup=False)
-        elif isinstance(event, CheckpointSaved):
-            self._console.print(Text(f"checkpoint {event.path}", style="dim"), overflow="ellipsis", no_wrap=True)
         elif isinstance(event, RunFinished):
             self.close()
             self._console.print(describe_end(event), markup=False)

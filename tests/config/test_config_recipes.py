@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gptmill.config.errors import ConfigError, UserError
-from gptmill.config.recipes import list_recipes, load_recipe
+from gptmill.config.recipes import list_recipes, load_recipe, make_config
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
 
@@ -144,3 +144,9 @@ def test_a_folder_is_not_taken_for_a_recipe(tmp_path: Path) -> None:
     message = explain(str(tmp_path / "r.toml"))
     assert str(tmp_path / "r.toml") in message
     assert "does not exist" not in message
+
+
+def test_a_corpus_on_the_command_line_has_a_folder_of_its_own() -> None:
+    assert make_config("shakespeare-char-cpu", {}).data.data_dir == "data/shakespeare-char"
+    assert make_config("shakespeare-char-cpu", {"corpus": "mine.txt"}).data.data_dir is None
+    assert make_config("shakespeare-char-cpu", {"corpus": "mine.txt", "data_dir": "here"}).data.data_dir == "here"

@@ -6,9 +6,8 @@ import sys
 
 from gptmill.cli.flags import Command
 from gptmill.config.errors import UserError
-from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
+from gptmill.config.recipes import find_recipe_problems, list_recipes, make_config
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import build_config
 from gptmill.config.toml import dump_toml
 from gptmill.config.validation import check_config
 
@@ -26,7 +25,7 @@ def run(arguments: list[str]) -> int:
         return 0
     if action != "show":
         raise UserError(f"gptmill config {' '.join(parsed.words)}: its forms are config list and config show [RECIPE]")
-    config = build_config(RunConfig, {**(load_recipe(recipe[0]) if recipe else {}), **parsed.values})
+    config = make_config(recipe[0] if recipe else None, parsed.values)
     check_config(config)
     sys.stdout.write(dump_toml(config, comments=True))
     return 0

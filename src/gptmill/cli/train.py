@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -80,10 +81,11 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
         sys.stdout.write(f"saved; go on with: {go_on}\n")
         return
     prompt = outcome.config.evaluation.sample_prompt
+    asking = f" --prompt {shlex.quote(prompt)}" if prompt.isprintable() else ""
     lines = [
         f"\n{make_report(outcome.run)}\n",
         f"The run lies in {outcome.run.path}/. What to try next:",
-        f"  {program} sample {name}{place} --prompt {prompt!r}",
+        f"  {program} sample {name}{place}{asking}",
         f"  {go_on} --max_steps {2 * outcome.max_steps}",
         f"  {program} train {recipe or '--tokenizer byte'} --corpus YOUR_TEXT.txt",
     ]

@@ -29,16 +29,23 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     return values
 
 
+def make_config(recipe: str | None, flags: dict[str, Any]) -> RunConfig:
+    """Defaults, a recipe above them, and flags above both."""
+    values = load_recipe(recipe) if recipe else {}
+    if "corpus" in flags:
+        values.pop("data_dir", None)  # the folder of the recipe's own corpus
+    return build_config(RunConfig, {**values, **flags})
+
+
 def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:
     """What is wrong with the recipe among `words`, or with it and the flags together."""
     recipe = next((word for word in words if word.endswith(".toml") or word in list_recipes()), None)
     try:
-        values = load_recipe(recipe) if recipe else {}
+        return find_problems(make_config(recipe, flags))
     except ConfigError as error:
         return error.problems
     except UserError as error:
         return [Problem(str(recipe), str(error))]
-    return find_problems(build_config(RunConfig, {**values, **flags}))
 
 
 def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[str, Any]:

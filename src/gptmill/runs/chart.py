@@ -23,6 +23,9 @@ def draw_chart(curve: Points, marks: Points, width: int = 60, height: int = 12) 
     labels = [""] * height
     labels[0], labels[-1] = f"{y_high:.3f}", f"{y_low:.3f}"
     margin = max(len(label) for label in labels)
-    lines = [f"{label:>{margin}} ┤{''.join(map(chr, row))}" for label, row in zip(labels, cells, strict=True)]
+    lines = [
+        f"{label:>{margin}} ┤{''.join(chr(cell) if cell != BLANK else ' ' for cell in row)}"
+        for label, row in zip(labels, cells, strict=True)
+    ]
     axis = f"{x_low:,.0f}".ljust(width - len(f"{x_high:,.0f}")) + f"{x_high:,.0f}"
     return "\n".join([*lines, f"{'':>{margin}} └{'─' * width}", f"{'':>{margin}}  {axis}"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.config.recipes import load_recipe
+from gptmill.config.recipes import load_recipe, make_config
 from gptmill.config.requests import LaunchOptions
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields
@@ -35,8 +35,7 @@ def make_launch(recipe: str | None, flags: dict[str, Any], options: LaunchOption
         raise UserError("--force-cpu does one step of a new run and cannot go on with one; leave out --resume")
     if options.resume is not None:
         return _make_resume(choose_run(recipe, flags), flags)
-    values = {**(load_recipe(recipe) if recipe else {}), **flags}
-    config = build_config(RunConfig, values)
+    config = make_config(recipe, flags)
     if options.force_cpu:
         config = make_smoke_config(config, read_world_size())
     name = config.tracking.run_name or make_run_name(recipe, "-smoke" if options.force_cpu else "")

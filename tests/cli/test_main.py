@@ -135,8 +135,8 @@ def test_config_show_without_a_recipe_shows_the_defaults(gptmill: GptMill, tmp_p
         ("config show demo gpt2-124m", "its form is"),
         ("config list demo", "config list"),
         (
-            "config show demo --num_heads 3",
-            "num_heads = 3: does not divide embd_size 128; the nearest that do are 2 and 4",
+            "config show gpt2-124m --num_heads 7",
+            "num_heads = 7: does not divide embd_size 768; the nearest that do are 6 and 8",
         ),
         ("config show --total_batch_size 1000", "the nearest are 32768"),
         ("sample", "its form is: gptmill sample RUN"),

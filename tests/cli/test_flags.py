@@ -112,7 +112,7 @@ def test_the_number_of_words_is_checked_and_the_form_shown(line: str, fits: bool
     if fits:
         SAMPLE.check_words(words, 1, 1)
     else:
-        with pytest.raises(UserError, match=r"its form is: gptmill sample RUN \[flags\]"):
+        with pytest.raises(UserError, match=r"the form is gptmill sample RUN \[flags\]"):
             SAMPLE.check_words(words, 1, 1)
 
 

@@ -130,18 +130,18 @@ def test_config_show_without_a_recipe_shows_the_defaults(gptmill: GptMill, tmp_p
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("config", "its form is: gptmill config list | show [RECIPE]"),
+        ("config", "the form is gptmill config list | show [RECIPE]"),
         ("config lst", "config list and config show"),
-        ("config show demo gpt2-124m", "its form is"),
+        ("config show demo gpt2-124m", "the form is"),
         ("config list demo", "config list"),
         (
             "config show gpt2-124m --num_heads 7",
             "num_heads = 7: does not divide embd_size 768; the nearest that do are 6 and 8",
         ),
         ("config show --total_batch_size 1000", "the nearest are 32768"),
-        ("sample", "its form is: gptmill sample RUN"),
-        ("prepare", "its form is: gptmill prepare SOURCE"),
-        ("train demo demo", "its form is: gptmill train [RECIPE]"),
+        ("sample", "the form is gptmill sample RUN"),
+        ("prepare", "the form is gptmill prepare SOURCE"),
+        ("train demo demo", "the form is gptmill train [RECIPE]"),
     ],
 )
 def test_a_wrong_form_is_answered_with_the_right_one(line: str, says: str, gptmill: GptMill) -> None:

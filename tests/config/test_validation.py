@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from gptmill.config.errors import ConfigError
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import build_config
-from gptmill.config.validation import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, check_config, find_problems
+from gptmill.config.schema import build_config, list_fields
+from gptmill.config.validation import RANGES, check_config, find_problems
+
+COUNTS = (
+    "num_layers embd_size num_heads context_length total_batch_size mini_batch_size num_epochs steps_per_epoch max_steps "
+    "eval_freq eval_tokens checkpoint_freq keep_checkpoints log_freq"
+)
 
 
 def find(world_size: int = 1, **values: Any) -> list[str]:
@@ -31,16 +36,16 @@ def test_the_defaults_are_sound() -> None:
 @pytest.mark.parametrize(
     ("names", "wrong", "right"),
     [
-        (AT_LEAST_ONE, [0, -1], []),
-        (NOT_NEGATIVE, [-1], [0]),
-        (POSITIVE, [0.0, -1.0, math.nan], [1.0]),
-        (BELOW_ONE, [-0.1, 1.0, math.nan], [0.0, 0.999]),
-        (("val_fraction",), [0.0, 1.0, -0.5, math.nan], [0.5]),
-        (("run_name",), ["", ".", "..", "a/b"], ["a.b", "a b"]),
+        (COUNTS, [0, -1], []),
+        ("warmup_steps sample_tokens seed weight_decay min_lr", [-1], [0]),
+        ("max_lr eps grad_clip", [0.0, -1.0, math.nan], [1.0]),
+        ("dropout label_smoothing beta1 beta2", [-0.1, 1.0, math.nan], [0.0, 0.999]),
+        ("val_fraction", [0.0, 1.0, -0.5, math.nan], [0.5]),
+        ("run_name", ["", ".", "..", "a/b"], ["a.b", "a b"]),
     ],
 )
-def test_every_range_is_kept(names: tuple[str, ...], wrong: list[Any], right: list[Any]) -> None:
-    for name in names:
+def test_every_range_is_kept(names: str, wrong: list[Any], right: list[Any]) -> None:
+    for name in names.split():
         for value in wrong:
             (problem,) = find(**{name: value})
             assert problem.startswith(f"{name} = {value}: must "), problem
@@ -126,3 +131,17 @@ def test_the_number_of_ranks_counts() -> None:
     assert find(2, **fits) == []
     (problem,) = find(3, **fits)
     assert "3 rank(s) = 192 tokens; the nearest are 192" in problem
+
+
+def test_a_wrong_field_hides_no_conflict_between_others() -> None:
+    assert len(find(dropout=1.5, num_heads=7, min_lr=1.0, total_batch_size=1000)) == 4
+
+
+def test_a_conflict_with_a_wrong_field_is_not_reported_twice() -> None:
+    assert len(find(num_heads=0, context_length=0)) == 2
+
+
+def test_every_number_has_a_range() -> None:
+    limited = {name for limit in RANGES for name in limit.names.split()}
+    numbers = {field.name for field in list_fields(RunConfig) if field.kind in (int, float)}
+    assert numbers <= limited

@@ -55,8 +55,8 @@ class Command:
     def check_words(self, words: list[str], least: int, most: int) -> None:
         """Raises UserError unless the number of plain words is right."""
         if not least <= len(words) <= most:
-            given = f"was given {' '.join(words)}" if words else "needs a word more"
-            raise UserError(f"gptmill {self.verb} {given}; its form is: gptmill {self.verb} {self.words} [flags]")
+            given = " ".join(["gptmill", self.verb, *words])
+            raise UserError(f"{given}: the form is gptmill {self.verb} {self.words} [flags]")
 
 
 @dataclass(frozen=True)

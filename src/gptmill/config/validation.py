@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
 
-AT_LEAST_ONE = (
-    "num_layers",
-    "embd_size",
-    "num_heads",
-    "context_length",
-    "total_batch_size",
-    "mini_batch_size",
-    "num_epochs",
-    "steps_per_epoch",
-    "max_steps",
-    "eval_freq",
-    "eval_tokens",
-    "checkpoint_freq",
-    "keep_checkpoints",
-    "log_freq",
-)
-NOT_NEGATIVE = ("warmup_steps", "sample_tokens", "seed", "weight_decay", "min_lr")
-POSITIVE = ("max_lr", "eps", "grad_clip")
 MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200
-BELOW_ONE = ("dropout", "label_smoothing", "beta1", "beta2")
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """What each of some fields must be by itself."""
+
+    names: str
+    is_valid: Callable[[Any], bool]
+    rule: str
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What a field must be beside others; only looked at where all of them are sound by themselves."""
+
+    name: str
+    others: str
+    find_fix: Callable[[Values, int], str]
 
 
 def check_config(config: RunConfig, world_size: int = 1) -> None:
@@ -40,65 +41,78 @@ def check_config(config: RunConfig, world_size: int = 1) -> None:
 
 
 def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
-    """Problems of single fields first; relations between fields are looked at only once those are sound."""
+    """Every field that is wrong by itself, and every relation that does not hold between sound ones."""
     values = list_values(config)
-    problems = [
-        *_find_out_of_range(values, AT_LEAST_ONE, lambda value: value >= 1, "must be at least 1"),
-        *_find_out_of_range(values, NOT_NEGATIVE, lambda value: 0 <= value < math.inf, "must be 0 or more, and finite"),
-        *_find_out_of_range(values, POSITIVE, lambda value: 0 < value < math.inf, "must be greater than 0 and finite"),
-        *_find_out_of_range(values, BELOW_ONE, lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
-        *_find_out_of_range(values, ("val_fraction",), lambda value: 0 < value < 1, "must lie between 0 and 1"),
-    ]
-    if values["run_name"] is not None and not is_folder_name(values["run_name"]):
-        problems.append(_problem(values, "run_name", "must be a plain folder name; set its parent with logdir"))
-    if values["seed"] > MAX_SEED:
-        problems.append(_problem(values, "seed", f"must be at most {MAX_SEED}"))
-    return problems or _find_conflicts(values, world_size)
+    fixes: dict[str, str] = {}
+    for limit in RANGES:
+        for name in limit.names.split():
+            if values[name] is not None and not limit.is_valid(values[name]):
+                fixes[name] = limit.rule
+    broken = frozenset(fixes)
+    for relation in RELATIONS:
+        fields = {relation.name, *relation.others.split()}
+        if not fields & broken and (fix := relation.find_fix(values, world_size)):
+            fixes[relation.name] = fix
+    return [Problem(f"{name} = {values[name]}", fix) for name, fix in fixes.items()]
 
 
 def is_folder_name(name: str) -> bool:
     """Whether any file system would take the name, and as one folder."""
-    return (
-        name not in ("", ".", "..")
-        and name.isprintable()
-        and not set(name) & set("/\\")
-        and len(name.encode()) <= MAX_NAME_BYTES
-    )
+    is_plain = name not in ("", ".", "..") and name.isprintable() and not set(name) & set("/\\")
+    return is_plain and len(name.encode()) <= MAX_NAME_BYTES
 
 
-def _find_out_of_range(
-    values: dict[str, Any], names: tuple[str, ...], is_valid: Callable[[Any], bool], rule: str
-) -> list[Problem]:
-    return [_problem(values, name, rule) for name in names if values[name] is not None and not is_valid(values[name])]
-
-
-def _find_conflicts(values: dict[str, Any], world_size: int) -> list[Problem]:
-    problems = []
+def _fix_heads(values: Values, world_size: int) -> str:  # noqa: ARG001
     width, heads = values["embd_size"], values["num_heads"]
-    if width % heads:
-        fitting = [count for count in range(1, width + 1) if width % count == 0]
-        nearest = sorted(fitting, key=lambda count: abs(count - heads))[:2]
-        fix = f"does not divide embd_size {width}; the nearest that do are {_either(nearest)}"
-        problems.append(_problem(values, "num_heads", fix))
-    if values["min_lr"] > values["max_lr"]:
-        problems.append(_problem(values, "min_lr", f"is above max_lr {values['max_lr']:g}; lower it or raise max_lr"))
-    batch, window = values["total_batch_size"], values["context_length"]
-    quantum = values["mini_batch_size"] * window * world_size
-    if batch % quantum:
-        below = batch // quantum * quantum
-        nearest = [size for size in (below, below + quantum) if size]
-        product = f"mini_batch_size {values['mini_batch_size']} x context_length {window} x {world_size} rank(s)"
-        fix = f"is not a multiple of {product} = {quantum:,} tokens; the nearest are {_either(nearest)}"
-        problems.append(_problem(values, "total_batch_size", fix))
-    if values["eval_tokens"] < window:
-        fix = f"is less than one window of context_length {window}; use at least {window}"
-        problems.append(_problem(values, "eval_tokens", fix))
-    return problems
+    if width % heads == 0:
+        return ""
+    fitting = (count for count in range(1, width + 1) if width % count == 0)
+    nearest = sorted(fitting, key=lambda count: abs(count - heads))[:2]
+    return f"does not divide embd_size {width}; the nearest that do are {_join(sorted(nearest))}"
 
 
-def _problem(values: dict[str, Any], name: str, fix: str) -> Problem:
-    return Problem(f"{name} = {values[name]}", fix)
+def _fix_min_lr(values: Values, world_size: int) -> str:  # noqa: ARG001
+    max_lr = values["max_lr"]
+    return f"is above max_lr {max_lr:g}; lower it or raise max_lr" if values["min_lr"] > max_lr else ""
 
 
-def _either(numbers: list[int]) -> str:
+def _fix_batch(values: Values, world_size: int) -> str:
+    batch, windows, window = (values[name] for name in ("total_batch_size", "mini_batch_size", "context_length"))
+    quantum = windows * window * world_size
+    if batch % quantum == 0:
+        return ""
+    below = batch // quantum * quantum
+    nearest = _join([size for size in (below, below + quantum) if size])
+    product = f"mini_batch_size {windows} x context_length {window} x {world_size} rank(s) = {quantum:,} tokens"
+    return f"is not a multiple of {product}; the nearest are {nearest}"
+
+
+def _fix_eval_tokens(values: Values, world_size: int) -> str:  # noqa: ARG001
+    window = values["context_length"]
+    is_short = values["eval_tokens"] < window
+    return f"is less than one window of context_length {window}; use at least {window}" if is_short else ""
+
+
+def _join(numbers: list[int]) -> str:
     return " and ".join(str(number) for number in numbers)
+
+
+RANGES = (
+    Range("num_layers embd_size num_heads context_length", lambda value: value >= 1, "must be at least 1"),
+    Range("total_batch_size mini_batch_size num_epochs", lambda value: value >= 1, "must be at least 1"),
+    Range("steps_per_epoch max_steps eval_freq eval_tokens", lambda value: value >= 1, "must be at least 1"),
+    Range("checkpoint_freq keep_checkpoints log_freq", lambda value: value >= 1, "must be at least 1"),
+    Range("warmup_steps sample_tokens", lambda value: value >= 0, "must not be negative"),
+    Range("weight_decay min_lr", lambda value: 0 <= value < math.inf, "must be finite and not negative"),
+    Range("max_lr eps grad_clip", lambda value: 0 < value < math.inf, "must be finite and greater than 0"),
+    Range("dropout label_smoothing beta1 beta2", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
+    Range("val_fraction", lambda value: 0 < value < 1, "must lie between 0 and 1"),
+    Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must lie between 0 and {MAX_SEED}"),
+    Range("run_name", is_folder_name, "must be a plain folder name; set its parent with logdir"),
+)
+RELATIONS = (
+    Relation("num_heads", "embd_size", _fix_heads),
+    Relation("min_lr", "max_lr", _fix_min_lr),
+    Relation("total_batch_size", "mini_batch_size context_length", _fix_batch),
+    Relation("eval_tokens", "context_length", _fix_eval_tokens),
+)

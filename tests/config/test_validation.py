@@ -16,8 +16,8 @@ from gptmill.config.schema import build_config, list_fields
 from gptmill.config.validation import RANGES, check_config, find_problems
 
 COUNTS = (
-    "num_layers embd_size num_heads context_length total_batch_size mini_batch_size num_epochs steps_per_epoch max_steps "
-    "eval_freq eval_tokens checkpoint_freq keep_checkpoints log_freq"
+    "num_layers embd_size num_heads context_length total_batch_size mini_batch_size num_epochs steps_per_epoch "
+    "max_steps eval_freq eval_tokens checkpoint_freq keep_checkpoints log_freq"
 )
 
 

@@ -30,6 +30,8 @@ def list_internal_imports(tree: ast.AST) -> list[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gptmill."):
             found.append((node.module.split(".")[1], node.lineno))
+        elif isinstance(node, ast.ImportFrom) and node.module == "gptmill":
+            found += [(name.name, node.lineno) for name in node.names if name.name in HEIGHT]
         elif isinstance(node, ast.ImportFrom) and node.level:
             found.append(("relative", node.lineno))
         elif isinstance(node, ast.Import):

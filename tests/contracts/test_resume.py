@@ -56,6 +56,7 @@ def kill_at_step(folder: Path, step: int, *arguments: str) -> None:
     wait_for_step(process, folder / "runs/killed", step)
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
 
 
 def assert_same_end(one: Path, other: Path) -> None:
@@ -127,3 +128,33 @@ def test_the_demo_killed_at_step_20_ends_with_the_same_weights(tmp_path: Path, g
     weights = f"checkpoints/step_{STEPS:06d}/model.safetensors"
     straight, killed = ((tmp_path / "runs" / name / weights).read_bytes() for name in ("straight", "killed"))
     assert straight == killed
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path, corpus: list[str]) -> None:
+    process = start(tmp_path, *corpus, *EXACT_FLAGS, "--run_name", "piped")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.wait(timeout=120)
+    assert (tmp_path / f"runs/piped/checkpoints/step_{STEPS:06d}").is_dir()
+    assert f"\n{STEPS} val" in (tmp_path / "runs/piped/log.txt").read_text()
+
+
+def test_a_run_is_written_by_one_process_at_a_time(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
+    flags = [*corpus, *EXACT_FLAGS, "--max_steps", "100000", "--checkpoint_freq", "100000", "--run_name", "held"]
+    process = start(tmp_path, *flags)
+    wait_for_step(process, tmp_path / "runs/held", 3)
+    second = gptmill("train", *flags, check=False)
+    process.kill()
+    process.communicate()
+    assert second.returncode == 2
+    assert "another process" in second.stderr
+
+
+def test_a_run_does_not_go_on_with_other_tokens(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
+    gptmill("train", *corpus, *EXACT_FLAGS, "--max_steps", "4", "--run_name", "strict")
+    (tmp_path / "other.txt").write_text("another text\n" * 500, encoding="utf-8")
+    gptmill("prepare", "other.txt", "--tokenizer", "byte", "--out", "words", "--overwrite")
+    refused = gptmill("train", "--run_name", "strict", "--resume", "latest", "--max_steps", "8", check=False)
+    assert refused.returncode == 2
+    assert "other tokens" in refused.stderr

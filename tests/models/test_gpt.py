@@ -47,6 +47,17 @@ def test_label_smoothing_mixes_in_the_mean_over_the_vocabulary() -> None:
     torch.testing.assert_close(model(tokens, targets, 0.1), 0.9 * picked + 0.1 * smooth)
 
 
+def test_label_smoothing_gives_nothing_to_rows_that_only_pad() -> None:
+    model, tokens, targets = build_wild(), draw_tokens(3, 12), draw_tokens(3, 12, seed=2)
+    plain = model(tokens, targets, 0.1)
+    model.vocab_size -= 8
+    log_probabilities = model.logits(tokens).log_softmax(dim=-1)
+    picked = -log_probabilities.gather(2, targets[..., None]).sum()
+    smooth = -log_probabilities[..., : model.vocab_size].mean(dim=-1).sum()
+    assert model(tokens, targets, 0.1) != plain
+    torch.testing.assert_close(model(tokens, targets, 0.1), 0.9 * picked + 0.1 * smooth)
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_ignored_targets_count_for_nothing(label_smoothing: float) -> None:
     model, tokens, targets = build_wild(), draw_tokens(4, 12), draw_tokens(4, 12, seed=2)

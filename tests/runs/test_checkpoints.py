@@ -211,7 +211,7 @@ def test_a_damaged_old_checkpoint_does_not_end_the_run_that_prunes(tmp_path: Pat
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, make_checkpoint(step))
     (tmp_path / "step_000001" / "checkpoint.json").write_bytes(b"")
-    prune_checkpoints(tmp_path, 1)
+    prune_checkpoints(tmp_path, 1, 3)
     load_checkpoint(tmp_path / "step_000003", GROUPS)
     assert not (tmp_path / "step_000002").exists()
 
@@ -221,8 +221,15 @@ def test_pruning_keeps_the_newest(tmp_path: Path, keep: int) -> None:
     steps = [3, 20, 100, 7000, 90000]
     for step in reversed(steps):
         save_checkpoint(tmp_path, make_checkpoint(step))
-    prune_checkpoints(tmp_path, keep)
+    prune_checkpoints(tmp_path, keep, steps[-1])
     assert [info.step for info in list_checkpoints(tmp_path)] == steps[-keep:]
+
+
+def test_pruning_never_takes_the_checkpoint_just_saved_for_an_old_one(tmp_path: Path) -> None:
+    for step in (20, 30, 23):  # 30 was damaged, the run went back to 20 and has now saved 23
+        save_checkpoint(tmp_path, make_checkpoint(step))
+    prune_checkpoints(tmp_path, 1, 23)
+    assert [info.step for info in list_checkpoints(tmp_path)] == [23]
 
 
 def test_the_newest_checkpoint_is_the_one_with_the_most_steps_beyond_a_million_too(tmp_path: Path) -> None:
@@ -230,7 +237,7 @@ def test_the_newest_checkpoint_is_the_one_with_the_most_steps_beyond_a_million_t
         save_checkpoint(tmp_path, make_checkpoint(step))
     assert [info.step for info in list_checkpoints(tmp_path)] == [999_999, 1_000_000]
     assert find_latest_checkpoint(tmp_path).name == "step_1000000"
-    prune_checkpoints(tmp_path, 1)
+    prune_checkpoints(tmp_path, 1, 1_000_000)
     assert [info.step for info in list_checkpoints(tmp_path)] == [1_000_000]
 
 
@@ -249,7 +256,7 @@ torch.set_num_threads(1)
 def save(folder, step, size):
     tensors = {{group: {{"w": torch.full((size,), float(step))}} for group in GROUPS}}
     save_checkpoint(folder, Checkpoint(step, tensors, {{"step": step}}))
-    prune_checkpoints(folder, 2)
+    prune_checkpoints(folder, 2, step)
 """
 ENDLESS = (
     SAVER

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gptmill.config.errors import UserError
 from gptmill.config.run import ModelConfig, PrecisionName
 from gptmill.models.gpt import build_gpt
 from gptmill.runtime.precision import build_scaler, choose_precision, make_autocast, set_matmul_precision
@@ -19,7 +20,12 @@ def test_auto_is_fp32_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("wanted", ALL)
 def test_a_precision_that_was_asked_for_is_taken(wanted: PrecisionName) -> None:
-    assert choose_precision(wanted, CPU) == wanted
+    assert choose_precision(wanted, CPU if wanted != "tf32" else torch.device("cuda")) == wanted
+
+
+def test_tf32_is_refused_where_it_would_do_nothing() -> None:
+    with pytest.raises(UserError, match="NVIDIA"):
+        choose_precision("tf32", CPU)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_a_config_that_cannot_work_is_refused_with_all_problems(recipe: str) -> 
 def test_a_batch_that_does_not_divide_for_torchrun_s_ranks_is_refused(
     recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match=r"3 rank\(s\)"):
         make_launch(recipe, {}, NEW)
@@ -100,6 +101,7 @@ def test_a_batch_that_does_not_divide_for_torchrun_s_ranks_is_refused(
 def test_force_cpu_is_one_step_of_one_window_per_rank_on_the_cpu(
     recipe: str, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     flags = {"device": "cuda", "precision": "bf16", "compile": True, "max_steps": 999}
     config = make_launch(recipe, flags, LaunchOptions(force_cpu=True)).config

@@ -9,6 +9,8 @@ import importlib
 import io
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import gptmill
 from gptmill.config.errors import UserError, suggest
@@ -25,6 +27,8 @@ EXIT_INTERRUPTED = 130
 
 def main() -> int:
     """Returns the exit code."""
+    if sys.stdout is None:  # closed by the shell
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode must not end a run
     try:
@@ -32,9 +36,9 @@ def main() -> int:
             return run_guarded(sys.argv[1:])
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
-        return 0
+        return 0 if isinstance(error, BrokenPipeError) else describe_os_error(error)
 
 
 def run_guarded(arguments: list[str]) -> int:
@@ -45,9 +49,21 @@ def run_guarded(arguments: list[str]) -> int:
         rank = os.environ.get("RANK")
         sys.stderr.write(f"gptmill{f' (rank {rank})' if rank else ''}: {error}\n")
         return EXIT_USER_ERROR
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return describe_os_error(error)
     except KeyboardInterrupt:
         sys.stderr.write("gptmill: interrupted\n")
         return EXIT_INTERRUPTED
+
+
+def describe_os_error(error: OSError) -> int:
+    """What the system refused, as a sentence: a full disk, a missing right, a name too long."""
+    place = f" {error.filename}" if error.filename else ""
+    with suppress(OSError):
+        sys.stderr.write(f"gptmill: the system refused{place}: {error.strerror or error}; mend that and try again\n")
+    return EXIT_USER_ERROR
 
 
 def run_command(arguments: list[str]) -> int:

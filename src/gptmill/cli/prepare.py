@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 from gptmill.cli.flags import Command
@@ -24,6 +25,6 @@ def run(arguments: list[str]) -> int:
         counts = f"{split.tokens:,} tokens of {split.documents:,} documents in {len(split.shards)} shard(s)"
         sys.stdout.write(f"{name:<6}{counts}\n")
     sys.stdout.write(
-        f"{folder}/ is ready ({manifest.fingerprint}); train on it with: gptmill train --data_dir {folder}\n"
+        f"{folder}/ is ready ({manifest.fingerprint}); train on it with: gptmill train RECIPE --data_dir {shlex.quote(str(folder))}\n"
     )
     return 0

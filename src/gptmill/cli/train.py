@@ -74,8 +74,10 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     from gptmill.runs.report import make_report
 
     program = find_program()
-    place = "" if outcome.config.tracking.logdir == "runs" else f" --logdir {outcome.config.tracking.logdir}"
-    name = outcome.run.path.name
+    place = (
+        "" if outcome.config.tracking.logdir == "runs" else f" --logdir {shlex.quote(outcome.config.tracking.logdir)}"
+    )
+    name = shlex.quote(outcome.run.path.name)
     go_on = f"{program} train --run_name {name}{place} --resume latest"
     if outcome.stopped_by:
         sys.stdout.write(f"saved; go on with: {go_on}\n")
@@ -87,7 +89,7 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
         f"The run lies in {outcome.run.path}/. What to try next:",
         f"  {program} sample {name}{place}{asking}",
         f"  {go_on} --max_steps {2 * outcome.max_steps}",
-        f"  {program} train {recipe or '--tokenizer byte'} --corpus YOUR_TEXT.txt",
+        f"  {program} train {shlex.quote(recipe or 'demo')} --corpus YOUR_TEXT.txt",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 

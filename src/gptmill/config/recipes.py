@@ -117,10 +117,14 @@ def _names() -> str:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"recipe {path} is not a file; give the path of a .toml file")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise UserError(f"cannot read recipe {path}: {error.strerror}; check the path and its permissions") from None
+        raise UserError(
+            f"cannot read recipe {path}: {error.strerror or error}; check the path and its permissions"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"recipe {path} is not valid TOML: {error}; correct that place") from None
 

@@ -34,8 +34,9 @@ def needs_preparing(config: DataConfig) -> bool:
     if (folder / FILE_NAME).exists():
         if config.corpus is not None and not _is_made_from(folder, config.corpus):
             raise UserError(
-                f"{folder} was not prepared from {config.corpus} as it is now; prepare it again with "
-                f"gptmill prepare --overwrite, or name another --data_dir"
+                f"{folder} was not prepared from {config.corpus} as it is now; name another --data_dir, or replace it: "
+                f"gptmill prepare {config.corpus} --tokenizer {config.tokenizer or DEFAULT_TOKENIZER} "
+                f"--val_fraction {config.val_fraction} --out {folder} --overwrite"
             )
         return False
     if config.corpus is None:

@@ -1,13 +1,15 @@
-"""manifest.json: what a folder of shards holds and how to tell that it is whole."""
+"""manifest.json: what a folder of shards holds, with a checksum for each file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
+from gptmill.data.files import write_durably
 
 FILE_NAME = "manifest.json"
 FORMAT = "gptmill-shards"
@@ -44,10 +46,16 @@ class Manifest:
     train: Split
     val: Split
 
+    @property
+    def corpus_sha256(self) -> str:
+        """Names the tokens themselves: equal, and every window is the same."""
+        hashes = [shard.sha256 for split in (self.train, self.val) for shard in split.shards]
+        return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(manifest)}, indent=1, ensure_ascii=False)
-    (folder / FILE_NAME).write_text(text + "\n", encoding="utf-8")
+    write_durably(folder / FILE_NAME, text + "\n")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -65,7 +73,9 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError(f"dtype {content['dtype']!r} is none of {', '.join(DTYPES)}")
         return Manifest(**content, train=train, val=val)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; check the folder or prepare the corpus again") from None
+        raise UserError(
+            f"cannot read {path}: {error.strerror or error}; check the folder or prepare the corpus again"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {again}") from None
 

@@ -85,10 +85,11 @@ def _write_folder(
         tokenizer = build_tokenizer(request.tokenizer, source.read_documents())
         manifest = _write_shards(source, request, tokenizer, partial, origin, report)
         write_manifest(partial, manifest)
-        flush_to_disk(partial / FILE_NAME)
         _replace(folder, partial)
     except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}; free space there or choose another --out") from None
+        raise UserError(
+            f"cannot write {folder}: {error.strerror or error}; make room there or choose another folder"
+        ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         for parent in missing_parents:
@@ -103,6 +104,7 @@ def _replace(folder: Path, partial: Path) -> None:
     if folder.exists():
         folder.rename(replaced)
     partial.rename(folder)
+    flush_to_disk(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 

@@ -53,7 +53,8 @@ def open_source(places: list[str]) -> Source:
 def make_source_name(places: list[str]) -> str:
     """A short name for a corpus, fit for a folder: the stem of its first place."""
     first = places[0]
-    return first if first == PYTHON_STDLIB else Path(first).resolve().stem
+    name = first if first == PYTHON_STDLIB else Path(first).resolve().stem
+    return name.encode("utf-8", errors="replace").decode()
 
 
 def _find_files(place: str) -> list[tuple[Path, str]]:
@@ -63,8 +64,12 @@ def _find_files(place: str) -> list[tuple[Path, str]]:
     path = Path(place)
     if path.is_file():
         return [(path.resolve(), path.name)]
-    if not path.exists():
-        raise UserError(f"{place} does not exist; give a text file, a folder of text files, or {PYTHON_STDLIB}")
+    if not place or not path.exists():
+        raise UserError(
+            f"{place or 'the empty name'} does not exist; give a text file, a folder of text files, or {PYTHON_STDLIB}"
+        )
+    if not path.is_dir():
+        raise UserError(f"{place} is neither a text file nor a folder; save its text in a file first")
     files = sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
     if not files:
         raise UserError(f"folder {place} has no {', '.join(sorted(TEXT_SUFFIXES))} files; name other files one by one")
@@ -84,7 +89,9 @@ def _read_text(path: Path) -> str:
         content = path.read_bytes()
         return content.decode(_find_encoding(content) if path.suffix == ".py" else "utf-8")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; check its permissions or leave it out") from None
+        raise UserError(
+            f"cannot read {path}: {error.strerror or error}; check its permissions or leave it out"
+        ) from None
     except LookupError as error:
         raise UserError(f"{path} declares an encoding that is none for text ({error}); leave it out") from None
     except UnicodeDecodeError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from gptmill.config.errors import UserError
 from gptmill.config.run import EvaluationConfig
 from gptmill.data.tokenizers import Tokenizer
@@ -31,4 +33,5 @@ class Samples:
         if not self._is_main:
             return None
         tokens = generate(model, self._prompt, self._config.sample_tokens, RULE, self._tokenizer.vocab_size, self._seed)
-        return SampleDrawn(step, self._config.sample_prompt, decode(self._tokenizer, list(tokens)))
+        document = list(takewhile(lambda token: token != self._tokenizer.end_of_text, tokens))
+        return SampleDrawn(step, self._config.sample_prompt, decode(self._tokenizer, document))

@@ -11,6 +11,7 @@ from torch import Tensor
 from gptmill.models.cache import build_caches
 from gptmill.models.gpt import GPT
 
+LARGEST_LOGIT = 1e4
 COLDEST = 1e-6  # below it, dividing by the temperature overflows, and the likeliest token is certain anyway
 
 
@@ -52,10 +53,10 @@ def generate(
 
 def draw_token(logits_V: Tensor, rule: SamplingRule, generator: torch.Generator) -> int:
     """One token from the logits under the rule. A diverged model's logits, not finite, must not end its run."""
-    logits_V = torch.nan_to_num(logits_V)
+    logits_V = torch.nan_to_num(logits_V).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
     if rule.temperature < COLDEST:
         return int(logits_V.argmax())
-    logits_V = logits_V / rule.temperature
+    logits_V = (logits_V - logits_V.max()) / rule.temperature
     if rule.top_k is not None:
         smallest = torch.topk(logits_V, min(rule.top_k, len(logits_V))).values[-1]
         logits_V = logits_V.masked_fill(logits_V < smallest, -torch.inf)

@@ -1,6 +1,6 @@
 """GPT-2, exactly: pre-norm blocks, learned positions, GELU (tanh), biases, and a head tied to the embedding.
 
-Shape suffixes: B batch, T time, C width, H heads, D width of a head, V vocabulary, S time seen so far.
+Shape suffixes: B batch, T time, N = B x T, C width, H heads, D width of a head, V vocabulary, S time seen so far.
 """
 
 from __future__ import annotations
@@ -85,10 +85,12 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens in; the summed loss out when targets are given, `logits` otherwise."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, padded_vocab_size: int, vocab_size: int | None = None) -> None:
+        """`vocab_size` is how many of the rows are tokens; without it, all are."""
         super().__init__()
         self.config = config
-        self.token_embedding = nn.Embedding(vocab_size, config.embd_size)
+        self.vocab_size = vocab_size or padded_vocab_size
+        self.token_embedding = nn.Embedding(padded_vocab_size, config.embd_size)
         self.position_embedding = nn.Embedding(config.context_length, config.embd_size)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
@@ -96,14 +98,14 @@ class GPT(nn.Module):
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Cross-entropy summed over the targets; the caller divides by the count that is right for it."""
-        logits_BTV = self.project(self.encode(tokens_BT))
-        return F.cross_entropy(
-            logits_BTV.flatten(0, 1).float(),
-            targets_BT.flatten(),
-            reduction="sum",
-            ignore_index=IGNORED_TARGET,
-            label_smoothing=label_smoothing,
-        )
+        logits_NV = self.project(self.encode(tokens_BT)).flatten(0, 1).float()
+        targets_N = targets_BT.flatten()
+        hard = F.cross_entropy(logits_NV, targets_N, reduction="sum", ignore_index=IGNORED_TARGET)
+        if label_smoothing == 0:
+            return hard
+        # Not cross_entropy's own smoothing: that would teach the model to predict the rows that only pad.
+        even_N = -logits_NV.log_softmax(dim=-1)[:, : self.vocab_size].mean(dim=-1)
+        return (1 - label_smoothing) * hard + label_smoothing * even_N.where(targets_N != IGNORED_TARGET, 0.0).sum()
 
     def logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
         """The next-token logits at every position."""
@@ -136,10 +138,10 @@ class GPT(nn.Module):
                 parameter.normal_(0.0, std, generator=generator)
 
 
-def build_gpt(config: ModelConfig, vocab_size: int, seed: int) -> GPT:
+def build_gpt(config: ModelConfig, padded_vocab_size: int, seed: int, vocab_size: int | None = None) -> GPT:
     """A freshly initialised model on the CPU, the same on every machine and rank for the same seed."""
     with torch.device("meta"):
-        model = GPT(config, vocab_size)
+        model = GPT(config, padded_vocab_size, vocab_size)
     model.to_empty(device="cpu")
     model.init_weights(torch.Generator().manual_seed(seed))
     return model

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -25,7 +27,6 @@ from gptmill.runs.finite import replace_non_finite
 FORMAT = "gptmill-checkpoint"
 VERSION = 1
 MANIFEST = "checkpoint.json"
-READABLE = 0o644  # safetensors makes its files private to the user
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> CheckpointInfo:
     partial = folder / f".{final.name}.partial"
     try:
         for leftover in folder.glob(".step_*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir(parents=True)
         _write_files(partial, checkpoint)
         if final.exists():
@@ -116,10 +117,15 @@ def find_latest_checkpoint(folder: Path) -> Path:
     return checkpoints[-1].path
 
 
-def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Deletes all but the newest; called only once a new one is durable."""
-    for info in list_checkpoints(folder)[:-keep]:
-        _delete(info.path)
+def prune_checkpoints(folder: Path, keep: int, newest: int) -> None:
+    """Deletes all but `keep` up to step `newest`, which is durable.
+
+    Later steps are of a past that was given up: a damaged checkpoint, say, that the run had to go back behind.
+    """
+    paths = _list_paths(folder)
+    later = [path for path in paths if _read_step(path) > newest]
+    for path in [*later, *paths[: len(paths) - len(later)][:-keep]]:
+        _delete(path)
 
 
 def make_checkpoint_name(step: int) -> str:
@@ -134,15 +140,19 @@ def read_info(path: Path) -> CheckpointInfo:
 
 def _list_paths(folder: Path) -> list[Path]:
     """Folders named like checkpoints, by step: from the millionth on, names no longer sort like numbers."""
-    paths = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdigit()]
-    return sorted(paths, key=lambda path: int(path.name.removeprefix("step_")))
+    return sorted((path for path in folder.glob("step_*") if re.fullmatch(r"step_[0-9]+", path.name)), key=_read_step)
+
+
+def _read_step(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 def _delete(path: Path) -> None:
     """Out of sight first: a kill in the middle must not leave half a checkpoint that looks whole."""
     hidden = path.with_name(f".{path.name}.deleted")
+    shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
-    shutil.rmtree(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)  # what a reader still holds open goes with the next save
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
@@ -150,7 +160,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     for group, tensors in checkpoint.tensors.items():
         path = folder / f"{group}.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        path.chmod(READABLE)
+        path.chmod(0o666 & ~_read_umask())  # safetensors makes its files private to the user
         flush_to_disk(path)
         files[path.name] = {"sha256": hash_file(path), "bytes": path.stat().st_size}
     content = {
@@ -167,6 +177,13 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     flush_to_disk(folder)
 
 
+def _read_umask() -> int:
+    """What the user wants kept from others; the system only tells it to who sets it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     try:
@@ -177,7 +194,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if content.pop("sha256") != _hash_content(content):
             raise UserError(f"checkpoint {path} is damaged: the checksum of {MANIFEST} is wrong")
     except OSError as error:
-        raise UserError(f"cannot read checkpoint {file}: {error.strerror}") from None
+        raise UserError(f"cannot read checkpoint {file}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"checkpoint {path} is damaged: {MANIFEST}: {type(error).__name__}: {error}") from None
     return content

@@ -6,11 +6,13 @@ import re
 import shutil
 import time
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.run import RunConfig
 from gptmill.config.toml import dump_toml
+from gptmill.data.files import write_durably
 
 TIMESTAMP = "%Y%m%d_%H%M%S"
 
@@ -55,6 +57,12 @@ def make_run_name(recipe: str | None, suffix: str = "") -> str:
     return f"{_make_stem(recipe)}{suffix}_{time.strftime(TIMESTAMP)}"
 
 
+def find_free_name(logdir: str, name: str) -> str:
+    """The name, with a number behind it if runs were started in the same second."""
+    names = (name if number == 1 else f"{name}_{number}" for number in count(1))
+    return next(candidate for candidate in names if not (Path(logdir) / candidate).exists())
+
+
 def check_unused(run: RunDirectory) -> None:
     """Raises UserError for a run that has something to lose."""
     if run.has_checkpoints:
@@ -76,12 +84,12 @@ def create_run(logdir: str, name: str, config: RunConfig) -> RunDirectory:
             shutil.rmtree(leftover, ignore_errors=True)
         save_config(run, config)
     except OSError as error:
-        raise UserError(f"cannot write {run.path}: {error.strerror}; choose another --logdir") from None
+        raise UserError(f"cannot write {run.path}: {error.strerror or error}; choose another --logdir") from None
     return run
 
 
 def save_config(run: RunDirectory, config: RunConfig) -> None:
-    run.config.write_text(dump_toml(config), encoding="utf-8")
+    write_durably(run.config, dump_toml(config))
 
 
 def find_run(name_or_path: str, logdir: str) -> RunDirectory:
@@ -96,7 +104,7 @@ def find_run(name_or_path: str, logdir: str) -> RunDirectory:
 
 def find_newest_run(logdir: str, recipe: str | None) -> RunDirectory:
     """The run started last; of the recipe, by the names that `make_run_name` gives, if one is given."""
-    pattern = re.compile(rf"{re.escape(_make_stem(recipe))}_\d{{8}}_\d{{6}}" if recipe else ".*")
+    pattern = re.compile(rf"{re.escape(_make_stem(recipe))}_\d{{8}}_\d{{6}}(_\d+)?" if recipe else ".*")
     runs = [run for run in list_runs(logdir) if pattern.fullmatch(run.path.name)]
     if not runs:
         kind = f" of recipe {recipe}" if recipe else ""

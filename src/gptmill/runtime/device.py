@@ -6,12 +6,15 @@ import os
 import platform
 import shutil
 import subprocess
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import DeviceName
 
+NVIDIA_VENDOR = "0x10de"
 CHOOSE_CPU = "or add --device cpu to use the CPU on purpose (gptmill train --force-cpu tries a single step there)"
 
 
@@ -38,7 +41,7 @@ def find_nvidia_gpus() -> str:
     """
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return ""
+        return "this machine has an NVIDIA GPU without its driver" if _has_nvidia_hardware() else ""
     try:
         listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -49,6 +52,16 @@ def find_nvidia_gpus() -> str:
     lines = [line for line in listing.stdout.splitlines() if line.startswith("GPU ")]
     names = [line.partition(":")[2].partition("(")[0].strip() for line in lines]
     return f"this machine has {', '.join(names)}" if names else ""
+
+
+def _has_nvidia_hardware() -> bool:
+    """Whether an NVIDIA display device is plugged in, as Linux lists it."""
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        with suppress(OSError):
+            is_display = (device / "class").read_text().startswith("0x03")
+            if is_display and (device / "vendor").read_text().strip() == NVIDIA_VENDOR:
+                return True
+    return False
 
 
 def explain_no_cuda() -> str:

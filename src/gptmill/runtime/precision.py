@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from gptmill.config.errors import UserError
 from gptmill.config.run import PrecisionName
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -13,6 +14,10 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def choose_precision(wanted: PrecisionName, device: torch.device) -> PrecisionName:
     """`wanted`, with "auto" resolved for the device."""
+    if wanted == "tf32" and device.type != "cuda":
+        raise UserError(
+            f"precision tf32 is a format of NVIDIA GPUs, and this run is on {device.type}; use fp32 or bf16"
+        )
     if wanted != "auto":
         return wanted
     if device.type != "cuda":

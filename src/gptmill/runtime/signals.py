@@ -21,7 +21,7 @@ class StopFlag:
 
 @contextmanager
 def listen_for_stop() -> Iterator[StopFlag]:
-    """Turns the first Ctrl-C or SIGTERM into the flag; a second Ctrl-C interrupts at once.
+    """Turns the first Ctrl-C, SIGTERM or lost connection into the flag; a second Ctrl-C interrupts at once.
 
     A terminal's Ctrl-C under torchrun reaches a rank twice, as SIGINT and then as torchrun's SIGTERM: the
     second of these must not cut the save short.
@@ -36,7 +36,10 @@ def listen_for_stop() -> Iterator[StopFlag]:
         was_interrupted = was_interrupted or number == signal.SIGINT
         flag.signal_number = flag.signal_number or number
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)  # a lost connection; ignored already under nohup
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield flag
     finally:

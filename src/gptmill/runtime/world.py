@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gptmill.config.errors import UserError
 from gptmill.config.run import DeviceName
 from gptmill.runtime.device import choose_device
 
@@ -37,10 +38,19 @@ class World:
         """Whether a process group exists, which torchrun makes even for one rank."""
         return dist.is_initialized()
 
-    def wait_for_all(self) -> None:
-        """Returns when every rank has come here."""
-        if self.is_distributed:
-            dist.barrier()
+    def run_on_main(self, action: Callable[[], None]) -> None:
+        """Runs it on the main rank while the others wait; what the user got wrong there ends them all."""
+        mistake: UserError | None = None
+        if self.is_main:
+            try:
+                action()
+            except UserError as error:
+                mistake = error
+        failures = self.sum_over_ranks(torch.tensor(float(mistake is not None), device=self.device))
+        if mistake is not None:
+            raise mistake
+        if failures.item():
+            raise UserError("stopped, because rank 0 did")
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Sums in place, on the device, without waiting for it."""
@@ -51,22 +61,23 @@ class World:
 
 def read_world_size() -> int:
     """How many ranks torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
 
 
 @contextmanager
 def open_world(device_name: DeviceName) -> Iterator[World]:
     """Joins the process group that torchrun announces in the environment, and leaves it at the end."""
-    rank = int(os.environ.get("RANK", "0"))
-    device = choose_device(device_name, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" not in os.environ:
-        yield World(0, 1, device)
+        yield World(0, 1, choose_device(device_name))
         return
+    device = choose_device(device_name, local_rank=int(os.environ["LOCAL_RANK"]))
+    if device.type == "mps":
+        raise UserError("several ranks cannot share Apple's MPS; start one process, or add --device cpu")
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, device_id=device if on_gpu else None
     )
     try:
-        yield World(rank, read_world_size(), device)
+        yield World(int(os.environ["RANK"]), read_world_size(), device)
     finally:
         dist.destroy_process_group()

@@ -13,7 +13,7 @@ from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields
 from gptmill.config.smoke import make_smoke_config
 from gptmill.config.validation import check_config
-from gptmill.runs.directory import RunDirectory, check_unused, find_newest_run, find_run, make_run_name
+from gptmill.runs.directory import RunDirectory, check_unused, find_free_name, find_newest_run, find_run, make_run_name
 from gptmill.runtime.world import read_world_size
 
 # What a run cannot change half-way and still be the same run.
@@ -38,7 +38,9 @@ def make_launch(recipe: str | None, flags: dict[str, Any], options: LaunchOption
     config = make_config(recipe, flags)
     if options.force_cpu:
         config = make_smoke_config(config, read_world_size())
-    name = config.tracking.run_name or make_run_name(recipe, "-smoke" if options.force_cpu else "")
+    name = config.tracking.run_name
+    if name is None:
+        name = find_free_name(config.tracking.logdir, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
     config = replace(config, tracking=replace(config.tracking, run_name=name))
     check_config(config, read_world_size())
     check_unused(RunDirectory(Path(config.tracking.logdir) / name))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import gptmill
+from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.data.corpus import find_data_dir, needs_preparing, prepare_for_run
+from gptmill.data.manifest import FILE_NAME
 from gptmill.data.prepare import Report
 from gptmill.data.shards import TokenShards, open_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
@@ -21,6 +25,7 @@ from gptmill.evals import Evaluator, build_evaluators
 from gptmill.runs.checkpoints import load_newest_checkpoint, prune_checkpoints, save_checkpoint
 from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import CheckpointSaved, EvalDone, Event, RunFinished, RunStarted
+from gptmill.runs.lock import lock_run
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.device import describe_device
 from gptmill.runtime.precision import set_matmul_precision
@@ -48,17 +53,15 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
     config, started = launch.config, time.monotonic()
     with ExitStack() as stack:
         world = stack.enter_context(open_world(config.machine.device))
-        if launch.resumed is None and world.is_main and needs_preparing(config.data):
-            prepare_for_run(config.data, report_preparing)
-        world.wait_for_all()
+        world.run_on_main(partial(prepare_if_needed, launch, report_preparing))
         shards = open_shards(find_data_dir(config.data), config.data.tokenizer)
         plan = make_plan(config, shards, world)
         set_matmul_precision(plan.precision)
         state = build_state(config, plan, world)
         if launch.resumed is not None:
-            restore(state, launch.resumed, shards, world)
+            restore(state, launch.resumed, shards, plan, world)
         evaluators = build_evaluators(config, shards, world)
-        run = open_run(launch, world)
+        run = open_run(launch, world, stack)
         stop = stack.enter_context(listen_for_stop())
         trackers = stack.enter_context(
             open_trackers(run, config.tracking, state.step) if world.is_main else TrackerGroup([])
@@ -67,8 +70,7 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
         windows = shards.cut(shards.train, config.model.context_length)
 
         trackers.track(describe_run(run, config, plan, shards, world, state))
-        # Due at the very start, and where a stop came between a step and its evaluation.
-        if state.step % config.evaluation.eval_freq == 0 and state.evaluated_at != state.step:
+        if state.step == 0:
             evaluate(state, evaluators, trackers.track)
             meter.restart_clock()
         while state.step < plan.max_steps and not meter.stop_asked:
@@ -79,35 +81,51 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
             if not (eval_due or save_due or meter.stop_asked):
                 continue
             meter.flush()
-            if eval_due and (is_last or not meter.stop_asked):
+            if eval_due:
                 evaluate(state, evaluators, trackers.track)
             if save_due or meter.stop_asked:
                 save(state, config, shards, run, world, trackers.track)
             meter.restart_clock()
-        reason = "stopped" if state.step < plan.max_steps else "finished"
-        trackers.track(RunFinished(state.step, reason, time.monotonic() - started))
-        return Outcome(run, config, plan.max_steps, stop.signal_number if reason == "stopped" else 0)
+        is_done = state.step >= plan.max_steps
+        trackers.track(RunFinished(state.step, "finished" if is_done else "stopped", time.monotonic() - started))
+        # Another rank may have been asked to stop, and this one not.
+        return Outcome(run, config, plan.max_steps, 0 if is_done else stop.signal_number or signal.SIGTERM)
 
 
-def restore(state: TrainState, run: RunDirectory, shards: TokenShards, world: World) -> None:
-    """The run's newest sound state, provided that it was trained on this tokenizer's tokens."""
+def prepare_if_needed(launch: Launch, report: Report) -> None:
+    """Makes the shards where they do not exist; those that a run goes on with are told by their checksums."""
+    is_there = (find_data_dir(launch.config.data) / FILE_NAME).exists()
+    if not (launch.resumed and is_there) and needs_preparing(launch.config.data):
+        prepare_for_run(launch.config.data, report)
+
+
+def restore(state: TrainState, run: RunDirectory, shards: TokenShards, plan: TrainPlan, world: World) -> None:
+    """The run's newest sound state, provided that it was trained on these very tokens and has steps left to do."""
     checkpoint, complaints = load_newest_checkpoint(run.checkpoints, groups=("model", "optimizer"))
     for complaint in complaints if world.is_main else ():
         sys.stderr.write(f"warning: {complaint}; going on from step {checkpoint.step} instead\n")
     made_with = checkpoint.values["tokenizer_fingerprint"]
     check_fingerprint(made_with, shards.manifest.fingerprint, f"run {run.path}")
+    if checkpoint.values.get("corpus_sha256") != shards.manifest.corpus_sha256:
+        raise UserError(f"run {run.path} was trained on other tokens than {shards.folder} holds now; start a new run")
+    if checkpoint.step > plan.max_steps:
+        raise UserError(
+            f"run {run.path} has done {checkpoint.step} steps, more than max_steps {plan.max_steps}; raise it"
+        )
     state.restore(checkpoint)
 
 
-def open_run(launch: Launch, world: World) -> RunDirectory:
-    """The run's folder: a new one, or that of the run that goes on."""
+def open_run(launch: Launch, world: World, stack: ExitStack) -> RunDirectory:
+    """The run's folder, held against other processes: a new one, or that of the run that goes on."""
     tracking = launch.config.tracking
     assert tracking.run_name is not None
-    if world.is_main and launch.resumed is None:
-        return create_run(tracking.logdir, tracking.run_name, launch.config)
     run = RunDirectory(Path(tracking.logdir) / tracking.run_name)
-    if world.is_main and launch.changes:
-        save_config(run, launch.config)
+    if world.is_main:
+        stack.enter_context(lock_run(run))
+        if launch.resumed is None:
+            create_run(tracking.logdir, tracking.run_name, launch.config)
+        elif launch.changes:
+            save_config(run, launch.config)
     return run
 
 
@@ -121,7 +139,6 @@ def evaluate(state: TrainState, evaluators: list[Evaluator], track: Callable[[Ev
                 state.val_loss = event.val_loss
             if event is not None:
                 track(event)
-    state.evaluated_at = state.step
     state.model.train()
 
 
@@ -137,7 +154,7 @@ def save(
     if world.is_main:
         started = time.monotonic()
         info = save_checkpoint(run.checkpoints, state.make_checkpoint(config, shards))
-        prune_checkpoints(run.checkpoints, config.checkpoints.keep_checkpoints)
+        prune_checkpoints(run.checkpoints, config.checkpoints.keep_checkpoints, state.step)
         track(CheckpointSaved(state.step, str(info.path), info.size_bytes, time.monotonic() - started))
 
 

@@ -18,6 +18,7 @@ from gptmill.runtime.world import World
 class TrainPlan:
     """What will be done, in numbers."""
 
+    vocab_size: int
     padded_vocab_size: int
     parameters: int
     tokens_per_step: int
@@ -40,6 +41,7 @@ def make_plan(config: RunConfig, shards: TokenShards, world: World) -> TrainPlan
     max_steps = training.max_steps or max(1, training.num_epochs * windows_per_epoch // windows_per_step)
     padded_vocab_size = pad_vocab(shards.tokenizer.vocab_size)
     return TrainPlan(
+        vocab_size=shards.tokenizer.vocab_size,
         padded_vocab_size=padded_vocab_size,
         parameters=count_parameters(config.model, padded_vocab_size).total,
         tokens_per_step=training.total_batch_size,

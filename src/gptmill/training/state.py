@@ -33,7 +33,6 @@ class TrainState:
     step: int = 0
     windows_read: int = 0
     val_loss: float | None = None
-    evaluated_at: int | None = None
 
     def hold_back_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
         """The context of a micro-batch. Ranks exchange gradients in the last only; DDP must know before the forward."""
@@ -46,7 +45,7 @@ class TrainState:
         values = {
             "windows_read": self.windows_read,
             "val_loss": self.val_loss,
-            "evaluated_at": self.evaluated_at,
+            "corpus_sha256": shards.manifest.corpus_sha256,
             "scaler": self.scaler.state_dict(),
             "config": list_values(config),
             "tokenizer": shards.tokenizer.spec(),
@@ -66,7 +65,6 @@ class TrainState:
         self.step = checkpoint.step
         self.windows_read = checkpoint.values["windows_read"]
         self.val_loss = checkpoint.values["val_loss"]
-        self.evaluated_at = checkpoint.values["evaluated_at"]
 
     def _name_optimizer_state(self) -> dict[str, Tensor]:
         """The optimizer's tensors as PARAMETER/KEY: names outlive the order of parameters, indices do not."""
@@ -89,7 +87,7 @@ class TrainState:
 
 def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     """A fresh state on the device, compiled and wrapped for the ranks as the config asks."""
-    model = build_gpt(config.model, plan.padded_vocab_size, config.training.seed).to(world.device)
+    model = build_gpt(config.model, plan.padded_vocab_size, config.training.seed, plan.vocab_size).to(world.device)
     if config.machine.compile:
         model.compile()
     optimizer = build_optimizer(model, config.optimizer, world.device)

@@ -19,8 +19,15 @@ PLAIN_SECONDS = 5.0  # a line in a log file every so often, whatever the speed
 
 def build_console() -> Tracker:
     """The display that suits where standard output goes."""
-    console = Console(highlight=False)
-    return LiveDisplay(console) if console.is_terminal else PlainLines(console)
+    console = _Console(highlight=False)
+    is_live = console.is_terminal and not console.is_dumb_terminal
+    return LiveDisplay(console) if is_live else PlainLines(console)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raises what it is; rich would end the process, and with it the run."""
+        raise BrokenPipeError("nobody reads the output any more")
 
 
 class PlainLines:

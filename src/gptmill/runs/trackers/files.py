@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from gptmill.data.files import write_durably
 from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged, to_json
 
 
@@ -48,7 +49,8 @@ class SampleFiles:
     def __init__(self, folder: Path, resumed_at: int) -> None:
         self._folder = folder
         for path in folder.glob("step_*.txt"):
-            if int(path.stem.removeprefix("step_")) > resumed_at:
+            step = path.stem.removeprefix("step_")
+            if step.isascii() and step.isdigit() and int(step) > resumed_at:
                 path.unlink()
 
     def track(self, event: Event) -> None:
@@ -72,6 +74,4 @@ def _drop_later_lines(path: Path, resumed_at: int, read_step: Callable[[str], in
                 kept.append(line + "\n")
         except (ValueError, KeyError, IndexError, TypeError):
             continue
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    partial.replace(path)
+    write_durably(path, "".join(kept))

@@ -39,9 +39,10 @@ class TrackerGroup:
     def _attempt(self, tracker: Tracker, action: Callable[[], None], when: str) -> None:
         try:
             action()
-        except Exception as error:  # a broken log must not end a run of weeks
+        except (Exception, SystemExit) as error:  # a broken log must not end a run of weeks
             self._trackers.remove(tracker)
             name = type(tracker).__name__
-            sys.stderr.write(f"warning: {name} failed {when} ({error}); the run goes on without it\n")
+            with suppress(OSError):  # the pipe that broke may be this one too
+                sys.stderr.write(f"warning: {name} failed {when} ({error}); the run goes on without it\n")
             with suppress(Exception):
                 tracker.close()

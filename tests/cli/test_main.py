@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +172,11 @@ def test_a_reader_that_has_gone_is_no_error(line: str, unbuffered: str) -> None:
         os.close(writer)
     assert process.stderr == ""
     assert process.returncode == 0
+
+
+def test_a_closed_or_full_output_gives_no_traceback() -> None:
+    for redirection in (">&-", "> /dev/full"):
+        command = f"{shlex.quote(sys.executable)} -m gptmill config list {redirection}"
+        process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+        assert "Traceback" not in process.stderr, process.stderr
+        assert process.returncode in (0, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,11 @@ def test_the_standard_library_is_about_ten_megabytes_of_readable_source() -> Non
     assert {"argparse.py", "os.py"} <= {path.name for path in source.files}
     assert all(path.suffix == ".py" and "site-packages" not in path.parts for path in source.files)
     assert not any(document == "" for document in documents)
+
+
+def test_a_pipe_and_an_empty_name_are_no_sources(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="neither a text file nor a folder"):
+        open_source([str(tmp_path / "pipe")])
+    with pytest.raises(UserError, match="does not exist"):
+        open_source([""])

@@ -24,7 +24,6 @@ def run(arguments: list[str]) -> int:
     for name, split in (("train", manifest.train), ("val", manifest.val)):
         counts = f"{split.tokens:,} tokens of {split.documents:,} documents in {len(split.shards)} shard(s)"
         sys.stdout.write(f"{name:<6}{counts}\n")
-    sys.stdout.write(
-        f"{folder}/ is ready ({manifest.fingerprint}); train on it with: gptmill train RECIPE --data_dir {shlex.quote(str(folder))}\n"
-    )
+    next_command = f"gptmill train RECIPE --data_dir {shlex.quote(str(folder))}"
+    sys.stdout.write(f"{folder}/ is ready ({manifest.fingerprint}); train on it with: {next_command}\n")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -96,6 +97,8 @@ def test_the_help_of_train_with_a_recipe_shows_its_values() -> None:
     assert (answer.returncode, answer.stderr) == (0, "")
     for name, value in load_recipe("demo").items():
         shown = f"{value:g}" if isinstance(value, float) else str(value)
+        if not shown.isprintable():
+            shown = json.dumps(shown)  # a line break must not break the help's layout
         assert read_flag(answer.stdout, name).endswith(f"[{shown.strip()}]")
 
 

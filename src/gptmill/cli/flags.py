@@ -7,6 +7,7 @@ through as well, so that a flag and a recipe key obey one rule and fail with one
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,4 +148,6 @@ def _spell_all(fields: dict[str, Field]) -> list[str]:
 def _describe_default(value: Any) -> str:
     if value is None or value is False or value == "":
         return ""
+    if isinstance(value, str) and not value.isprintable():
+        value = json.dumps(value)
     return f" [{value:g}]" if isinstance(value, float) else f" [{value}]"

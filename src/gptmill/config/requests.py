@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from gptmill.config.run import DeviceName, TokenizerName
+from gptmill.config.run import DeviceName
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,67 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True)
+class ReadingOptions:
+    """Reading"""
+
+    text_field: str = "text"
+    """Field or column that holds the text in JSON, CSV and parquet."""
+    separator: str | None = None
+    """Text that separates the documents of one text file, such as "<|endoftext|>" (default: a file is a document)."""
+    from_file: str | None = None
+    """File to read a named corpus from instead of downloading it (also --from)."""
+
+
+@dataclass(frozen=True)
+class CleaningOptions:
+    """Cleaning: all off unless asked for"""
+
+    fix_unicode: bool = False
+    """Repair text that was decoded wrongly once (needs the data extra)."""
+    normalize: Literal["nfc", "nfkc"] | None = None
+    """Unicode normalisation form to bring the text into."""
+    drop_duplicates: bool = False
+    """Keep one of documents with equal text."""
+    drop_near_duplicates: bool = False
+    """Keep one of documents with almost equal text, found by MinHash (needs the data extra)."""
+    languages: str | None = None
+    """Keep documents in these languages only, such as en,de (needs the data extra)."""
+    min_language_score: float = 0.5
+    """How sure of the language to be, from 0 to 1."""
+    min_chars: int | None = None
+    """Drop documents with fewer characters."""
+    max_chars: int | None = None
+    """Drop documents with more characters."""
+    max_symbol_ratio: float | None = None
+    """Drop documents in which more than this share of the characters are neither letters, digits nor white space."""
+    max_repetition: float | None = None
+    """Drop documents in which more than this share of the text stands in repeated lines or phrases."""
+
+
+@dataclass(frozen=True)
 class PrepareRequest:
     """Preparation"""
 
     out: str | None = None
     """Folder to write (default: data/SOURCE-TOKENIZER)."""
-    tokenizer: TokenizerName = "gpt2"
-    """gpt2 (50,257 byte-pair tokens), byte (256), or char (the corpus' own alphabet)."""
+    tokenizer: str = "gpt2"
+    """gpt2, byte, char (the corpus' own alphabet), another tiktoken encoding, or the path of a tokenizer.json."""
     val_fraction: float = 0.01
     """Share of the corpus kept for validation."""
+    val_source: str | None = None
+    """Source of the validation text, where it is apart; then nothing is split off."""
     split: Literal["auto", "documents", "tail"] = "auto"
     """documents: whole documents, chosen by content; tail: the end of each; auto: tail when there are few."""
     shard_tokens: int = 100_000_000
     """Tokens per shard file."""
+    processes: int | None = None
+    """Processes that read and encode (default: one for each core). The result does not depend on it."""
+    cluster: str | None = None
+    """Address of a Dask scheduler whose workers do it instead (needs the cluster extra and a shared file system)."""
     overwrite: bool = False
     """Replace what the folder holds."""
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
+    cleaning: CleaningOptions = field(default_factory=CleaningOptions)
 
 
 @dataclass(frozen=True)

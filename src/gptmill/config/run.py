@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-TokenizerName = Literal["gpt2", "byte", "char"]
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
@@ -18,10 +17,10 @@ class DataConfig:
     """Data"""
 
     corpus: str | None = None
-    """Text file, folder, or python-stdlib: prepared on first use when data_dir does not exist yet."""
+    """Any source that gptmill prepare takes: prepared on first use when data_dir does not exist yet."""
     data_dir: str | None = None
     """Folder of prepared token shards (default: data/CORPUS-TOKENIZER)."""
-    tokenizer: TokenizerName | None = None
+    tokenizer: str | None = None
     """Tokenizer that the shards must have been made with (default: the shards' own; gpt2 when preparing)."""
     val_fraction: float = 0.01
     """Share of the corpus kept for validation when it is prepared."""

@@ -108,7 +108,7 @@ RANGES = (
     Range("dropout label_smoothing beta1 beta2", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     Range("val_fraction", lambda value: 0 < value < 1, "must lie between 0 and 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must lie between 0 and {MAX_SEED}"),
-    Range("logdir data_dir corpus", lambda value: value != "", "must not be empty"),
+    Range("logdir data_dir corpus tokenizer", lambda value: value != "", "must not be empty"),
     Range("run_name", is_folder_name, "must be a plain folder name; set its parent with logdir"),
 )
 RELATIONS = (

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
-from gptmill.config.run import DataConfig, TokenizerName
+from gptmill.config.run import DataConfig
 from gptmill.data.manifest import FILE_NAME, read_manifest
 from gptmill.data.prepare import Report, default_data_dir, prepare_corpus
 from gptmill.data.sources import PYTHON_STDLIB, open_source
 
-DEFAULT_TOKENIZER: TokenizerName = "gpt2"
+DEFAULT_TOKENIZER = "gpt2"
 
 
 def find_data_dir(config: DataConfig) -> Path:

@@ -13,17 +13,20 @@ from gptmill.data.files import write_durably
 
 FILE_NAME = "manifest.json"
 FORMAT = "gptmill-shards"
-VERSION = 1
+VERSION = 2
+DOCUMENTS_DIR = "documents"  # beside the shards, under their names: where documents start
 DTYPES = ("uint16", "uint32")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One `.npy` file of tokens."""
+    """One `.npy` file of tokens, and one of the places in it at which documents start."""
 
     file: str
     tokens: int
     sha256: str
+    documents: int
+    documents_sha256: str
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Manifest:
     tokenizer: dict[str, Any]
     fingerprint: str
     source: dict[str, Any]
+    cleaning: dict[str, Any]
     train: Split
     val: Split
 

@@ -13,7 +13,7 @@ from typing import Any
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.files import flush_to_disk
-from gptmill.data.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
+from gptmill.data.manifest import DOCUMENTS_DIR, FILE_NAME, Manifest, read_manifest, write_manifest
 from gptmill.data.sources import Source, make_source_name, open_source
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
 from gptmill.data.tokenizers.protocol import choose_dtype, make_fingerprint
@@ -61,7 +61,9 @@ def prepare_corpus(places: list[str], request: PrepareRequest, report: Report) -
 
 def _is_ours(path: Path) -> bool:
     """Whether a file has a name that only preparing gives; nothing else is ever deleted."""
-    return path.name == FILE_NAME or any(path.match(pattern) for pattern in ("train_*.npy", "val_*.npy"))
+    return path.name in (FILE_NAME, DOCUMENTS_DIR) or any(
+        path.match(pattern) for pattern in ("train_*.npy", "val_*.npy")
+    )
 
 
 def _check_request(request: PrepareRequest) -> None:
@@ -81,7 +83,7 @@ def _write_folder(
     missing_parents = [parent for parent in partial.parents if not parent.exists()]
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        (partial / DOCUMENTS_DIR).mkdir(parents=True)
         tokenizer = build_tokenizer(request.tokenizer, source.read_documents())
         manifest = _write_shards(source, request, tokenizer, partial, origin, report)
         write_manifest(partial, manifest)
@@ -130,7 +132,7 @@ def _write_shards(
             advice = "give more text, a larger --val_fraction, or --split tail"
             raise UserError(f"the {name} split of {source.name} would be empty; {advice}")
     dtype = choose_dtype(tokenizer.vocab_size).name
-    return Manifest(dtype, tokenizer.spec(), make_fingerprint(tokenizer), origin, splits["train"], splits["val"])
+    return Manifest(dtype, tokenizer.spec(), make_fingerprint(tokenizer), origin, {}, splits["train"], splits["val"])
 
 
 def _split_document(text: str, source: Source, request: PrepareRequest) -> Iterator[tuple[str, str]]:

@@ -18,15 +18,19 @@ def run(arguments: list[str]) -> int:
     command.check_words(parsed.words, 1, 1)
     request = build_config(SampleRequest, parsed.values)
     from gptmill.inference.sampling import open_sampler
+    from gptmill.runs.display import make_writable
+
+    def write(text: str) -> None:
+        sys.stdout.write(make_writable(text, sys.stdout.encoding))
 
     sampler = open_sampler(parsed.words[0], request)
     for number in range(request.num_samples):
         if number:
-            sys.stdout.write("\n" + "─" * 72 + "\n")
-        sys.stdout.write(request.prompt)
+            write("\n" + "─" * 72 + "\n")
+        write(request.prompt)
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for piece in sampler.draw(number):
-            sys.stdout.write(decoder.decode(piece))
+            write(decoder.decode(piece))
             sys.stdout.flush()
-        sys.stdout.write(decoder.decode(b"", final=True) + "\n")
+        write(decoder.decode(b"", final=True) + "\n")
     return 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 
 from gptmill.runs.chart import draw_chart
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.display import make_plain
 from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged, from_json
 
 SMOOTHED_POINTS = 120
@@ -25,8 +25,8 @@ def read_events(run: RunDirectory) -> list[Event]:
     return events
 
 
-def make_report(run: RunDirectory) -> str:
-    """The loss curve, and a sample from the start beside one from the end."""
+def make_report(run: RunDirectory, encoding: str = "utf-8") -> str:
+    """The loss curve, and a sample from the start beside one from the end, in letters that `encoding` has."""
     events = read_events(run)
     steps = [event for event in events if isinstance(event, StepLogged) and math.isfinite(event.loss)]
     evals = [event for event in events if isinstance(event, EvalDone) and math.isfinite(event.val_loss)]
@@ -42,7 +42,9 @@ def make_report(run: RunDirectory) -> str:
         )
     if samples:
         shown = [samples[0], samples[-1]] if len(samples) > 1 else samples
-        parts += [_title(f"sample at step {event.step:,}") + _clean(event.prompt + event.text) for event in shown]
+        for event in shown:
+            text = make_plain(event.prompt + event.text, encoding)
+            parts.append(_title(f"sample at step {event.step:,}") + text)
     return "\n\n".join(parts)
 
 
@@ -55,12 +57,3 @@ def _smooth(steps: list[StepLogged]) -> list[tuple[float, float]]:
 
 def _title(text: str) -> str:
     return f"── {text} ".ljust(72, "─") + "\n"
-
-
-def _clean(text: str) -> str:
-    """Without the control characters that would move a terminal's cursor."""
-    return "".join("·" if _is_control(character) else character for character in text)
-
-
-def _is_control(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\n\t"

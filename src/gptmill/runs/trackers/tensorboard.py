@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gptmill.runs.display import make_plain
 from gptmill.runs.events import CheckpointSaved, EvalDone, Event, SampleDrawn, StepLogged
 
 
@@ -19,13 +20,17 @@ class TensorBoard:
         for name, value in _list_scalars(event).items():
             self._writer.add_scalar(name, value, event.step, walltime=event.time)
         if isinstance(event, SampleDrawn):
-            self._writer.add_text("sample", event.prompt + event.text, event.step)
-
+            self._writer.add_text("sample", _make_block(event.prompt + event.text), event.step, walltime=event.time)
         if isinstance(event, CheckpointSaved):
             self._writer.flush()  # what the checkpoint holds must not be missing from the curves after a kill
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _make_block(text: str) -> str:
+    """A block of code, since TensorBoard would read the sample as Markdown and run its lines together."""
+    return "\n".join("    " + line for line in make_plain(text).split("\n"))
 
 
 def _list_scalars(event: Event) -> dict[str, float]:

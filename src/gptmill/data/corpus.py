@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gptmill.config.errors import UserError
-from gptmill.config.requests import PrepareRequest
+from gptmill.config.requests import PrepareRequest, ReadingOptions
 from gptmill.config.run import DataConfig
 from gptmill.data.manifest import FILE_NAME, read_manifest
 from gptmill.data.prepare import Report, default_data_dir, prepare_corpus
@@ -52,7 +52,7 @@ def _is_made_from(folder: Path, corpus: str) -> bool:
     """By names and sizes; a text that is gone cannot be compared, and its shards are as good as ever."""
     if corpus != PYTHON_STDLIB and not Path(corpus).exists():
         return True
-    return read_manifest(folder).source.get("listing_sha256") == open_source([corpus]).listing_sha256
+    return read_manifest(folder).source.get("listing_sha256") == open_source([corpus], ReadingOptions()).listing_sha256
 
 
 def prepare_for_run(config: DataConfig, report: Report) -> None:

@@ -14,7 +14,7 @@ from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.files import flush_to_disk
 from gptmill.data.manifest import DOCUMENTS_DIR, FILE_NAME, Manifest, read_manifest, write_manifest
-from gptmill.data.sources import Source, make_source_name, open_source
+from gptmill.data.sources import Source, make_source_name, open_source, read_documents
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
 from gptmill.data.tokenizers.protocol import choose_dtype, make_fingerprint
 from gptmill.data.writer import ShardWriter
@@ -43,7 +43,7 @@ def default_data_dir(places: list[str], tokenizer: str) -> Path:
 def prepare_corpus(places: list[str], request: PrepareRequest, report: Report) -> tuple[Path, Manifest]:
     """Writes the shards of the corpus, unless the folder holds exactly them already."""
     _check_request(request)
-    source = open_source(places)
+    source = open_source(places, request.reading)
     named = Path(request.out) if request.out else default_data_dir(places, request.tokenizer)
     folder = named.resolve()  # through links, so that the shards land where a link points
     if Path.cwd().is_relative_to(folder):
@@ -84,7 +84,7 @@ def _write_folder(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         (partial / DOCUMENTS_DIR).mkdir(parents=True)
-        tokenizer = build_tokenizer(request.tokenizer, source.read_documents())
+        tokenizer = build_tokenizer(request.tokenizer, read_documents(source, request.reading))
         manifest = _write_shards(source, request, tokenizer, partial, origin, report)
         write_manifest(partial, manifest)
         _replace(folder, partial)
@@ -120,7 +120,7 @@ def _write_shards(
 ) -> Manifest:
     writers = {name: ShardWriter(folder, name, tokenizer, request.shard_tokens) for name in ("train", "val")}
     bytes_done = 0
-    for text in source.read_documents():
+    for text in read_documents(source, request.reading):
         for name, part in _split_document(text, source, request):
             writers[name].write(part)
         bytes_done += len(text.encode("utf-8"))

@@ -1,0 +1,30 @@
+"""Where text comes from: any place a corpus can be, read as a stream of documents in bounded memory.
+
+Knows places, compressions and formats; knows no tokens and no shards.
+"""
+
+from __future__ import annotations
+
+from gptmill.data.sources.corpora import CORPORA, PYTHON_STDLIB
+from gptmill.data.sources.cutting import MAX_DOCUMENT_CHARS
+from gptmill.data.sources.documents import DocumentStream, open_documents, read_documents
+from gptmill.data.sources.formats import FORMATS
+from gptmill.data.sources.parts import list_parts
+from gptmill.data.sources.places import make_source_name, open_source
+from gptmill.data.sources.source import Part, Source, SourceFile
+
+__all__ = [
+    "CORPORA",
+    "FORMATS",
+    "MAX_DOCUMENT_CHARS",
+    "PYTHON_STDLIB",
+    "DocumentStream",
+    "Part",
+    "Source",
+    "SourceFile",
+    "list_parts",
+    "make_source_name",
+    "open_documents",
+    "open_source",
+    "read_documents",
+]

@@ -1,0 +1,148 @@
+"""JSON: a record or a string per line, or one value that holds them all."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gptmill.config.errors import UserError
+from gptmill.config.requests import ReadingOptions
+from gptmill.data.sources.failures import make_decoding_error, make_field_error, make_type_error
+from gptmill.data.sources.formats.lines import decode_line, read_lines
+from gptmill.data.sources.source import Part
+from gptmill.data.sources.storage import StoredFile
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BLOCK_BYTES = 2**20
+
+
+def read_json_lines(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+    """A record per line. A line belongs to the part in which it begins."""
+    data = stored.open_data()
+    if part is None or (part.start == 0 and part.stop == stored.size_bytes):
+        yield from _read_records(read_lines(data, stored.address), stored, options)
+        return
+    start = part.start
+    if start > 0:
+        data.seek(start - 1)
+        start += sum(len(line) for _, line in itertools.islice(read_lines(data, stored.address), 1)) - 1
+    yield from _read_records(_read_part(data, start, stored, part), stored, options, start)
+
+
+def _read_part(data: io.BufferedReader, start: int, stored: StoredFile, part: Part) -> Iterator[tuple[int, bytes]]:
+    for offset, line in read_lines(data, stored.address, start):
+        if offset >= part.stop:
+            break
+        stored.bytes_read = min(offset + len(line), part.stop) - part.start
+        yield offset, line
+    stored.bytes_read = part.stop - part.start
+
+
+def read_json(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+    """An array of records or strings, an object that holds one, or one record; or lines of records after all."""
+    del part
+    data = stored.open_data()
+    lines = read_lines(data, stored.address)
+    head = list(itertools.islice(lines, 1))
+    rest = next(lines, None)
+    if rest is not None and _is_record(head[0][1]):
+        yield from _read_records(itertools.chain(head, [rest], lines), stored, options)
+        return
+    content = b"".join([*(line for _, line in head), rest[1] if rest else b"", data.read()])
+    if not content.strip():
+        return
+    value = _parse_file(content.removeprefix(BYTE_ORDER_MARK), stored.address)
+    for number, record in enumerate(_find_records(value, options.text_field, stored.address), start=1):
+        text = find_text(record, options.text_field, lambda: f"record {number} of {stored.address}")  # noqa: B023
+        if text is not None:
+            yield mend_surrogates(text)
+
+
+def find_text(record: Any, field: str, where: Callable[[], str]) -> str | None:
+    """The text of a record; None where it has none on purpose."""
+    if isinstance(record, str):
+        return record
+    if not isinstance(record, dict):
+        raise UserError(f"{where()} is neither a record nor a string; give each document as {{{field!r}: ...}}")
+    if field not in record:
+        raise make_field_error(where(), "field", field, list(record))
+    text = record[field]
+    if text is not None and not isinstance(text, str):
+        raise make_type_error(where(), field, type(text).__name__)
+    return text
+
+
+def mend_surrogates(text: str) -> str:
+    """The text with halves of characters, which JSON can spell and UTF-8 cannot, marked as unreadable."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _read_records(
+    lines: Iterator[tuple[int, bytes]], stored: StoredFile, options: ReadingOptions, start: int = 0
+) -> Iterator[str]:
+    """The texts of lines of which the first begins at `start`."""
+    number = 0
+
+    def name_line() -> str:
+        return f"{stored.address}:{_count_lines(stored, start) + number}"
+
+    for number, (offset, line) in enumerate(lines, start=1):  # noqa: B007, used by name_line
+        content = decode_line(line, stored.address, offset)
+        if not content or content.isspace():
+            continue
+        try:
+            record = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{name_line()} is not JSON: {error}; mend the line or remove it") from None
+        text = find_text(record, options.text_field, name_line)
+        if text is not None:
+            yield mend_surrogates(text) if "\\u" in content else text
+
+
+def _count_lines(stored: StoredFile, offset: int) -> int:
+    """How many lines end before an offset: looked up only where there is something to say about a line."""
+    data = stored.open_data() if offset else None
+    count = 0
+    while data and offset and (block := data.read(min(offset, BLOCK_BYTES))):
+        count += block.count(b"\n")
+        offset -= len(block)
+    return count
+
+
+def _is_record(line: bytes) -> bool:
+    """Whether a line is a whole record, and what follows it so another one."""
+    try:
+        return isinstance(json.loads(line.removeprefix(BYTE_ORDER_MARK).decode("utf-8")), dict | str)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _parse_file(content: bytes, address: str) -> Any:
+    try:
+        return json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise make_decoding_error(address, error, error.start) from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{address}:{error.lineno} is not JSON: {error.msg}; mend the file or leave it out") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{address} is JSON that cannot be read: {error}; leave it out") from None
+
+
+def _find_records(value: Any, field: str, address: str) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, dict):
+        raise UserError(f"{address} holds no records; give an array of them, or a record per line in a .jsonl file")
+    if field in value:
+        return value[field] if isinstance(value[field], list) else [value]
+    arrays = [item for item in value.values() if isinstance(item, list) and item and isinstance(item[0], dict | str)]
+    if len(arrays) != 1:
+        raise make_field_error(address, "field", field, list(value))
+    return list(arrays[0])

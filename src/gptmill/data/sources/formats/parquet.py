@@ -1,0 +1,103 @@
+"""Parquet: a document per row of one column, read row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gptmill.config.errors import UserError
+from gptmill.config.requests import ReadingOptions
+from gptmill.data.sources.failures import make_extra_error, make_field_error, make_type_error
+from gptmill.data.sources.source import Part
+from gptmill.data.sources.storage import StoredFile
+
+BUFFER_BYTES = 2**20
+BATCH_BYTES = 4 * 2**20
+MAX_BATCH_ROWS = 1024
+
+
+def read_parquet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+    """Of a part, the row groups in it; a part that is the file whole spans more than it has."""
+    parquet = _open(stored, options.text_field)
+    metadata = parquet.metadata
+    sizes = _share_sizes(stored, metadata)
+    start = part.start if part else 0
+    stop = min(part.stop, metadata.num_row_groups) if part else metadata.num_row_groups
+    stored.bytes_read = 0
+    for group in range(start, stop):
+        yield from _read_group(parquet, group, options.text_field, stored.address)
+        stored.bytes_read += sizes[group]
+
+
+def list_row_group_parts(stored: StoredFile, options: ReadingOptions, part_bytes: int) -> tuple[Part, ...]:
+    """Neighbouring row groups together, as long as their text stays under `part_bytes`."""
+    parquet = _open(stored, options.text_field)
+    metadata = parquet.metadata
+    sizes = _share_sizes(stored, metadata)
+    parts: list[Part] = []
+    start, text_bytes = 0, 0
+    for group in range(metadata.num_row_groups):
+        group_bytes = _find_column(metadata.row_group(group), options.text_field).total_uncompressed_size
+        if group > start and text_bytes + group_bytes > part_bytes:
+            parts.append(Part(start, group, sum(sizes[start:group])))
+            start, text_bytes = group, 0
+        text_bytes += group_bytes
+    return (*parts, Part(start, metadata.num_row_groups, sum(sizes[start:])))
+
+
+def _open(stored: StoredFile, field: str) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise make_extra_error("reading parquet", "data") from None
+    try:
+        # Buffered, so that a column chunk as large as the file is still read in pieces.
+        parquet = pyarrow.parquet.ParquetFile(stored.open_seekable(), buffer_size=BUFFER_BYTES, pre_buffer=False)
+    except pyarrow.ArrowException as error:
+        raise UserError(
+            f"{stored.address} is no parquet file, or cut off: {error}; copy or download it again"
+        ) from None
+    schema = parquet.schema_arrow
+    if field not in schema.names:
+        raise make_field_error(stored.address, "column", field, list(schema.names))
+    kind = schema.field(field).type
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    types = pyarrow.types
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)):
+        raise make_type_error(stored.address, field, str(kind))
+    return parquet
+
+
+def _read_group(parquet: Any, group: int, field: str, address: str) -> Iterator[str]:
+    import pyarrow
+
+    described = parquet.metadata.row_group(group)
+    row_bytes = _find_column(described, field).total_uncompressed_size / max(described.num_rows, 1)
+    batch_rows = max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / max(row_bytes, 1))))
+    try:
+        batches = parquet.iter_batches(batch_rows, row_groups=[group], columns=[field], use_threads=False)
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                if text is not None:
+                    yield text
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{address} is damaged in row group {group}: {error}; copy or download it again") from None
+
+
+def _find_column(described: Any, field: str) -> Any:
+    columns = (described.column(number) for number in range(described.num_columns))
+    return next(column for column in columns if column.path_in_schema == field)
+
+
+def _share_sizes(stored: StoredFile, metadata: Any) -> list[int]:
+    """The file's stored bytes, shared among its row groups in proportion, so that they add up to it."""
+    weights = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+    total = max(sum(weights), 1)
+    sizes, done, given = [], 0, 0
+    for weight in weights:
+        done += weight
+        sizes.append(stored.size_bytes * done // total - given)
+        given += sizes[-1]
+    return sizes

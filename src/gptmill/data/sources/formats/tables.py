@@ -1,0 +1,46 @@
+"""CSV and TSV: a document per row, in one of the columns that the first row names."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+
+from gptmill.config.errors import UserError
+from gptmill.config.requests import ReadingOptions
+from gptmill.data.sources.failures import make_field_error
+from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read_lines
+from gptmill.data.sources.source import Part
+from gptmill.data.sources.storage import StoredFile
+
+
+def read_csv(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+    del part
+    return _read_rows(stored, options, ",")
+
+
+def read_tsv(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+    del part
+    return _read_rows(stored, options, "\t")
+
+
+def _read_rows(stored: StoredFile, options: ReadingOptions, delimiter: str) -> Iterator[str]:
+    csv.field_size_limit(MAX_LINE_BYTES)
+    lines = read_lines(stored.open_data(), stored.address)
+    rows = csv.reader((decode_line(line, stored.address, offset) for offset, line in lines), delimiter=delimiter)
+    try:
+        header = next(rows, None)
+        if header is None:
+            return
+        if options.text_field not in header:
+            raise make_field_error(stored.address, "column", options.text_field, header)
+        column = header.index(options.text_field)
+        for row in rows:
+            if len(row) > column:
+                yield row[column]
+            elif row:
+                raise UserError(
+                    f"{stored.address}:{rows.line_num} has {len(row)} of {len(header)} columns, none of them "
+                    f"{options.text_field!r}; mend the row or remove it"
+                )
+    except csv.Error as error:
+        raise UserError(f"{stored.address}:{rows.line_num} is not sound: {error}; mend it or remove it") from None

@@ -1,0 +1,269 @@
+"""Formats: the same text gives the same documents in whatever it is wrapped, and what is wrong is named."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from gptmill.config.errors import UserError
+from gptmill.config.requests import ReadingOptions
+from gptmill.data.sources import FORMATS, SourceFile, open_documents, open_source, read_documents
+from gptmill.data.sources.formats import lines
+
+TEXTS = ["One page, with a comma.", 'A "quoted"\ttab,\nand two\r\nlines.', "漢字 🙂 é" * 50, "last"]
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+def make_jsonl(texts: list[str]) -> bytes:
+    rows = [json.dumps({"id": 1, "text": text}) for text in texts]
+    return "\n".join([rows[0], "", json.dumps(texts[1]), '{"text": null}', *rows[2:]]).encode()
+
+
+def make_table(texts: list[str], delimiter: str) -> bytes:
+    file = io.StringIO()
+    csv.writer(file, delimiter=delimiter).writerows([["id", "text"], *(("x", text) for text in texts)])
+    return file.getvalue().encode()
+
+
+def make_parquet(texts: list[str | None]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), file, row_group_size=2)
+    return file.getvalue()
+
+
+def make_record(kind: str, content: bytes) -> bytes:
+    header = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Date: 2024-01-01T00:00:00Z\r\nContent-Length: {len(content)}\r\n"
+    extra = "WARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-000000000000>\r\n"
+    extra += "Content-Type: application/http; msgtype=response\r\n" if kind == "response" else ""
+    return f"{header}{extra}\r\n".encode() + content + b"\r\n\r\n"
+
+
+def make_page(text: str) -> str:
+    return f"<html><head><title>x</title></head><body><nav>Menu</nav><main><p>{text}</p></main></body></html>"
+
+
+def make_answer(text: str, content_type: str = "text/html; charset=utf-8") -> bytes:
+    return make_record("response", f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\n\r\n{make_page(text)}".encode())
+
+
+PAGES = ["One page, with a comma.", "漢字 🙂 é", "last"]
+CONTENTS: dict[str, tuple[bytes, list[str]]] = {
+    ".txt": ("\n".join(TEXTS).encode(), ["\n".join(TEXTS)]),
+    ".md": (TEXTS[2].encode(), [TEXTS[2]]),
+    ".py": ("# coding: latin-1\nname = 'é'".encode("latin-1"), ["# coding: latin-1\nname = 'é'"]),
+    ".jsonl": (make_jsonl(TEXTS), TEXTS),
+    ".ndjson": (make_jsonl(TEXTS), TEXTS),
+    ".json": (json.dumps([{"text": text} for text in TEXTS], indent=1).encode(), TEXTS),
+    ".csv": (make_table(TEXTS, ","), TEXTS),
+    ".tsv": (make_table(TEXTS, "\t"), TEXTS),
+    ".parquet": (make_parquet([TEXTS[0], None, *TEXTS[1:]]), TEXTS),
+    ".html": (make_page("Hello, page.").encode(), ["Hello, page."]),
+    ".warc": (
+        make_record("warcinfo", b"x: y")
+        + b"".join(make_answer(page) for page in PAGES)
+        + make_answer("skip", "text/css"),
+        PAGES,
+    ),
+    ".wet": (make_record("warcinfo", b"x: y") + b"".join(make_record("conversion", t.encode()) for t in TEXTS), TEXTS),
+}
+
+
+def write(folder: Path, name: str, content: bytes) -> SourceFile:
+    path = folder / name
+    path.write_bytes(content)
+    return SourceFile(str(path), name, len(content), 0)
+
+
+def read(file: SourceFile, **options: str) -> list[str]:
+    with open_documents(file, ReadingOptions(**options)) as documents:
+        found = list(documents)
+        assert documents.bytes_read == file.size_bytes
+    return found
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+@pytest.mark.parametrize("suffix", CONTENTS)
+def test_every_format_in_every_compression_gives_its_documents(suffix: str, packing: str, tmp_path: Path) -> None:
+    content, expected = CONTENTS[suffix]
+    assert suffix in FORMATS
+    assert read(write(tmp_path, f"corpus{suffix}{packing}", PACKERS[packing](content))) == expected
+
+
+@pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
+def test_members_one_after_the_other_are_one_file(packing: str, tmp_path: Path) -> None:
+    pack = PACKERS[packing]
+    content = pack(b"one ") + pack(b"") + pack(b"two ") + pack(b"three")
+    assert read(write(tmp_path, f"a.txt{packing}", content)) == ["one two three"]
+
+
+@pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
+def test_a_compressed_file_that_is_cut_off_is_named_with_the_place(packing: str, share: float, tmp_path: Path) -> None:
+    content = PACKERS[packing](" ".join(str(number**3) for number in range(20_000)).encode())
+    cut = content[: int(len(content) * share)]
+    with pytest.raises(UserError, match=rf"a\.txt\{packing} is cut off.* byte {len(cut):,},"):
+        read(write(tmp_path, f"a.txt{packing}", cut))
+
+
+@pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_file_that_is_not_what_its_suffix_says_is_named(packing: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"a\.txt\{packing} is no sound {packing[1:]} file"):
+        read(write(tmp_path, f"a.txt{packing}", b"just text"))
+
+
+def test_a_compressed_bit_that_flipped_is_noticed(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(b"some text " * 1000))
+    content[-6] ^= 1
+    with pytest.raises(UserError, match=r"a\.txt\.gz is no sound gz file"):
+        read(write(tmp_path, "a.txt.gz", bytes(content)))
+
+
+# Plain text
+
+
+def test_text_that_comes_in_blocks_is_the_same_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("gptmill.data.sources.formats.text.BLOCK_BYTES", 7)
+    assert read(write(tmp_path, "a.txt", TEXTS[2].encode())) == [TEXTS[2]]
+    with pytest.raises(UserError, match="byte 0xff at offset 24"):
+        read(write(tmp_path, "b.txt", "漢字漢字漢字漢字".encode() + b"\xff tail"))
+    with pytest.raises(UserError, match="byte 0xe6 at offset 6"):
+        read(write(tmp_path, "c.txt", "漢字漢".encode()[:-1]))
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize(
+    ("separator", "content", "expected"),
+    [
+        ("<|end|>", "one\n<|end|>\ntwo<|end|>three", ["one\n", "two", "three"]),
+        ("<|end|>", "<|end|>\r\n\r\none <|end <|end|> <|end|><|end|>\n", ["\r\none <|end "]),
+        ("\\n\\n", "a\nb\n\nc\n\n\nd", ["a\nb", "c", "d"]),
+        ("\\t", "a\tb\t", ["a", "b"]),
+        ("aab", "xaaabyaaab", ["xa", "ya"]),
+        ("%", "a%\r", ["a"]),
+    ],
+)
+def test_separators_cut_text_wherever_blocks_end(
+    separator: str,
+    content: str,
+    expected: list[str],
+    block_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("gptmill.data.sources.formats.text.BLOCK_BYTES", block_bytes)
+    assert read(write(tmp_path, "a.txt", content.encode()), separator=separator) == expected
+
+
+def test_an_empty_separator_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--separator is empty"):
+        read(write(tmp_path, "a.txt", b"text"), separator="")
+
+
+# JSON
+
+
+@pytest.mark.parametrize(
+    "value",
+    [["a", "b"], [{"text": "a"}, {"text": "b"}], {"data": [{"text": "a"}, "b"], "n": 2}, {"text": ["a", "b"]}],
+)
+def test_json_of_many_shapes(value: object, tmp_path: Path) -> None:
+    assert read(write(tmp_path, "a.json", json.dumps(value).encode())) == ["a", "b"]
+    assert read(write(tmp_path, "b.json", b"\xef\xbb\xbf" + json.dumps(value, indent=2).encode())) == ["a", "b"]
+
+
+def test_json_that_is_one_record_or_lines_of_records(tmp_path: Path) -> None:
+    assert read(write(tmp_path, "one.json", b'{"text": "a", "n": [1]}')) == ["a"]
+    assert read(write(tmp_path, "lines.json", b'{"text": "a"}\n{"text": "b"}\n')) == ["a", "b"]
+    assert read(write(tmp_path, "empty.json", b" \n")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"\n', r"a\.jsonl:3 is not JSON"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"body": "b", "n": 1}\n',
+            r"a\.jsonl:2 has no field 'text'.*--text_field.*body, n",
+        ),
+        ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1 holds int in 'text'"),
+        ("a.jsonl", b"[1]\n", r"a\.jsonl:1 is neither a record nor a string"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"a\.jsonl .*0xff at offset 24"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1 is not JSON"),
+        ("a.json", b'[{"text": "a"},\n{"text": }]', r"a\.json:2 is not JSON"),
+        ("a.json", b'["a", {"body": "b"}]', r"record 2 of .*a\.json has no field 'text'.*body"),
+        ("a.json", b'{"n": 1}', r"a\.json has no field 'text'.*\(n\)"),
+        ("a.json", b"3", r"a\.json holds no records"),
+        ("a.json", b'["\xff"]', r"a\.json .*0xff at offset 2"),
+        ("a.csv", b"id,body\n1,a\n", r"a\.csv has no column 'text'.*--text_field.*id, body"),
+        ("a.csv", b"id,text\n1,a\n2\n", r"a\.csv:3 has 1 of 2 columns"),
+        ("a.csv", b"id,text\n1,\xff\n", r"a\.csv .*0xff at offset 10"),
+        ("a.tsv", b"id\ttext\r1\ta\r", r"a\.tsv:.* is not sound"),
+        ("a.parquet", b"PAR1 not", r"a\.parquet is no parquet file"),
+        ("a.parquet", make_parquet(["a", "b"])[:-10], r"a\.parquet is no parquet file"),
+        ("a.warc", b"no archive at all\n" * 30, r"a\.warc is no sound WARC archive"),
+        ("a.warc", make_answer("page")[:-40], r"a\.warc is cut off after 1 records"),
+        ("a.wet", make_record("conversion", b"x\xff"), r"the record at offset 0 of .*a\.wet .*0xff at offset 1"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        read(write(tmp_path, name, content))
+
+
+def test_parquet_columns_must_be_text_and_be_there(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["a"], "n": [1]}), tmp_path / "a.parquet")
+    file = SourceFile(str(tmp_path / "a.parquet"), "a.parquet", (tmp_path / "a.parquet").stat().st_size, 0)
+    assert read(file, text_field="body") == ["a"]
+    with pytest.raises(UserError, match=r"a\.parquet has no column 'text'.*body, n"):
+        read(file)
+    with pytest.raises(UserError, match=r"a\.parquet holds int64 in 'n'"):
+        read(file, text_field="n")
+
+
+def test_half_a_character_in_json_can_still_be_encoded(tmp_path: Path) -> None:
+    (text,) = read(write(tmp_path, "a.jsonl", rb'{"text": "a\ud800b \ud83d\ude42 \u00e9"}'))
+    assert text == "a\ufffdb 🙂 é"
+    assert read(write(tmp_path, "a.json", rb'["a\ud800b"]'))[0].encode() == "a\ufffdb".encode()
+
+
+def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 2**20)
+    with pytest.raises(UserError, match=r"a\.jsonl has a line of more than 1 MiB at offset 5"):
+        read(write(tmp_path, "a.jsonl", b'"ab"\n"' + b"x" * 2**21))
+
+
+def test_pages_are_read_in_the_encoding_that_they_declare(tmp_path: Path) -> None:
+    page = '<html><head><meta charset="iso-8859-1"></head><body><p>Café, déjà vu</p></body></html>'
+    assert read(write(tmp_path, "a.html", page.encode("latin-1"))) == ["Café, déjà vu"]
+
+
+def test_records_larger_than_any_buffer_are_read_and_skipped(tmp_path: Path) -> None:
+    large = "large words " * 30_000
+    content = make_record("metadata", large.encode()) + make_answer(large) + make_answer(large, "image/png")
+    file = write(tmp_path, "a.warc.gz", gzip.compress(content + make_answer("last")))
+    assert read(file) == [large.strip(), "last"]
+
+
+def test_documents_of_white_space_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(" \n\t")
+    (tmp_path / "b.jsonl").write_text('{"text": ""}\n{"text": "  "}\n{"text": " x "}\n')
+    source = open_source([str(tmp_path)], ReadingOptions())
+    assert list(read_documents(source, ReadingOptions())) == [" x "]

@@ -17,6 +17,7 @@ from gptmill.config.errors import UserError, suggest
 
 VERBS = {
     "prepare": "text files, folders or python-stdlib to token shards",
+    "tokenizer": "train a tokenizer on your text, or show one",
     "train": "train a model by a recipe, or go on with a run",
     "sample": "let a trained model write",
     "config": "show recipes and what they resolve to",

@@ -108,3 +108,20 @@ class SampleRequest:
     """Where to run the model."""
     logdir: str = "runs"
     """Folder in which a run given by name is looked up."""
+
+
+@dataclass(frozen=True)
+class TokenizerRequest:
+    """Tokenizer"""
+
+    vocab_size: int = 32_768
+    """Ids of the tokenizer to train: 256 bytes, the merges, and one for the end of a text."""
+    out: str = "tokenizer.json"
+    """File to write."""
+    max_mb: int = 1_000
+    """Train on the first so many MB of text; the rest is not read."""
+    overwrite: bool = False
+    """Replace the file."""
+    text: str | None = None
+    """Text whose pieces to show."""
+    reading: ReadingOptions = field(default_factory=ReadingOptions)

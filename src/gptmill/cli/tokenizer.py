@@ -1,0 +1,138 @@
+"""gptmill tokenizer: text in, a tokenizer.json out; or a look at one."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gptmill.cli.flags import Command
+from gptmill.config.errors import ConfigError, Problem, UserError
+from gptmill.config.requests import ReadingOptions, TokenizerRequest
+from gptmill.config.schema import build_config
+
+if TYPE_CHECKING:
+    from gptmill.data.tokenizers.bpe_training import Compression, Training
+
+FORMS = "train SOURCE [SOURCE ...] | show TOKENIZER"
+SUMMARY = """\
+train: learns a byte-level BPE from text and writes a tokenizer.json, which --tokenizer of the other verbs takes.
+show: the size, fingerprint and end of text of a tokenizer, and the pieces of --text."""
+PLAIN_SECONDS = 10.0
+
+
+def run(arguments: list[str]) -> int:
+    command = Command("tokenizer", FORMS, SUMMARY, (TokenizerRequest,))
+    parsed = command.parse(arguments)
+    command.check_words(parsed.words, 2, len(arguments))
+    request = build_config(TokenizerRequest, parsed.values)
+    action, *words = parsed.words
+    if action == "train":
+        return train(words, request)
+    if action == "show" and len(words) == 1:
+        return show(words[0], request.text)
+    raise UserError(f"gptmill tokenizer {' '.join(parsed.words)}: its forms are {FORMS}")
+
+
+def train(places: list[str], request: TokenizerRequest) -> int:
+    from gptmill.data.files import write_durably
+    from gptmill.data.tokenizers.bpe_training import MIN_VOCAB_SIZE, train_tokenizer
+
+    problems = []
+    if request.vocab_size < MIN_VOCAB_SIZE:
+        advice = f"must be at least {MIN_VOCAB_SIZE}: every byte and the end of text"
+        problems.append(Problem(f"--vocab_size {request.vocab_size}", advice))
+    if request.max_mb < 1:
+        problems.append(Problem(f"--max_mb {request.max_mb}", "must be at least 1"))
+    path = Path(request.out)
+    if path.is_dir():
+        problems.append(Problem(f"--out {path}", f"is a folder; name a file, such as {path / 'tokenizer.json'}"))
+    elif path.exists() and not request.overwrite:
+        problems.append(Problem(f"--out {path}", "exists; add --overwrite or name another file"))
+    if problems:
+        raise ConfigError(problems)
+    with show_reading() as report:
+        texts = _read_texts(places, request.reading)
+        training = train_tokenizer(texts, request.vocab_size, request.max_mb * 1_000_000, report)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, training.definition)
+    sys.stdout.write(describe_training(training))
+    sys.stdout.write(f"{path} is ready; use it with: gptmill prepare SOURCE --tokenizer {shlex.quote(str(path))}\n")
+    return 0
+
+
+def _read_texts(places: list[str], options: ReadingOptions) -> Iterator[str]:  # noqa: ARG001
+    from gptmill.data.sources import open_source
+
+    return open_source(places).read_documents()
+
+
+@contextmanager
+def show_reading() -> Iterator[Callable[[int], None]]:
+    """A function to report bytes to: one line that changes in a terminal, a line now and then elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    last_line = time.monotonic()
+    with console.status("reading") as status:
+
+        def report(text_bytes: int) -> None:
+            nonlocal last_line
+            line = f"learning from {text_bytes / 1e6:,.0f} MB of text"
+            if console.is_terminal:
+                status.update(line)
+            elif time.monotonic() - last_line > PLAIN_SECONDS:
+                last_line = time.monotonic()
+                console.print(line)
+
+        yield report
+
+
+def describe_training(training: Training) -> str:
+    whole = "all of it" if training.is_whole else "the rest was not read: raise --max_mb, or mix the text before"
+    lines = [
+        f"{training.vocab_size:,} ids from {training.text_bytes / 1e6:,.1f} MB of text ({whole}) "
+        f"in {training.seconds:.1f} s",
+        f"bytes per token on training text   {describe_compression(training.on_training)}",
+    ]
+    if training.on_held_out is not None:
+        lines.append(f"bytes per token on held-out text   {describe_compression(training.on_held_out)}")
+    lines += [
+        f"vocabulary used by those texts     {training.used_share:.1%}",
+        f"longest tokens                     {' '.join(map(describe_piece, training.longest))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def describe_compression(compression: Compression) -> str:
+    measured = f"{compression.text_bytes / 1e6:,.2f} MB"
+    return f"{compression.bytes_per_token:.2f} (gpt2: {compression.gpt2_bytes_per_token:.2f}; on {measured})"
+
+
+def show(name: str, text: str | None) -> int:
+    from gptmill.data.tokenizers import build_tokenizer
+    from gptmill.data.tokenizers.protocol import make_fingerprint
+
+    if name == "char":
+        raise UserError("the tokenizer char is made from each corpus' own alphabet; there is nothing to show before")
+    tokenizer = build_tokenizer(name, [])
+    sys.stdout.write(f"tokenizer    {make_fingerprint(tokenizer)}\n")
+    sys.stdout.write(f"vocab_size   {tokenizer.vocab_size:,}\n")
+    sys.stdout.write(f"end of text  {tokenizer.end_of_text}\n")
+    if text is not None:
+        ids = tokenizer.encode(text).tolist()
+        pieces = " ".join(describe_piece(tokenizer.decode_bytes([token])) for token in ids)
+        sys.stdout.write(f"pieces       {pieces}\nids          {' '.join(map(str, ids))}\n")
+    return 0
+
+
+def describe_piece(token: bytes) -> str:
+    """A token in quotes; what is no text by itself, as bytes."""
+    try:
+        return repr(token.decode("utf-8"))
+    except UnicodeDecodeError:
+        return repr(token)

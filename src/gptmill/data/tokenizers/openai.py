@@ -1,0 +1,122 @@
+"""OpenAI's later encodings. Their rank files are too large to ship: they are looked up, or downloaded when named."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tiktoken.load import read_file_cached
+
+from gptmill.config.errors import UserError
+from gptmill.data.files import write_durably
+from gptmill.data.tokenizers.byte_pairs import BytePairs
+from gptmill.data.tokenizers.gpt2 import END_OF_TEXT, WORD_PATTERN
+from gptmill.data.tokenizers.protocol import TokenArray
+
+URL = "https://openaipublic.blob.core.windows.net/encodings"
+CASED_WORD = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What OpenAI published beside a rank file, and the file's checksum."""
+
+    pattern: str
+    special_tokens: dict[str, int]
+    sha256: str
+
+
+ENCODINGS = {
+    "p50k_base": Encoding(
+        WORD_PATTERN,
+        {END_OF_TEXT: 50256},
+        "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069",
+    ),
+    "cl100k_base": Encoding(
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
+        r"|\s*[\r\n]|\s+(?!\S)|\s",
+        {
+            END_OF_TEXT: 100257,
+            "<|fim_prefix|>": 100258,
+            "<|fim_middle|>": 100259,
+            "<|fim_suffix|>": 100260,
+            "<|endofprompt|>": 100276,
+        },
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+    ),
+    "o200k_base": Encoding(
+        CASED_WORD % ("*", "+")
+        + "|"
+        + CASED_WORD % ("+", "*")
+        + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        {END_OF_TEXT: 199999, "<|endofprompt|>": 200018},
+        "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    ),
+}
+
+
+class OpenAiTokenizer:
+    """One of `ENCODINGS`."""
+
+    def __init__(self, name: str) -> None:
+        encoding = ENCODINGS[name]
+        lines = _read_ranks(name).splitlines()
+        ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
+        self._pairs = BytePairs(encoding.pattern, ranks, encoding.special_tokens)
+        self.name = name
+        self.vocab_size = self._pairs.vocab_size
+        self.end_of_text = encoding.special_tokens[END_OF_TEXT]
+
+    @classmethod
+    def restore(cls, spec: dict[str, Any]) -> Self:
+        return cls(spec["name"])
+
+    def encode(self, text: str) -> TokenArray:
+        return self._pairs.encode(text)
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        return self._pairs.decode_bytes(ids, self.end_of_text)
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name, "vocab_size": self.vocab_size, "ranks_sha256": ENCODINGS[self.name].sha256}
+
+
+def find_cache_dir() -> Path:
+    """Where gptmill keeps what it downloads."""
+    if place := os.environ.get("GPTMILL_CACHE"):
+        return Path(place)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gptmill"
+
+
+def _read_ranks(name: str) -> bytes:
+    """The rank file: from gptmill's cache, else through tiktoken, which has a cache of its own and downloads."""
+    kept, url, sha256 = (
+        find_cache_dir() / "tokenizers" / f"{name}.tiktoken",
+        f"{URL}/{name}.tiktoken",
+        ENCODINGS[name].sha256,
+    )
+    if kept.is_file():
+        content = kept.read_bytes()
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise UserError(f"{kept} is not the file that OpenAI published (SHA-256 {sha256}); delete it and try again")
+        return content
+    try:
+        content = read_file_cached(url, sha256)
+    except (OSError, ValueError) as error:  # no network; another file than OpenAI's
+        reason = "the download has another checksum" if isinstance(error, ValueError) else "the download failed"
+        raise UserError(
+            f"the tokenizer {name} needs a file that is not here, and {reason}; "
+            f"fetch {url} (SHA-256 {sha256}) elsewhere and put it at {kept}"
+        ) from None
+    with suppress(OSError):  # tiktoken's cache lies in a temporary folder; a model needs its tokenizer for longer
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(kept, content.decode("ascii"))
+    return content

@@ -12,7 +12,8 @@ import pytest
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.manifest import Manifest, Split, read_manifest
-from gptmill.data.prepare import PrepareProgress, prepare_corpus
+from gptmill.data.pipeline.progress import PrepareProgress
+from gptmill.data.prepare import prepare_corpus
 
 END_OF_TEXT = 256  # of the byte tokenizer, which these tests use unless they say otherwise
 
@@ -54,6 +55,16 @@ def take_snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def list_folder(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def list_corpus(folder: Path) -> list[str]:
+    """The files beside the manifest, each of which must have its documents' starts and origins."""
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"documents", "origins"}
+    shards = [name for name in list_folder(folder) if name.endswith(".npy")]
+    assert list_folder(folder / "documents") == shards
+    assert list_folder(folder / "origins") == ["names.txt", *shards]
+    assert "manifest.json" in list_folder(folder)
+    return shards
 
 
 def test_tail_cuts_one_file_in_two_and_loses_nothing(text_file: Path, tmp_path: Path) -> None:
@@ -139,7 +150,7 @@ def test_the_manifest_tells_what_the_files_hold(text_file: Path, tmp_path: Path)
     assert read_manifest(tmp_path / "out") == manifest
     assert manifest.dtype == "uint16"
     shards = [*manifest.train.shards, *manifest.val.shards]
-    assert list_folder(tmp_path / "out") == sorted(["manifest.json", *(shard.file for shard in shards)])
+    assert list_corpus(tmp_path / "out") == [shard.file for shard in shards]
     for shard in shards:
         path = tmp_path / "out" / shard.file
         array = np.load(path, mmap_mode="r")
@@ -185,7 +196,7 @@ def test_a_changed_source_needs_overwrite_and_then_replaces_the_old_one(text_fil
         prepare(text_file, out, shard_tokens=1000)
     manifest = prepare(text_file, out, shard_tokens=1000, overwrite=True, split="tail")
     assert "".join(read_documents(out, manifest.train) + read_documents(out, manifest.val)) == text_file.read_text()
-    assert list_folder(out) == ["manifest.json", "train_000000.npy", "val_000000.npy"]
+    assert list_corpus(out) == ["train_000000.npy", "val_000000.npy"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -271,7 +282,7 @@ def test_what_a_killed_preparation_left_is_cleaned_up(text_file: Path, tmp_path:
     (partial / "train_000099.npy").write_bytes(b"stale")
     manifest = prepare(text_file, tmp_path / "out")
     assert list_folder(tmp_path) == ["out", text_file.name]
-    assert list_folder(tmp_path / "out") == ["manifest.json", "train_000000.npy", "val_000000.npy"]
+    assert list_corpus(tmp_path / "out") == ["train_000000.npy", "val_000000.npy"]
     assert read_documents(tmp_path / "out", manifest.train)
 
 

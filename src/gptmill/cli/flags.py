@@ -7,9 +7,10 @@ through as well, so that a flag and a recipe key obey one rule and fail with one
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -28,6 +29,8 @@ class Command:
     summary: str
     configs: tuple[type, ...]
     find_more_problems: Callable[[list[str], dict[str, Any]], list[Problem]] | None = None
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Other spellings of flags, each with the name of its field."""
 
     def parse(self, arguments: list[str], defaults: dict[str, Any] | None = None) -> Parsed:
         """Raises ConfigError naming every unknown flag and every bad value; prints help and exits on --help.
@@ -37,7 +40,7 @@ class Command:
         """
         fields = {field.name: field for config in self.configs for field in list_fields(config)}
         parser = _build_parser(self, fields, defaults or {})
-        namespace, unknown = parser.parse_known_intermixed_args(_normalise(arguments, fields))
+        namespace, unknown = parser.parse_known_intermixed_args(_normalise(arguments, fields, self.aliases))
         given = vars(namespace)
         words = given.pop("words", [])
         names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -112,7 +115,7 @@ def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str
     return parser
 
 
-def _normalise(arguments: list[str], fields: dict[str, Field]) -> list[str]:
+def _normalise(arguments: list[str], fields: dict[str, Field], aliases: Mapping[str, str]) -> list[str]:
     """One spelling for argparse: --a-b=1 and --a_b 1 alike, --switch=false, and negative numbers as values."""
     words: list[str] = []
     for argument in arguments:
@@ -125,8 +128,8 @@ def _normalise(arguments: list[str], fields: dict[str, Field]) -> list[str]:
             continue
         name, equals, value = argument.partition("=")
         name = name[2:].replace("-", "_")
-        field = fields.get(name)
-        if field is not None and field.kind is bool and value.lower() in ("true", "false"):
+        name = aliases.get(name, name)
+        if name in fields and fields[name].kind is bool and value.lower() in ("true", "false"):
             words.append(f"--{name}" if value.lower() == "true" else f"--no_{name}")
         else:
             words.append(f"--{name}{equals}{value}")

@@ -9,18 +9,28 @@ from gptmill.cli.flags import Command
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.schema import build_config
 
-SUMMARY = "Turns text into token shards. SOURCE is a UTF-8 text file, a folder of them, or python-stdlib."
+SUMMARY = """\
+Turns text into token shards. A SOURCE is
+  a file, folder or glob   .txt .md .html .json .jsonl .csv .parquet .warc .wet, also as .gz .xz .zst .bz2
+  -                        text from standard input
+  s3://... https://...     any address that fsspec reads (needs the cloud extra)
+  hf:OWNER/NAME            a Hugging Face dataset, streamed (needs the hf extra)
+  a named corpus           tiny-shakespeare, enwik8, fineweb-edu-10B, openwebtext, python-stdlib
+Killed, the same command goes on where it was."""
 
 
 def run(arguments: list[str]) -> int:
-    command = Command("prepare", "SOURCE [SOURCE ...]", SUMMARY, (PrepareRequest,))
+    command = Command("prepare", "SOURCE [SOURCE ...]", SUMMARY, (PrepareRequest,), aliases={"from": "from_file"})
     parsed = command.parse(arguments)
     command.check_words(parsed.words, 1, len(arguments))
     from gptmill.cli.progress import show_preparing
+    from gptmill.data.cleaning import CleaningReport
     from gptmill.data.prepare import prepare_corpus
 
     with show_preparing() as report:
         folder, manifest = prepare_corpus(parsed.words, build_config(PrepareRequest, parsed.values), report)
+    for line in CleaningReport.from_json(manifest.cleaning).describe():
+        sys.stdout.write(line + "\n")
     for name, split in (("train", manifest.train), ("val", manifest.val)):
         counts = f"{split.tokens:,} tokens of {split.documents:,} documents in {len(split.shards)} shard(s)"
         sys.stdout.write(f"{name:<6}{counts}\n")

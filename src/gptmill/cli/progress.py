@@ -1,4 +1,4 @@
-"""The progress of preparing: a bar in a terminal, a line now and then elsewhere."""
+"""The progress of something long: a bar in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -7,11 +7,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gptmill.data.prepare import PrepareProgress, Report
+from gptmill.data.pipeline.progress import PrepareProgress, Report
 
 PLAIN_SECONDS = 10.0
+
+
+class Speed:
+    """What happened since the first report, which may come from the middle of a preparation that goes on."""
+
+    def __init__(self) -> None:
+        self._started = 0.0
+        self._first: PrepareProgress | None = None
+
+    def measure(self, progress: PrepareProgress) -> float:
+        """Megabytes of text in a second."""
+        if self._first is None:
+            self._started, self._first = time.monotonic(), progress
+        return (progress.text_bytes - self._first.text_bytes) / max(time.monotonic() - self._started, 1e-3) / 1e6
+
+    def estimate_left(self, progress: PrepareProgress) -> float | None:
+        """Seconds, where there is something to estimate them by."""
+        bytes_done = progress.bytes_done - (self._first or progress).bytes_done
+        if not bytes_done or not progress.bytes_total:
+            return None
+        return (progress.bytes_total - progress.bytes_done) * (time.monotonic() - self._started) / bytes_done
 
 
 @contextmanager
@@ -25,19 +46,26 @@ def show_preparing() -> Iterator[Report]:
         TextColumn("preparing"),
         BarColumn(),
         DownloadColumn(),
-        TransferSpeedColumn(),
-        TextColumn("{task.fields[tokens]:,} tokens"),
+        TextColumn("{task.fields[speed]:.1f} MB/s of text, {task.fields[tokens]:,} tokens"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
         TimeRemainingColumn(),
         console=console,
         transient=True,
     )
-    task = bar.add_task("", total=None, tokens=0)
+    task = bar.add_task("", total=None, tokens=0, speed=0.0)
+    speed = Speed()
 
     def report(progress: PrepareProgress) -> None:
-        is_done = progress.bytes_done >= progress.bytes_total
-        if bar.live.is_started == is_done:
-            bar.stop() if is_done else bar.start()
-        bar.update(task, total=progress.bytes_total, completed=progress.bytes_done, tokens=progress.tokens)
+        if bar.live.is_started == progress.is_done:
+            bar.stop() if progress.is_done else bar.start()
+        bar.update(
+            task,
+            total=progress.bytes_total or None,
+            completed=progress.bytes_done,
+            tokens=progress.tokens,
+            speed=speed.measure(progress),
+        )
 
     try:
         yield report
@@ -47,17 +75,19 @@ def show_preparing() -> Iterator[Report]:
 
 
 def _make_plain_report(console: Console) -> Report:
-    started = last_line = time.monotonic()
+    last_line = time.monotonic()
+    speed = Speed()
 
     def report(progress: PrepareProgress) -> None:
         nonlocal last_line
-        now = time.monotonic()
-        if now - last_line < PLAIN_SECONDS:
+        text_speed = speed.measure(progress)
+        if time.monotonic() - last_line < PLAIN_SECONDS:
             return
-        last_line = now
-        speed = progress.bytes_done / (now - started)
-        left = (progress.bytes_total - progress.bytes_done) / max(speed, 1.0)
-        done = f"{progress.bytes_done / 1e6:,.0f} of {progress.bytes_total / 1e6:,.0f} MB"
-        console.print(f"preparing: {done}, {progress.tokens:,} tokens, {speed / 1e6:.1f} MB/s, {left:,.0f} s left")
+        last_line = time.monotonic()
+        total = f" of {progress.bytes_total / 1e6:,.0f}" if progress.bytes_total else ""
+        done = f"{progress.bytes_done / 1e6:,.0f}{total} MB read, {progress.tokens:,} tokens"
+        left = speed.estimate_left(progress)
+        ending = f", {left:,.0f} s left" if left is not None else ""
+        console.print(f"preparing: {done}, {text_speed:.1f} MB/s of text{ending}")
 
     return report

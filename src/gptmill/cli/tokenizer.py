@@ -65,10 +65,10 @@ def train(places: list[str], request: TokenizerRequest) -> int:
     return 0
 
 
-def _read_texts(places: list[str], options: ReadingOptions) -> Iterator[str]:  # noqa: ARG001
-    from gptmill.data.sources import open_source
+def _read_texts(places: list[str], options: ReadingOptions) -> Iterator[str]:
+    from gptmill.data.sources import open_source, read_documents
 
-    return open_source(places).read_documents()
+    return read_documents(open_source(places, options), options)
 
 
 @contextmanager

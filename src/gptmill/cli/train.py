@@ -85,7 +85,7 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     prompt = outcome.config.evaluation.sample_prompt
     asking = f" --prompt {shlex.quote(prompt)}" if prompt.isprintable() else ""
     lines = [
-        f"\n{make_report(outcome.run)}\n",
+        f"\n{make_report(outcome.run, sys.stdout.encoding or 'utf-8')}\n",
         f"The run lies in {outcome.run.path}/. What to try next:",
         f"  {program} sample {name}{place}{asking}",
         f"  {go_on} --max_steps {2 * outcome.max_steps}",

@@ -8,7 +8,8 @@ from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest, ReadingOptions
 from gptmill.config.run import DataConfig
 from gptmill.data.manifest import FILE_NAME, read_manifest
-from gptmill.data.prepare import Report, default_data_dir, prepare_corpus
+from gptmill.data.pipeline.progress import Report
+from gptmill.data.prepare import default_data_dir, prepare_corpus
 from gptmill.data.sources import PYTHON_STDLIB, open_source
 
 DEFAULT_TOKENIZER = "gpt2"

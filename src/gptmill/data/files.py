@@ -1,10 +1,19 @@
-"""Files as bytes: checksums, and making writes durable."""
+"""Files as bytes: checksums, durable writes, and locks between processes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from gptmill.config.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock; nothing is guarded there
+    fcntl = None  # type: ignore[assignment]
 
 
 def hash_file(path: Path) -> str:
@@ -31,3 +40,17 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def hold_lock(path: Path, complaint: str) -> Iterator[None]:
+    """Holds the file for as long as this process lives, however it ends; raises UserError if another one holds it."""
+    with path.open("a", encoding="utf-8") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(complaint) from None
+            except OSError:
+                pass  # a file system without locks
+        yield

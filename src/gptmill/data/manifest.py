@@ -14,7 +14,10 @@ from gptmill.data.files import write_durably
 FILE_NAME = "manifest.json"
 FORMAT = "gptmill-shards"
 VERSION = 2
-DOCUMENTS_DIR = "documents"  # beside the shards, under their names: where documents start
+# Beside the shards, under their names:
+DOCUMENTS_DIR = "documents"  # where in the shard documents start
+ORIGINS_DIR = "origins"  # which file of the source each document came from
+SCORES_DIR = "scores"  # what documents were scored, by `gptmill data score`
 DTYPES = ("uint16", "uint32")
 
 

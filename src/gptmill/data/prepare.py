@@ -1,54 +1,42 @@
-"""Documents to token shards. The folder appears whole, by one rename, or not at all."""
+"""Sources to token shards. The folder appears whole, by one rename; a killed preparation goes on where it was."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import PrepareRequest
-from gptmill.data.files import flush_to_disk
-from gptmill.data.manifest import DOCUMENTS_DIR, FILE_NAME, Manifest, read_manifest, write_manifest
-from gptmill.data.sources import Source, make_source_name, open_source, read_documents
-from gptmill.data.tokenizers import Tokenizer, build_tokenizer
-from gptmill.data.tokenizers.protocol import choose_dtype, make_fingerprint
-from gptmill.data.writer import ShardWriter
+from gptmill.data.cleaning import check_cleaning
+from gptmill.data.files import flush_to_disk, hash_file, hold_lock
+from gptmill.data.manifest import DOCUMENTS_DIR, FILE_NAME, ORIGINS_DIR, SCORES_DIR, Manifest, read_manifest
+from gptmill.data.pipeline.journal import FILE_NAME as JOURNAL_NAME
+from gptmill.data.pipeline.opened import OpenedCorpus
+from gptmill.data.pipeline.passes import write_corpus
+from gptmill.data.pipeline.progress import Report
+from gptmill.data.sources import Source, make_source_name, open_source
 
-FEW_DOCUMENTS = 5  # fewer expected in validation than this, and the tail of each document is fairer
-MIN_VAL_BYTES = 8192  # a window of validation, even from a small corpus
-MAX_RAISED_FRACTION = 0.1
-
-
-@dataclass(frozen=True)
-class PrepareProgress:
-    """How far a preparation is."""
-
-    bytes_done: int
-    bytes_total: int
-    tokens: int
-
-
-Report = Callable[[PrepareProgress], None]
+FOLDERS = (DOCUMENTS_DIR, ORIGINS_DIR, SCORES_DIR)
 
 
 def default_data_dir(places: list[str], tokenizer: str) -> Path:
-    return Path("data") / f"{make_source_name(places)}-{tokenizer}"
+    name = Path(tokenizer).stem if "/" in tokenizer or tokenizer.endswith(".json") else tokenizer
+    return Path("data") / f"{make_source_name(places)}-{name}"
 
 
 def prepare_corpus(places: list[str], request: PrepareRequest, report: Report) -> tuple[Path, Manifest]:
     """Writes the shards of the corpus, unless the folder holds exactly them already."""
     _check_request(request)
     source = open_source(places, request.reading)
+    val_source = open_source([request.val_source], request.reading) if request.val_source else None
     named = Path(request.out) if request.out else default_data_dir(places, request.tokenizer)
     folder = named.resolve()  # through links, so that the shards land where a link points
     if Path.cwd().is_relative_to(folder):
         raise UserError(f"--out {named} is the folder that you are in, or above it; name a folder inside it")
-    origin = _describe_origin(source, request)
+    origin = _describe_origin(source, val_source, request)
     if folder.exists() and not (folder.is_dir() and all(_is_ours(path) for path in folder.iterdir())):
         raise UserError(f"{named} holds other things than a prepared corpus; choose another --out")
     if (folder / FILE_NAME).exists() and not request.overwrite:
@@ -56,46 +44,77 @@ def prepare_corpus(places: list[str], request: PrepareRequest, report: Report) -
         if manifest.source == origin:
             return named, manifest
         raise UserError(f"{named} holds another corpus or other options; add --overwrite or choose another --out")
-    return named, _write_folder(source, request, folder, origin, report)
+    return named, _fill_folder(folder, OpenedCorpus(source, val_source, request, origin), report)
 
 
 def _is_ours(path: Path) -> bool:
     """Whether a file has a name that only preparing gives; nothing else is ever deleted."""
-    return path.name in (FILE_NAME, DOCUMENTS_DIR) or any(
-        path.match(pattern) for pattern in ("train_*.npy", "val_*.npy")
-    )
+    return path.name in (FILE_NAME, *FOLDERS) or any(path.match(pattern) for pattern in ("train_*.npy", "val_*.npy"))
 
 
 def _check_request(request: PrepareRequest) -> None:
-    problems = []
+    problems = check_cleaning(request.cleaning)
     if not 0 < request.val_fraction < 1:
         problems.append(Problem(f"--val_fraction {request.val_fraction}", "must lie between 0 and 1"))
     if request.shard_tokens < 1:
         problems.append(Problem(f"--shard_tokens {request.shard_tokens}", "must be at least 1"))
+    if request.processes is not None and request.processes < 1:
+        problems.append(Problem(f"--processes {request.processes}", "must be at least 1"))
+    if request.cluster is not None and request.processes is not None:
+        problems.append(Problem("--processes", "does not go with --cluster, whose workers do the work; leave one out"))
     if problems:
         raise ConfigError(problems)
 
 
-def _write_folder(
-    source: Source, request: PrepareRequest, folder: Path, origin: dict[str, Any], report: Report
-) -> Manifest:
+def _describe_origin(source: Source, val_source: Source | None, request: PrepareRequest) -> dict[str, Any]:
+    """What decides the shards' bytes, for the manifest."""
+    reading = asdict(request.reading)
+    del reading["from_file"]  # where a named corpus lay; what it holds is in the listing
+    table = Path(request.tokenizer)
+    return {
+        **_describe_source(source),
+        "val_source": _describe_source(val_source) if val_source else None,
+        "tokenizer": request.tokenizer,
+        "tokenizer_sha256": hash_file(table) if table.is_file() else None,
+        "val_fraction": request.val_fraction,
+        "split": request.split,
+        "shard_tokens": request.shard_tokens,
+        "reading": reading,
+        "cleaning": asdict(request.cleaning),
+    }
+
+
+def _describe_source(source: Source) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "files": len(source.files),
+        "bytes": source.size_bytes,
+        "listing_sha256": source.listing_sha256,
+        "newest_change": source.newest_change,
+    }
+
+
+def _fill_folder(folder: Path, corpus: OpenedCorpus, report: Report) -> Manifest:
+    """Works in a folder beside, which stays after a kill or a full disk for the same command to go on with."""
     partial = folder.with_name(folder.name + ".partial")
     missing_parents = [parent for parent in partial.parents if not parent.exists()]
+    held = f"{folder} is being prepared by another process; wait for it, or choose another --out"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        (partial / DOCUMENTS_DIR).mkdir(parents=True)
-        tokenizer = build_tokenizer(request.tokenizer, read_documents(source, request.reading))
-        manifest = _write_shards(source, request, tokenizer, partial, origin, report)
-        write_manifest(partial, manifest)
-        _replace(folder, partial)
+        partial.mkdir(parents=True, exist_ok=True)
+        with hold_lock(partial / ".lock", held):
+            manifest = write_corpus(partial, corpus, report)
+            (partial / ".lock").unlink()
+            _replace(folder, partial)
     except OSError as error:
         raise UserError(
-            f"cannot write {folder}: {error.strerror or error}; make room there or choose another folder"
+            f"cannot write {folder}: {error.strerror or error}; make room there or choose another folder, and give the "
+            f"same command again"
         ) from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not (partial / JOURNAL_NAME).exists():
+            shutil.rmtree(partial, ignore_errors=True)
         for parent in missing_parents:
-            with suppress(OSError):  # keeps those that hold the corpus now
+            with suppress(OSError):  # keeps those that hold something now
                 parent.rmdir()
     return manifest
 
@@ -108,55 +127,3 @@ def _replace(folder: Path, partial: Path) -> None:
     partial.rename(folder)
     flush_to_disk(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _write_shards(
-    source: Source,
-    request: PrepareRequest,
-    tokenizer: Tokenizer,
-    folder: Path,
-    origin: dict[str, Any],
-    report: Report,
-) -> Manifest:
-    writers = {name: ShardWriter(folder, name, tokenizer, request.shard_tokens) for name in ("train", "val")}
-    bytes_done = 0
-    for text in read_documents(source, request.reading):
-        for name, part in _split_document(text, source, request):
-            writers[name].write(part)
-        bytes_done += len(text.encode("utf-8"))
-        tokens = sum(writer.tokens for writer in writers.values())
-        report(PrepareProgress(bytes_done, source.size_bytes, tokens))
-    splits = {name: writer.finish() for name, writer in writers.items()}
-    for name, split in splits.items():
-        if split.tokens == 0:
-            advice = "give more text, a larger --val_fraction, or --split tail"
-            raise UserError(f"the {name} split of {source.name} would be empty; {advice}")
-    dtype = choose_dtype(tokenizer.vocab_size).name
-    return Manifest(dtype, tokenizer.spec(), make_fingerprint(tokenizer), origin, {}, splits["train"], splits["val"])
-
-
-def _split_document(text: str, source: Source, request: PrepareRequest) -> Iterator[tuple[str, str]]:
-    """Which text goes where: a pure function of the document, so that the split never depends on the order."""
-    by_document = len(source.files) * request.val_fraction >= FEW_DOCUMENTS
-    if request.split == "documents" or (request.split == "auto" and by_document):
-        draw = int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big") / 2**64
-        yield ("val" if draw < request.val_fraction else "train"), text
-        return
-    raised = min(MAX_RAISED_FRACTION, MIN_VAL_BYTES / source.size_bytes)
-    cut = len(text) - round(len(text) * max(request.val_fraction, raised))
-    yield from ((name, part) for name, part in (("train", text[:cut]), ("val", text[cut:])) if part)
-
-
-def _describe_origin(source: Source, request: PrepareRequest) -> dict[str, Any]:
-    """What decides the shards' bytes, for the manifest."""
-    return {
-        "name": source.name,
-        "files": len(source.files),
-        "bytes": source.size_bytes,
-        "listing_sha256": source.listing_sha256,
-        "newest_change": source.newest_change,
-        "tokenizer": request.tokenizer,
-        "val_fraction": request.val_fraction,
-        "split": request.split,
-        "shard_tokens": request.shard_tokens,
-    }

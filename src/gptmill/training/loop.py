@@ -18,7 +18,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.data.corpus import find_data_dir, needs_preparing, prepare_for_run
 from gptmill.data.manifest import FILE_NAME
-from gptmill.data.prepare import Report
+from gptmill.data.pipeline.progress import Report
 from gptmill.data.shards import TokenShards, open_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators

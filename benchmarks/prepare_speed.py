@@ -1,0 +1,123 @@
+"""MB/s of `gptmill prepare` beside the tokenizer's own raw speed on the same text, with as many processes.
+
+    python benchmarks/prepare_speed.py books.txt.xz --separator "<|endoftext|>" --processes 2
+
+Raw speed: every process holds its share of the documents in memory and does nothing but encode them; starting the
+processes and loading the tokenizer are not counted. Prepare: the whole command as a user runs it, from its start to
+its exit: reading, decompressing, splitting, encoding, writing, checksums. The two take turns, because machines drift;
+the table has the median of each. Memory is the most that all processes of the command held together (PSS, from /proc).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from gptmill.config.requests import ReadingOptions
+from gptmill.data.sources import open_documents, open_source
+from gptmill.data.tokenizers import build_tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source")
+    parser.add_argument("--separator")
+    parser.add_argument("--tokenizer", default="gpt2")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    documents = read_all(options.source, ReadingOptions(separator=options.separator))
+    megabytes = sum(len(text.encode("utf-8")) for text in documents) / 1e6
+    print(f"{options.source}: {len(documents):,} documents, {megabytes:,.1f} MB of text, {options.tokenizer}")
+    raw, prepared, memory = [], [], []
+    for _ in range(options.repeats):
+        raw.append(megabytes / measure_raw(documents, options.tokenizer, options.processes))
+        seconds, peak = measure_prepare(options)
+        prepared.append(megabytes / seconds)
+        memory.append(peak)
+        print(f"  raw {raw[-1]:6.2f} MB/s   prepare {prepared[-1]:6.2f} MB/s   {peak / 1e6:,.0f} MB of memory")
+    ratio = statistics.median(prepared) / statistics.median(raw)
+    print(
+        f"raw {statistics.median(raw):.2f} MB/s, prepare {statistics.median(prepared):.2f} MB/s, ratio {ratio:.2f}, ",
+        end="",
+    )
+    print(f"peak memory {max(memory) / 1e6:,.0f} MB, {options.processes} processes")
+
+
+def read_all(place: str, reading: ReadingOptions) -> list[str]:
+    texts: list[str] = []
+    for file in open_source([place], reading).files:
+        with open_documents(file, reading) as documents:
+            texts += documents
+    return texts
+
+
+def measure_raw(documents: list[str], tokenizer: str, processes: int) -> float:
+    """Seconds from the first process that encodes to the last."""
+    shares = [documents[first::processes] for first in range(processes)]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        spans = pool.starmap(encode_share, [(share, tokenizer) for share in shares], chunksize=1)
+    return max(end for _, end in spans) - min(start for start, _ in spans)
+
+
+def encode_share(texts: list[str], tokenizer_name: str) -> tuple[float, float]:
+    tokenizer = build_tokenizer(tokenizer_name, [])
+    tokenizer.encode("warm")
+    start = time.time()
+    for text in texts:
+        tokenizer.encode(text)
+    return start, time.time()
+
+
+def measure_prepare(options: argparse.Namespace) -> tuple[float, int]:
+    """(seconds, bytes of memory at the peak)."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--tokenizer", options.tokenizer, "--processes", str(options.processes), "--out", f"{folder}/corpus"]
+        flags += ["--separator", options.separator] if options.separator else []
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gptmill", "prepare", options.source, *flags], stdout=subprocess.DEVNULL
+        )
+        peaks = [0]
+        watcher = threading.Thread(target=watch_memory, args=(process, peaks))
+        watcher.start()
+        if process.wait():
+            raise SystemExit(process.returncode)
+        seconds = time.perf_counter() - start
+        watcher.join()
+        return seconds, max(peaks)
+
+
+def watch_memory(process: subprocess.Popen[bytes], peaks: list[int]) -> None:
+    while process.poll() is None:
+        peaks.append(sum(read_pss(number) for number in [process.pid, *list_children(process.pid)]))
+        time.sleep(0.5)
+
+
+def list_children(parent: int) -> list[int]:
+    found = []
+    for path in Path(f"/proc/{parent}/task").glob("*/children"):
+        try:
+            found += [int(number) for number in path.read_text().split()]
+        except OSError:
+            continue
+    return found + [number for child in found for number in list_children(child)]
+
+
+def read_pss(number: int) -> int:
+    try:
+        rollup = Path(f"/proc/{number}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Who does the work: this process, a pool of processes, or a Dask cluster. Results come back in order."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from gptmill.config.errors import UserError
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+IN_FLIGHT_PER_WORKER = 3  # one in work, one waiting for the worker, one done and waiting for its turn
+
+
+class InlineExecutor(Executor):
+    """Does the work at once, in this process."""
+
+    workers = 1
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def open_executor(processes: int, cluster: str | None) -> Iterator[tuple[Executor, int]]:
+    """An executor and the number of its workers."""
+    if cluster is not None:
+        with _open_cluster(cluster) as opened:
+            yield opened
+    elif processes == 1:
+        yield InlineExecutor(), 1
+    else:
+        # Spawned, not forked: the parent may hold threads and locks.
+        context = multiprocessing.get_context("spawn")
+        executor = ProcessPoolExecutor(processes, mp_context=context, initializer=_become_worker)
+        try:
+            yield executor, processes
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+
+def map_in_order(
+    function: Callable[[Work], Result], work: Iterable[Work], executor: Executor, workers: int
+) -> Iterator[tuple[Work, Result]]:
+    """Each piece of work with its result, in order; only a few are under way at any time."""
+    pending: deque[tuple[Work, Future[Result]]] = deque()
+    try:
+        for item in work:
+            pending.append((item, executor.submit(function, item)))
+            if len(pending) > IN_FLIGHT_PER_WORKER * workers or isinstance(executor, InlineExecutor):
+                done, future = pending.popleft()
+                yield done, future.result()
+        while pending:
+            done, future = pending.popleft()
+            yield done, future.result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process was killed, by the system if memory ran out; give the same command again, with fewer "
+            "--processes, to go on from where it was"
+        ) from None
+    finally:
+        for _, future in pending:
+            future.cancel()
+
+
+def _become_worker() -> None:
+    """Leaves Ctrl-C to the parent, and ends when the parent does, even if that was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+@contextmanager
+def _open_cluster(address: str) -> Iterator[tuple[Executor, int]]:
+    try:
+        from distributed import Client
+    except ImportError:
+        raise UserError("--cluster needs Dask; install it with: pip install 'gptmill[cluster]'") from None
+    try:
+        client = Client(address, timeout="10s", set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UserError(
+            f"no Dask scheduler answers at {address} ({error}); start one with: dask scheduler, and name its address"
+        ) from None
+    with client:
+        workers = sum(client.nthreads().values())
+        if workers == 0:
+            raise UserError(f"the Dask scheduler at {address} has no workers; start some with: dask worker {address}")
+        yield client.get_executor(pure=False), workers

@@ -1,0 +1,168 @@
+"""From an opened corpus to a folder of shards: learn the tokenizer, encode everything, mend a split too small."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+from gptmill.config.errors import UserError
+from gptmill.data.cleaning import DuplicateIndex
+from gptmill.data.files import write_durably
+from gptmill.data.manifest import DOCUMENTS_DIR, FILE_NAME, ORIGINS_DIR, Manifest, read_manifest, write_manifest
+from gptmill.data.pipeline.chunks import START, Position, make_chunks
+from gptmill.data.pipeline.encoding import ALWAYS_TRAIN, EncodedChunk, Job, encode_chunk, read_clean
+from gptmill.data.pipeline.executors import count_cores, map_in_order, open_executor
+from gptmill.data.pipeline.journal import FILE_NAME as JOURNAL_NAME
+from gptmill.data.pipeline.journal import Journal, read_journal
+from gptmill.data.pipeline.opened import OpenedCorpus
+from gptmill.data.pipeline.progress import PrepareProgress, Report
+from gptmill.data.pipeline.room import check_room
+from gptmill.data.pipeline.writer import ShardWriter
+from gptmill.data.tokenizers import Tokenizer, build_tokenizer, restore_tokenizer
+from gptmill.data.tokenizers.protocol import choose_dtype, make_fingerprint
+
+DUPLICATES_NAME = "duplicates.sqlite"
+NAMES_NAME = "names.txt"
+JOURNAL_SECONDS = 2.0
+INLINE_BYTES = 8 * 2**20  # a corpus that is encoded before a pool of processes would have started
+
+
+def write_corpus(folder: Path, corpus: OpenedCorpus, report: Report) -> Manifest:
+    """Fills the folder, from where an earlier attempt at the same corpus was; leaves only what belongs to a corpus."""
+    if (folder / FILE_NAME).exists() and (manifest := read_manifest(folder)).source == corpus.origin:
+        return _tidy(folder, manifest)
+    journal = read_journal(folder, corpus.origin)
+    if journal is None:
+        _clear(folder)
+        journal = Journal(corpus.origin, val_limit=corpus.val_limit)
+    tokenizer = _make_tokenizer(folder, corpus, journal)
+    if journal.chunks == 0:
+        check_room(folder, corpus, tokenizer)
+    _encode_all(folder, corpus, tokenizer, journal, report)
+    if corpus.draws_documents and (raised := journal.find_raised_limit()):
+        (folder / JOURNAL_NAME).unlink(missing_ok=True)
+        _clear(folder)
+        journal = Journal(corpus.origin, tokenizer.spec(), val_limit=raised)
+        _encode_all(folder, corpus, tokenizer, journal, report)
+    return _finish(folder, corpus, tokenizer, journal)
+
+
+def _clear(folder: Path) -> None:
+    """Everything but the lock."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+
+
+def _make_tokenizer(folder: Path, corpus: OpenedCorpus, journal: Journal) -> Tokenizer:
+    if journal.tokenizer is not None:
+        return restore_tokenizer(journal.tokenizer, f"{folder / JOURNAL_NAME}")
+    request = corpus.request
+    chunks = make_chunks(corpus.files, request.reading, START)
+    tokenizer = build_tokenizer(request.tokenizer, read_clean(chunks, request.reading, request.cleaning))
+    journal.tokenizer = tokenizer.spec()
+    return tokenizer
+
+
+def _encode_all(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journal: Journal, report: Report) -> None:
+    """One pass over what the journal says is left of the corpus."""
+    request = corpus.request
+    for name in (DOCUMENTS_DIR, ORIGINS_DIR):
+        (folder / name).mkdir(exist_ok=True)
+    job = Job(
+        tokenizer.spec(),
+        make_fingerprint(tokenizer),
+        request.reading,
+        request.cleaning,
+        corpus.first_val_file,
+        corpus.tail_fraction,
+    )
+    is_small = 0 < corpus.size_bytes <= INLINE_BYTES
+    processes = request.processes or (1 if is_small else count_cores())
+    dtype = choose_dtype(tokenizer.vocab_size)
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(closing(ShardWriter(folder, name, dtype, request.shard_tokens, state)))
+            for name, state in (("train", journal.train), ("val", journal.val))
+        ]
+        index = DuplicateIndex(folder / DUPLICATES_NAME, request.cleaning, journal.chunks)
+        stack.enter_context(closing(index))
+        executor, workers = stack.enter_context(open_executor(processes, request.cluster))
+        chunks = make_chunks(corpus.files, request.reading, journal.position)
+        saved = time.monotonic()
+        for chunk, encoded in map_in_order(partial(encode_chunk, job=job), chunks, executor, workers):
+            _write_chunk(encoded, journal, writers, index)
+            journal.advance(chunk)
+            report(_make_progress(journal, corpus))
+            if time.monotonic() - saved >= JOURNAL_SECONDS:
+                _save(folder, journal, writers, index)
+                saved = time.monotonic()
+        for writer in writers:
+            writer.finish()
+
+
+def _write_chunk(encoded: EncodedChunk, journal: Journal, writers: list[ShardWriter], index: DuplicateIndex) -> None:
+    train, val = writers
+    end = 0
+    for document in encoded.documents:
+        fault = document.fault or index.find_duplicate(document.keys, journal.chunks)
+        if fault:
+            journal.report.add_dropped(fault, document.opening, document.size_bytes)
+        for draw, count in document.pieces:
+            start, end = end, end + count
+            if fault:
+                continue
+            is_val = draw < journal.val_limit
+            (val if is_val else train).write(encoded.tokens[start:end], document.file_number)
+            if not is_val and draw != ALWAYS_TRAIN:
+                journal.remember_draw(draw, count)
+        journal.text_bytes += document.size_bytes
+    journal.report.add_repaired(encoded.repaired)
+
+
+def _save(folder: Path, journal: Journal, writers: list[ShardWriter], index: DuplicateIndex) -> None:
+    """The journal last: what it tells of is durable by then."""
+    for writer in writers:
+        writer.flush()
+    index.commit()
+    journal.save(folder)
+
+
+def _make_progress(journal: Journal, corpus: OpenedCorpus) -> PrepareProgress:
+    tokens = journal.train.tokens + journal.val.tokens
+    is_done = journal.position == Position(len(corpus.files), 0)
+    return PrepareProgress(journal.source_bytes, corpus.size_bytes, journal.text_bytes, tokens, is_done)
+
+
+def _finish(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journal: Journal) -> Manifest:
+    for name, state in (("train", journal.train), ("val", journal.val)):
+        if state.tokens == 0:
+            advice = "give more text, a larger --val_fraction, or --split tail"
+            raise UserError(f"the {name} split of {corpus.source.name} would be empty; {advice}")
+    names = "\n".join(json.dumps(file.name, ensure_ascii=False)[1:-1] for file in corpus.files)
+    write_durably(folder / ORIGINS_DIR / NAMES_NAME, names + "\n")
+    manifest = Manifest(
+        choose_dtype(tokenizer.vocab_size).name,
+        tokenizer.spec(),
+        make_fingerprint(tokenizer),
+        corpus.origin,
+        journal.report.to_json(),
+        journal.train.make_split(),
+        journal.val.make_split(),
+    )
+    write_manifest(folder, manifest)
+    return _tidy(folder, manifest)
+
+
+def _tidy(folder: Path, manifest: Manifest) -> Manifest:
+    """Takes away what served the preparation alone; done last, so that a kill before it loses nothing."""
+    for path in folder.iterdir():
+        if path.name == JOURNAL_NAME or path.name.startswith(DUPLICATES_NAME):
+            path.unlink()
+    return manifest

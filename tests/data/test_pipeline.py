@@ -1,0 +1,246 @@
+"""Preparing with many hands: the result depends on the corpus and the options, and on nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gptmill.config.errors import UserError
+from gptmill.config.requests import CleaningOptions, PrepareRequest
+from gptmill.data.files import hold_lock
+from gptmill.data.manifest import Manifest, Split, read_manifest
+from gptmill.data.pipeline import chunks
+from gptmill.data.pipeline.chunks import START, make_chunks
+from gptmill.data.pipeline.writer import GrowingArray, ShardWriter, WriterState
+from gptmill.data.prepare import prepare_corpus
+from gptmill.data.sources import open_source
+
+END_OF_TEXT = 256
+
+
+def prepare(place: Path, out: Path, **options: object) -> Manifest:
+    request = PrepareRequest(out=str(out), **{"tokenizer": "byte", **options})  # type: ignore[arg-type]
+    return prepare_corpus([str(place)], request, lambda _: None)[1]
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def read_texts(folder: Path, split: Split) -> list[str]:
+    tokens = np.concatenate([np.load(folder / shard.file) for shard in split.shards])
+    pieces = np.split(tokens, np.flatnonzero(tokens == END_OF_TEXT))[1:]
+    return [bytes(piece[1:].tolist()).decode("utf-8") for piece in pieces]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """400 documents, every fifth of which stood there before."""
+    generator = random.Random(3)
+    texts = [f"{number} " + "words and more words " * generator.randrange(1, 20) for number in range(320)]
+    texts += generator.sample(texts, 80)
+    generator.shuffle(texts)
+    path = tmp_path / "lines.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_the_number_of_processes_changes_nothing(
+    lines: Path, tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 5000)
+    cleaning = CleaningOptions(drop_duplicates=True, min_chars=60)
+    prepare(lines, tmp_path / "one", processes=1, cleaning=cleaning)
+    prepare(lines, tmp_path / "many", processes=processes, cleaning=cleaning)
+    assert read_all(tmp_path / "one") == read_all(tmp_path / "many")
+
+
+def test_a_dask_cluster_gives_the_same_bytes(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 5000)
+    prepare(lines, tmp_path / "alone", processes=1)
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+    ) as cluster:
+        prepare(lines, tmp_path / "together", cluster=cluster.scheduler_address)
+    assert read_all(tmp_path / "alone") == read_all(tmp_path / "together")
+
+
+def test_a_cluster_that_is_not_there_is_named(lines: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(UserError, match="no Dask scheduler answers at tcp://"):
+        prepare(lines, tmp_path / "out", cluster="tcp://127.0.0.1:9")
+    assert not (tmp_path / "out").exists()
+
+
+def test_duplicates_are_dropped_and_told(lines: Path, tmp_path: Path) -> None:
+    manifest = prepare(lines, tmp_path / "out", cleaning=CleaningOptions(drop_duplicates=True))
+    texts = read_texts(tmp_path / "out", manifest.train) + read_texts(tmp_path / "out", manifest.val)
+    assert len(texts) == len(set(texts)) == 320
+    assert manifest.cleaning["dropped"]["drop_duplicates"]["documents"] == 80
+    assert read_manifest(tmp_path / "out").cleaning == manifest.cleaning
+
+
+def test_validation_of_a_small_corpus_is_at_least_a_window(lines: Path, tmp_path: Path) -> None:
+    """One document in a hundred would be too little text; those that draw the lowest numbers go first."""
+    manifest = prepare(lines, tmp_path / "out", val_fraction=0.0001)
+    assert 2049 <= manifest.val.tokens < 4000
+    larger = prepare(lines, tmp_path / "larger", val_fraction=0.2)
+    assert set(read_texts(tmp_path / "out", manifest.val)) < set(read_texts(tmp_path / "larger", larger.val))
+
+
+def test_a_validation_source_of_its_own(lines: Path, text_file: Path, tmp_path: Path) -> None:
+    manifest = prepare(lines, tmp_path / "out", val_source=str(text_file))
+    assert manifest.train.documents == 400
+    assert read_texts(tmp_path / "out", manifest.val) == [text_file.read_text(encoding="utf-8")]
+
+
+def test_every_document_knows_its_start_and_its_file(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for number in range(50):
+        (tmp_path / "source" / f"{number:02d}.txt").write_text(f"file {number}: " + "x" * number, encoding="utf-8")
+    manifest = prepare(tmp_path / "source", tmp_path / "out", split="documents", val_fraction=0.2, shard_tokens=100)
+    names = (tmp_path / "out" / "origins" / "names.txt").read_text(encoding="utf-8").splitlines()
+    for split in (manifest.train, manifest.val):
+        files = [
+            names[number] for shard in split.shards for number in np.load(tmp_path / "out" / "origins" / shard.file)
+        ]
+        assert [int(text.split()[1][:-1]) for text in read_texts(tmp_path / "out", split)] == [
+            int(name[:2]) for name in files
+        ]
+        for shard in split.shards:
+            tokens = np.load(tmp_path / "out" / shard.file)
+            starts = np.load(tmp_path / "out" / "documents" / shard.file)
+            np.testing.assert_array_equal(starts, np.flatnonzero(tokens == END_OF_TEXT))
+            assert len(starts) == shard.documents
+
+
+def test_chunks_from_any_place_on_are_the_chunks_that_were_left(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(
+        chunks, "list_parts", lambda file, options: None if "long" in file.name else parts(file, options)
+    )
+    parts = sys.modules["gptmill.data.sources"].list_parts
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number in range(9):
+        shutil.copy(lines, folder / f"{number}-{'long' if number % 4 == 2 else 'short'}.jsonl")
+    request = PrepareRequest()
+    files = open_source([str(folder)], request.reading).files
+    everything = list(make_chunks(files, request.reading, START))
+    assert len(everything) > 20
+    for number, chunk in enumerate(everything):
+        assert list(make_chunks(files, request.reading, chunk.next)) == everything[number + 1 :]
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10, 10, 1000))
+    with pytest.raises(UserError, match=r"need about 0.0 GB, but only 0.0 GB are free"):
+        prepare(lines, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_two_preparations_of_one_folder_do_not_meet(lines: Path, tmp_path: Path) -> None:
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / "journal.json").write_text("{}")
+    code = (
+        "import sys; from pathlib import Path; from gptmill.data.files import hold_lock\n"
+        "with hold_lock(Path(sys.argv[1]), ''): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(partial / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(UserError, match="being prepared by another process"):
+            prepare(lines, tmp_path / "out")
+        other.send_signal(signal.SIGKILL)
+    prepare(lines, tmp_path / "out")  # a killed process holds nothing
+
+
+def test_a_worker_that_dies_is_told_and_nothing_is_lost(lines: Path, tmp_path: Path) -> None:
+    driver = tmp_path / "driver.py"
+    driver.write_text(
+        """
+import os, sys
+from gptmill.config.errors import UserError
+from gptmill.config.requests import PrepareRequest
+from gptmill.data.pipeline import chunks, passes
+from gptmill.data.prepare import prepare_corpus
+from gptmill.data.tokenizers.byte import ByteTokenizer
+
+chunks.CHUNK_BYTES, passes.JOURNAL_SECONDS = 5000, 0.0
+encode = ByteTokenizer.encode
+def encode_or_die(self, text):
+    if __name__ != "__main__" and text.startswith("77 ") and "die" in sys.argv:
+        os.kill(os.getpid(), 9)
+    return encode(self, text)
+ByteTokenizer.encode = encode_or_die
+if __name__ == "__main__":
+    request = PrepareRequest(out=sys.argv[2], tokenizer="byte", processes=2)
+    try:
+        prepare_corpus([sys.argv[1]], request, lambda _: None)
+    except UserError as error:
+        sys.exit(str(error))
+""",
+        encoding="utf-8",
+    )
+    command = [sys.executable, str(driver), str(lines), str(tmp_path / "out")]
+    died = subprocess.run([*command, "die"], capture_output=True, text=True, check=False)
+    assert "a worker process was killed" in died.stderr
+    assert died.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    subprocess.run(command, check=True)
+    prepare(lines, tmp_path / "unbroken", processes=1)
+    assert read_all(tmp_path / "out") == read_all(tmp_path / "unbroken")
+
+
+def test_an_array_that_grew_is_the_file_that_numpy_writes(tmp_path: Path) -> None:
+    values = np.arange(1000, dtype=np.uint16)
+    growing = GrowingArray(tmp_path / "grown.npy", values.dtype, 0)
+    growing.append(values[:600])
+    growing.flush()
+    growing.append(values[:100])  # will be cut off
+    growing.close()
+    growing = GrowingArray(tmp_path / "grown.npy", values.dtype, 600)
+    growing.append(values[600:])
+    growing.flush()
+    growing.close()
+    np.save(tmp_path / "saved.npy", values)
+    assert (tmp_path / "grown.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
+
+
+def test_a_document_longer_than_a_shard_runs_through_several(tmp_path: Path) -> None:
+    for name in ("documents", "origins"):
+        (tmp_path / name).mkdir()
+    state = WriterState()
+    writer = ShardWriter(tmp_path, "train", np.dtype(np.uint16), 10, state)
+    writer.write(np.arange(25, dtype=np.uint16), 0)
+    writer.write(np.arange(5, dtype=np.uint16), 1)
+    writer.finish()
+    assert [shard.tokens for shard in state.shards] == [10, 10, 10]
+    assert [shard.documents for shard in state.shards] == [1, 0, 1]
+    assert not (tmp_path / "train_000003.npy").exists()
+
+
+def test_held_locks_end_with_their_block(tmp_path: Path) -> None:
+    for _ in range(2):
+        with hold_lock(tmp_path / "lock", "held"):
+            assert os.path.exists(tmp_path / "lock")  # noqa: PTH110

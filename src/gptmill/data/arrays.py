@@ -1,0 +1,172 @@
+"""Arrays in files as sequences: mapped into memory when asked for, their lengths known before. Knows no manifest."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import threading
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptmill.config.errors import UserError
+from gptmill.data.order import IndexArray
+from gptmill.data.tokenizers.protocol import TokenArray
+
+# Python holds a file descriptor for every map, and some systems grant 256 of them.
+MAX_OPEN_MAPS = 128
+HEADER_BYTES = 128  # of what numpy saves with one dimension
+HEADER = re.compile(rb"\x93NUMPY\x01\x00(..){'descr': '([^']+)', 'fortran_order': False, 'shape': \((\d+),\), }", re.S)
+SCAN_TOKENS = 1 << 22
+
+
+class StoredArray(NamedTuple):
+    """Where a one-dimensional array lies in a file."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    length: int
+    offset: int
+
+    def map(self) -> NDArray[Any]:
+        """The array, its bytes left in the file until they are touched."""
+        with self.path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(content, self.dtype, self.length, self.offset)
+
+
+def find_array(path: Path) -> StoredArray:
+    """The array of an `.npy` file. Raises OSError, or ValueError saying what is wrong with the file."""
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES)
+        size_bytes = file.seek(0, 2)
+        stored = _parse_header(path, head) or _parse_any_header(path, file)
+    expected_bytes = stored.offset + stored.length * stored.dtype.itemsize
+    if size_bytes != expected_bytes:
+        raise ValueError(f"{size_bytes:,} bytes long, {expected_bytes:,} by its header")
+    return stored
+
+
+def _parse_header(path: Path, head: bytes) -> StoredArray | None:
+    """The header as numpy writes it; its own parser takes longer than all the rest of opening."""
+    if (found := HEADER.match(head)) is None:
+        return None
+    header_bytes, dtype, length = found.groups()
+    return StoredArray(path, np.dtype(dtype.decode()), int(length), 10 + int.from_bytes(header_bytes, "little"))
+
+
+def _parse_any_header(path: Path, file: BinaryIO) -> StoredArray:
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if len(shape) != 1:
+        raise ValueError(f"an array of shape {shape}, not a row of tokens")
+    return StoredArray(path, dtype, shape[0], file.tell())
+
+
+class LazyArrays(Sequence[NDArray[Any]]):
+    """Arrays by number, each opened when it is asked for. `names` are for people."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, number: int) -> NDArray[Any]: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> tuple[NDArray[Any], ...]: ...
+
+    def __getitem__(self, number: int | slice) -> NDArray[Any] | tuple[NDArray[Any], ...]:
+        if isinstance(number, slice):
+            return tuple(self.open_array(each) for each in range(*number.indices(len(self))))
+        return self.open_array(range(len(self))[number])
+
+    @property
+    @abstractmethod
+    def lengths(self) -> IndexArray:
+        """How long each array is."""
+
+    @abstractmethod
+    def open_array(self, number: int) -> NDArray[Any]:
+        """The array number 0 … len - 1."""
+
+
+class MapPool:
+    """Maps that are open, at most MAX_OPEN_MAPS; the one that was opened first is let go first."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, NDArray[Any]] = {}
+        self._lock = threading.Lock()
+
+    def open(self, stored: StoredArray) -> NDArray[Any]:
+        array = self.find(stored.path)
+        if array is None:
+            array = stored.map()
+            with self._lock:
+                while len(self._maps) >= MAX_OPEN_MAPS:
+                    del self._maps[next(iter(self._maps))]
+                self._maps[stored.path] = array
+        return array
+
+    def find(self, path: Path) -> NDArray[Any] | None:
+        return self._maps.get(path)
+
+    def drop(self, path: Path) -> None:
+        with self._lock:
+            self._maps.pop(path, None)
+
+
+class MappedArrays(LazyArrays):
+    """Arrays in local files."""
+
+    def __init__(self, files: Sequence[StoredArray], pool: MapPool) -> None:
+        super().__init__([str(file.path) for file in files])
+        self.files = files
+        self._pool = pool
+
+    @cached_property
+    def lengths(self) -> IndexArray:
+        return np.array([file.length for file in self.files], dtype=np.int64)
+
+    def open_array(self, number: int) -> NDArray[Any]:
+        try:
+            return self._pool.open(self.files[number])
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self.names[number]} changed while in use ({error}); bring it back or make the corpus again"
+            ) from None
+
+
+class ScannedStarts(LazyArrays):
+    """Where documents start in arrays that come without a list of it: at every end_of_text, found when asked for."""
+
+    def __init__(self, arrays: MappedArrays, end_of_text: int) -> None:
+        super().__init__(arrays.names)
+        self._arrays = arrays
+        self._end_of_text = end_of_text
+        self._found: dict[int, IndexArray] = {}
+
+    @cached_property
+    def lengths(self) -> IndexArray:
+        return np.array([len(array) for array in self], dtype=np.int64)
+
+    def open_array(self, number: int) -> IndexArray:
+        if number not in self._found:
+            self._found[number] = find_starts(self._arrays[number], self._end_of_text)
+        return self._found[number]
+
+
+def find_starts(tokens: TokenArray, end_of_text: int) -> IndexArray:
+    """The places of end_of_text, found block by block."""
+    blocks = range(0, len(tokens), SCAN_TOKENS)
+    found = [np.flatnonzero(tokens[start : start + SCAN_TOKENS] == end_of_text) + start for start in blocks]
+    return np.concatenate([np.empty(0, dtype=np.int64), *found])

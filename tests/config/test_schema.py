@@ -86,7 +86,7 @@ def test_a_right_value_becomes_its_type(name: str, raw: object, value: Any) -> N
         ("sample_prompt", 3, "text"),
         ("device", "gpu", "auto, cuda, mps, cpu"),
         ("device", ["cpu"], "auto, cuda, mps, cpu"),
-        ("tokenizer", 2, "gpt2, byte, char"),
+        ("tokenizer", 2, "text"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_was_expected(name: str, raw: object, expected: str) -> None:

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
-from gptmill.data.batches import read_val_batch
+from gptmill.data.corpora import Corpora
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards import TokenShards, open_shards
+from gptmill.data.validation import ValWindows
 from gptmill.evals.loss import ValidationLoss
 from gptmill.models.gpt import GPT, IGNORED_TARGET, build_gpt, pad_vocab
 from gptmill.runs.events import EvalDone
@@ -47,7 +48,7 @@ def model(shards: TokenShards) -> GPT:
 
 @torch.no_grad()
 def evaluate(model: GPT, shards: TokenShards, config: RunConfig = CONFIG, rank: int = 0, size: int = 1) -> EvalDone:
-    return ValidationLoss(config, shards, World(rank, size, CPU)).evaluate(model, step=3)
+    return ValidationLoss(config, Corpora((shards,)), World(rank, size, CPU)).evaluate(model, step=3)
 
 
 def with_batches_of(size: int) -> RunConfig:
@@ -131,5 +132,5 @@ def test_ranks_read_each_chosen_window_exactly_once(
     for rank in range(size):
         evaluate(model, shards, with_batches_of(batch_size), rank, size)
     handle.remove()
-    chosen = read_val_batch(shards.cut(shards.val, CONTEXT), 37, 0, 37, IGNORED_TARGET).tokens.tolist()
+    chosen = ValWindows(Corpora((shards,)), CONTEXT, 37).read(0, 37).tokens[:, :-1].tolist()
     assert sorted(read) == sorted(chosen)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from tiny import CPU, make_config, make_shards
+from tiny import CPU, make_config, make_reader, make_shards
 from torch.nn.parallel import DistributedDataParallel
 
+from gptmill.data.corpora import Corpora
+from gptmill.data.feed import open_feed
+from gptmill.data.streams import build_stream
 from gptmill.runtime.signals import StopFlag
 from gptmill.training.plan import make_plan
 from gptmill.training.state import build_state
@@ -28,8 +32,9 @@ def _process_group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("mini_batch_size", [8, 4, 1])
 def test_gradients_are_exchanged_once_per_step(text_file: Path, mini_batch_size: int) -> None:
     config = make_config(total_batch_size=8 * 16, mini_batch_size=mini_batch_size, context_length=16)
-    shards = make_shards(text_file)
-    plan = make_plan(config, shards, CPU)
+    corpora = Corpora((make_shards(text_file),))
+    stream = build_stream(config, corpora)
+    plan = make_plan(config, stream, corpora.tokenizer, CPU)
     assert plan.micro_batches == 8 // mini_batch_size
     state = build_state(config, plan, CPU)
     assert isinstance(state.forward, DistributedDataParallel)
@@ -42,9 +47,9 @@ def test_gradients_are_exchanged_once_per_step(text_file: Path, mini_batch_size:
         return future
 
     state.forward.register_comm_hook(None, count)
-    windows = shards.cut(shards.train, config.model.context_length)
-    for _ in range(2):
-        exchanged.clear()
-        train_step(state, windows, config, plan, CPU, StopFlag())
-        assert exchanged
-        assert len(exchanged) == len(set(exchanged)), "a bucket of gradients was exchanged twice in one step"
+    with open_feed(stream, make_reader(corpora), CPU.device, itertools.count(0, mini_batch_size)) as feed:
+        for _ in range(2):
+            exchanged.clear()
+            train_step(state, feed, config, plan, CPU, StopFlag())
+            assert exchanged
+            assert len(exchanged) == len(set(exchanged)), "a bucket of gradients was exchanged twice in one step"

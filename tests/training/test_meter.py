@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import CPU, make_config, make_shards
+from tiny import CPU, make_config, make_shards, plan_for
 
 from gptmill.runs.events import StepLogged
 from gptmill.runtime.timing import Moment
 from gptmill.training.meter import Meter
-from gptmill.training.plan import TrainPlan, make_plan
+from gptmill.training.plan import TrainPlan
 from gptmill.training.step import StepStats
 
 
@@ -31,12 +31,12 @@ def make_stats(step: int, *, stop: bool = False, arrived: Moment | None = None, 
     numbers = torch.tensor([10.0 / step, float(stop), step / 4])
     started = Moment(CPU.device)
     time.sleep(seconds)
-    return StepStats(step, step * 1e-4, numbers, started, arrived or Moment(CPU.device))
+    return StepStats(step, step / 8, 128, step * 1e-4, numbers, started, arrived or Moment(CPU.device))
 
 
 @pytest.fixture
 def plan(text_file: Path) -> TrainPlan:
-    return make_plan(make_config(max_steps=20, steps_per_epoch=8), make_shards(text_file), CPU)
+    return plan_for(make_config(max_steps=20, steps_per_epoch=8), make_shards(text_file))
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import CPU, make_config, make_shards
+from tiny import make_config, make_shards, plan_for
 
 from gptmill.config.errors import ConfigError, UserError
 from gptmill.data.shards import TokenShards
 from gptmill.models.gpt import build_gpt
 from gptmill.runtime.world import World
-from gptmill.training.plan import make_plan
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def shorten(shards: TokenShards, train: int, val: int) -> TokenShards:
 
 
 def test_the_numbers_of_a_plan(shards: TokenShards) -> None:
-    plan = make_plan(make_config(total_batch_size=256, mini_batch_size=4, max_steps=7), shards, CPU)
+    plan = plan_for(make_config(total_batch_size=256, mini_batch_size=4, max_steps=7), shards)
     assert (plan.tokens_per_step, plan.windows_per_step, plan.micro_batches) == (256, 16, 4)
     assert plan.max_steps == 7
     assert plan.precision == "fp32"
@@ -38,19 +37,19 @@ def test_the_numbers_of_a_plan(shards: TokenShards) -> None:
 
 def test_the_vocabulary_is_padded_to_a_multiple_of_64(shards: TokenShards) -> None:
     assert shards.tokenizer.vocab_size == 257
-    assert make_plan(make_config(), shards, CPU).padded_vocab_size == 320
+    assert plan_for(make_config(), shards).padded_vocab_size == 320
 
 
 def test_the_parameters_are_those_of_the_model(shards: TokenShards) -> None:
     config = make_config(num_layers=3, embd_size=24, num_heads=3)
-    plan = make_plan(config, shards, CPU)
+    plan = plan_for(config, shards)
     model = build_gpt(config.model, plan.padded_vocab_size, seed=0)
     assert plan.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_steps_follow_from_epochs_over_the_corpus(shards: TokenShards) -> None:
     corpus = shorten(shards, train=16 * 60 + 1, val=100)
-    plan = make_plan(make_config(max_steps=None, num_epochs=3, total_batch_size=128), corpus, CPU)
+    plan = plan_for(make_config(max_steps=None, num_epochs=3, total_batch_size=128), corpus)
     assert (plan.windows_per_step, plan.steps_per_epoch) == (8, 7.5)
     assert plan.max_steps == 22
 
@@ -58,28 +57,28 @@ def test_steps_follow_from_epochs_over_the_corpus(shards: TokenShards) -> None:
 def test_epochs_that_are_a_whole_number_of_steps_lose_none_to_rounding(shards: TokenShards) -> None:
     corpus = shorten(shards, train=16 * 61 + 1, val=100)
     config = make_config(max_steps=None, num_epochs=7, total_batch_size=7 * 16, mini_batch_size=7)
-    assert make_plan(config, corpus, CPU).max_steps == 61
+    assert plan_for(config, corpus).max_steps == 61
 
 
 def test_steps_follow_from_epochs_of_a_given_length(shards: TokenShards) -> None:
-    plan = make_plan(make_config(max_steps=None, num_epochs=5, steps_per_epoch=11), shards, CPU)
+    plan = plan_for(make_config(max_steps=None, num_epochs=5, steps_per_epoch=11), shards)
     assert (plan.steps_per_epoch, plan.max_steps) == (11, 55)
 
 
 def test_max_steps_goes_before_epochs(shards: TokenShards) -> None:
-    assert make_plan(make_config(max_steps=3, num_epochs=5, steps_per_epoch=11), shards, CPU).max_steps == 3
+    assert plan_for(make_config(max_steps=3, num_epochs=5, steps_per_epoch=11), shards).max_steps == 3
 
 
 def test_an_epoch_shorter_than_a_step_is_still_one_step(shards: TokenShards) -> None:
     corpus = shorten(shards, train=33, val=33)
-    plan = make_plan(make_config(max_steps=None, num_epochs=1, total_batch_size=128), corpus, CPU)
+    plan = plan_for(make_config(max_steps=None, num_epochs=1, total_batch_size=128), corpus)
     assert plan.max_steps == 1
     assert plan.steps_per_epoch == 2 / 8
 
 
 def test_ranks_share_the_micro_batches(shards: TokenShards) -> None:
     config = make_config(total_batch_size=384, mini_batch_size=2)
-    plans = {size: make_plan(config, shards, World(0, size, torch.device("cpu"))) for size in (1, 2, 3, 4, 6, 12)}
+    plans = {size: plan_for(config, shards, World(0, size, torch.device("cpu"))) for size in (1, 2, 3, 4, 6, 12)}
     assert {size: plan.micro_batches for size, plan in plans.items()} == {1: 12, 2: 6, 3: 4, 4: 3, 6: 2, 12: 1}
     assert len({replace(plan, micro_batches=0) for plan in plans.values()}) == 1
 
@@ -87,28 +86,28 @@ def test_ranks_share_the_micro_batches(shards: TokenShards) -> None:
 def test_a_batch_that_does_not_divide_among_the_ranks_is_refused_with_the_nearest(shards: TokenShards) -> None:
     config = make_config(total_batch_size=128, mini_batch_size=4)
     with pytest.raises(ConfigError, match=r"3 rank\(s\) = 192 tokens; the nearest are 192") as error:
-        make_plan(config, shards, World(0, 3, torch.device("cpu")))
+        plan_for(config, shards, World(0, 3, torch.device("cpu")))
     assert "total_batch_size = 128" in str(error.value)
 
 
 @pytest.mark.parametrize(("train", "val", "name"), [(16, 100, "train"), (100, 16, "val"), (1, 100, "train")])
 def test_a_split_shorter_than_a_window_is_refused(shards: TokenShards, train: int, val: int, name: str) -> None:
     with pytest.raises(UserError, match=f"the {name} split") as error:
-        make_plan(make_config(), shorten(shards, train, val), CPU)
+        plan_for(make_config(), shorten(shards, train, val))
     assert f"{min(train, val)} tokens" in str(error.value)
     assert "17" in str(error.value)
     assert "--context_length" in str(error.value)
 
 
 def test_one_window_and_its_target_are_enough(shards: TokenShards) -> None:
-    assert make_plan(make_config(), shorten(shards, train=17, val=17), CPU).steps_per_epoch == 1 / 8
+    assert plan_for(make_config(), shorten(shards, train=17, val=17)).steps_per_epoch == 1 / 8
 
 
 def test_the_windows_of_all_shards_count(shards: TokenShards) -> None:
     pieces = tuple(np.array_split(shards.train[0][:340], 4))
-    plan = make_plan(make_config(), replace(shards, train=pieces), CPU)
+    plan = plan_for(make_config(), replace(shards, train=pieces))
     assert plan.steps_per_epoch == 4 * ((85 - 1) // 16) / 8
 
 
 def test_a_precision_that_was_asked_for_is_in_the_plan(shards: TokenShards) -> None:
-    assert make_plan(make_config(precision="bf16"), shards, CPU).precision == "bf16"
+    assert plan_for(make_config(precision="bf16"), shards).precision == "bf16"

@@ -23,7 +23,7 @@ def shards(text_file: Path) -> TokenShards:
 
 def save(tiny: Tiny, folder: Path) -> Checkpoint:
     """The state as it comes back from the disk."""
-    info = save_checkpoint(folder, tiny.state.make_checkpoint(tiny.config, tiny.shards))
+    info = save_checkpoint(folder, tiny.state.make_checkpoint(tiny.config, tiny.corpora))
     return load_checkpoint(info.path, GROUPS)
 
 
@@ -34,7 +34,7 @@ def are_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def assert_same_state(one: Tiny, other: Tiny) -> None:
-    first, second = (tiny.state.make_checkpoint(tiny.config, tiny.shards) for tiny in (one, other))
+    first, second = (tiny.state.make_checkpoint(tiny.config, tiny.corpora) for tiny in (one, other))
     assert first.step == second.step
     assert first.values == second.values
     for group in GROUPS:
@@ -79,7 +79,7 @@ def test_a_state_that_has_done_no_step_can_be_restored(shards: TokenShards, tmp_
 def test_making_a_checkpoint_changes_nothing(shards: TokenShards) -> None:
     saved, untouched = open_tiny(shards), open_tiny(shards)
     for _ in range(3):
-        saved.state.make_checkpoint(saved.config, shards)
+        saved.state.make_checkpoint(saved.config, saved.corpora)
         assert saved.step().read() == untouched.step().read()
     assert_same_state(saved, untouched)
 
@@ -87,7 +87,7 @@ def test_making_a_checkpoint_changes_nothing(shards: TokenShards) -> None:
 def test_the_optimizer_s_tensors_are_saved_under_the_parameters_names(shards: TokenShards) -> None:
     tiny = open_tiny(shards)
     tiny.step()
-    checkpoint = tiny.state.make_checkpoint(tiny.config, shards)
+    checkpoint = tiny.state.make_checkpoint(tiny.config, tiny.corpora)
     parameters = dict(tiny.state.model.named_parameters())
     keys = ("exp_avg", "exp_avg_sq", "step")
     assert checkpoint.tensors["optimizer"].keys() == {f"{name}/{key}" for name in parameters for key in keys}
@@ -100,7 +100,7 @@ def test_the_optimizer_s_tensors_are_saved_under_the_parameters_names(shards: To
 def test_the_order_of_the_saved_tensors_does_not_matter(shards: TokenShards) -> None:
     unbroken, restored = open_tiny(shards), open_tiny(shards)
     unbroken.step()
-    saved = unbroken.state.make_checkpoint(unbroken.config, shards)
+    saved = unbroken.state.make_checkpoint(unbroken.config, unbroken.corpora)
     tensors = {
         group: {name: tensor.clone() for name, tensor in reversed(saved.tensors[group].items())} for group in GROUPS
     }
@@ -111,7 +111,7 @@ def test_the_order_of_the_saved_tensors_does_not_matter(shards: TokenShards) -> 
 
 def test_a_checkpoint_tells_what_made_it(shards: TokenShards) -> None:
     tiny = open_tiny(shards, seed=7)
-    values = tiny.state.make_checkpoint(tiny.config, shards).values
+    values = tiny.state.make_checkpoint(tiny.config, tiny.corpora).values
     assert values["config"]["seed"] == 7
     assert values["config"]["embd_size"] == 16
     assert values["tokenizer"] == {"name": "byte", "vocab_size": 257}

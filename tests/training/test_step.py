@@ -32,7 +32,7 @@ def compute_by_hand(tiny: Tiny, label_smoothing: float = 0.0) -> tuple[float, di
     batch = tiny.read_next_batch()
     log_probabilities = model.logits(batch.tokens).log_softmax(dim=-1)
     hard = -log_probabilities.gather(2, batch.targets[..., None]).mean()
-    even = -log_probabilities[..., : tiny.shards.tokenizer.vocab_size].mean()
+    even = -log_probabilities[..., : tiny.corpora.tokenizer.vocab_size].mean()
     loss = (1 - label_smoothing) * hard + label_smoothing * even
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -145,7 +145,7 @@ def test_label_smoothing_changes_the_training_loss_and_not_the_validation_loss(s
     plain, smoothed = open_tiny(shards), open_tiny(shards, label_smoothing=0.3)
     with torch.no_grad():
         plain_val, smoothed_val = (
-            ValidationLoss(tiny.config, shards, CPU).evaluate(tiny.state.model, 0).val_loss
+            ValidationLoss(tiny.config, tiny.corpora, CPU).evaluate(tiny.state.model, 0).val_loss
             for tiny in (plain, smoothed)
         )
     assert plain_val == smoothed_val

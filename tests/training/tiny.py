@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ from torch import Tensor
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
-from gptmill.data.batches import Batch, read_train_batch
+from gptmill.data.batches import Batch, make_batch
+from gptmill.data.corpora import Corpora
+from gptmill.data.feed import open_feed
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.rows import HostReader, Rows
 from gptmill.data.shards import TokenShards, open_shards
+from gptmill.data.streams import Stream, build_stream
+from gptmill.models.gpt import IGNORED_TARGET
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import World
 from gptmill.training.plan import TrainPlan, make_plan
@@ -52,25 +58,48 @@ class Tiny:
     """All that a training step needs."""
 
     config: RunConfig
-    shards: TokenShards
+    corpora: Corpora
+    stream: Stream
     plan: TrainPlan
     state: TrainState
 
     def step(self, stop: StopFlag | None = None) -> StepStats:
-        windows = self.shards.cut(self.shards.train, self.config.model.context_length)
-        return train_step(self.state, windows, self.config, self.plan, CPU, stop or StopFlag())
+        with open_feed(
+            self.stream, self.reader, CPU.device, count(self.state.windows_read, self.stream.units_per_batch)
+        ) as feed:
+            return train_step(self.state, feed, self.config, self.plan, CPU, stop or StopFlag())
+
+    @property
+    def reader(self) -> HostReader:
+        return make_reader(self.corpora)
 
     def read_next_batch(self) -> Batch:
         """All windows of the next step at once."""
-        windows = self.shards.cut(self.shards.train, self.config.model.context_length)
-        start, size = self.state.windows_read, self.plan.windows_per_step
-        return read_train_batch(windows, self.config.training.seed, start, size)
+        first, size = self.state.windows_read, self.stream.units_per_batch
+        parts = [
+            self.reader.read(self.stream.find(start)).tokens
+            for start in range(first, first + self.plan.windows_per_step, size)
+        ]
+        return make_batch(Rows(torch.cat(parts)), IGNORED_TARGET, self.plan.separator)
 
     def copy_parameters(self) -> dict[str, Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.state.model.named_parameters()}
 
 
-def open_tiny(shards: TokenShards, **fields: Any) -> Tiny:
+def make_reader(corpora: Corpora) -> HostReader:
+    tokenizer = corpora.tokenizer
+    return HostReader([shards.train for shards in corpora.shards], tokenizer.end_of_text, tokenizer.vocab_size)
+
+
+def plan_for(config: RunConfig, shards: TokenShards, world: World = CPU) -> TrainPlan:
+    """The plan of a run on one corpus."""
+    return make_plan(config, build_stream(config, Corpora((shards,))), shards.tokenizer, world)
+
+
+def open_tiny(corpora: TokenShards | Corpora, **fields: Any) -> Tiny:
     config = make_config(**fields)
-    plan = make_plan(config, shards, CPU)
-    return Tiny(config, shards, plan, build_state(config, plan, CPU))
+    if isinstance(corpora, TokenShards):
+        corpora = Corpora((corpora,))
+    stream = build_stream(config, corpora)
+    plan = make_plan(config, stream, corpora.tokenizer, CPU)
+    return Tiny(config, corpora, stream, plan, build_state(config, plan, CPU))

@@ -34,6 +34,8 @@ def make_config(recipe: str | None, flags: dict[str, Any]) -> RunConfig:
     values = load_recipe(recipe) if recipe else {}
     if "corpus" in flags:
         values.pop("data_dir", None)  # the folder of the recipe's own corpus
+    if "mixture" in flags:
+        values = {name: value for name, value in values.items() if name not in ("corpus", "data_dir")}
     return build_config(RunConfig, {**values, **flags})
 
 

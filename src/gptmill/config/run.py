@@ -10,6 +10,8 @@ from typing import Literal
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+OrderName = Literal["shuffle", "shards", "sequential", "curriculum"]
+DocumentsName = Literal["packed", "masked", "whole"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,16 @@ class DataConfig:
     """Tokenizer that the shards must have been made with (default: the shards' own; gpt2 when preparing)."""
     val_fraction: float = 0.01
     """Share of the corpus kept for validation when it is prepared."""
+    mixture: str | None = None
+    """Prepared folders and their shares instead of data_dir, such as data/books=0.7,data/code=0.3."""
+    order: OrderName = "shuffle"
+    """shuffle: all windows anew each epoch; shards: whole shards only; sequential: nothing; curriculum: by score."""
+    score: str = "length"
+    """Score that order curriculum follows in its first epoch, from low to high: one that gptmill data score made."""
+    documents: DocumentsName = "packed"
+    """packed: windows run over documents' ends; masked: the same without attention across; whole: rows by document."""
+    data_on_device: bool = False
+    """Keep all training tokens in the device's memory: fastest where they fit."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class TrainingConfig:
     """Steps that count as one epoch (default: one pass over the corpus)."""
     max_steps: int | None = None
     """Optimizer steps to train for (default: num_epochs x steps_per_epoch)."""
+    context_stages: str | None = None
+    """Shorter windows at first, such as 256:500,512:1500: 256 tokens up to step 500, then 512 up to step 1,500."""
     label_smoothing: float = 0.0
     """Probability mass spread evenly over the vocabulary in the training loss."""
     seed: int = 1337

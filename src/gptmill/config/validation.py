@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem
+from gptmill.config.mixtures import parse_mixture
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
+from gptmill.config.stages import parse_context_stages
 
 MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200
@@ -93,6 +95,38 @@ def _fix_eval_tokens(values: Values, world_size: int) -> str:  # noqa: ARG001
     return f"is less than one window of context_length {window}; use at least {window}" if is_short else ""
 
 
+def _fix_mixture(values: Values, world_size: int) -> str:  # noqa: ARG001
+    if values["mixture"] is None:
+        return ""
+    if extra := [name for name in ("corpus", "data_dir") if values[name] is not None]:
+        return f"names all the data of the run, and {extra[0]} = {values[extra[0]]} does too; leave one of them out"
+    try:
+        parse_mixture(values["mixture"])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _fix_order(values: Values, world_size: int) -> str:  # noqa: ARG001
+    if values["documents"] != "whole" or values["order"] == "shuffle":
+        return ""
+    return "orders windows, and documents = whole has none; use order shuffle, or documents packed or masked"
+
+
+def _fix_stages(values: Values, world_size: int) -> str:  # noqa: ARG001
+    if values["context_stages"] is None:
+        return ""
+    if values["documents"] == "whole":
+        return "cuts windows, and documents = whole has none; leave it out, or use documents packed or masked"
+    window = values["context_length"]
+    try:
+        lengths = [stage.length for stage in parse_context_stages(values["context_stages"])]
+    except ValueError as error:
+        return str(error)
+    wrong = [length for length in lengths if window % length]
+    return f"has windows of {wrong[0]} tokens, which do not divide context_length {window}" if wrong else ""
+
+
 def _join(numbers: list[int]) -> str:
     return " and ".join(str(number) for number in numbers)
 
@@ -109,6 +143,7 @@ RANGES = (
     Range("val_fraction", lambda value: 0 < value < 1, "must lie between 0 and 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must lie between 0 and {MAX_SEED}"),
     Range("logdir data_dir corpus tokenizer", lambda value: value != "", "must not be empty"),
+    Range("score", is_folder_name, "must be a plain name, as given to gptmill data score"),
     Range("run_name", is_folder_name, "must be a plain folder name; set its parent with logdir"),
 )
 RELATIONS = (
@@ -116,4 +151,7 @@ RELATIONS = (
     Relation("min_lr", "max_lr", _fix_min_lr),
     Relation("total_batch_size", "mini_batch_size context_length", _fix_batch),
     Relation("eval_tokens", "context_length", _fix_eval_tokens),
+    Relation("mixture", "corpus data_dir", _fix_mixture),
+    Relation("order", "documents", _fix_order),
+    Relation("context_stages", "documents context_length", _fix_stages),
 )

@@ -6,6 +6,9 @@ the end are sent through again ("cycle walking") until they fall inside.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,14 +16,71 @@ ROUNDS = 4
 IndexArray = NDArray[np.int64]
 
 
-def make_window_order(numbers: IndexArray, num_windows: int, seed: int) -> IndexArray:
-    """The window behind each running number: number k is place k % num_windows of epoch k // num_windows."""
-    epochs, places = np.divmod(numbers, num_windows)
-    windows = np.empty_like(numbers)
-    for epoch in np.unique(epochs):
-        chosen = epochs == epoch
-        windows[chosen] = permute(places[chosen], num_windows, (seed, int(epoch)))
-    return windows
+SHARDS_TAG = 2  # tells keys of the same seed and epoch apart
+
+
+class Order(Protocol):
+    """Which window of a corpus stands behind each of its running numbers: a pure function."""
+
+    def find(self, numbers: IndexArray) -> IndexArray: ...
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """All windows, in another order each epoch: number k is place k % num_windows of epoch k // num_windows."""
+
+    num_windows: int
+    seed: int
+    corpus: int = 0
+
+    def find(self, numbers: IndexArray) -> IndexArray:
+        epochs, places = np.divmod(numbers, self.num_windows)
+        windows = np.empty_like(numbers)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            windows[chosen] = permute(places[chosen], self.num_windows, make_key(self.seed, int(epoch), self.corpus))
+        return windows
+
+
+@dataclass(frozen=True)
+class ShardOrder:
+    """Windows as they are stored, shard after shard; with a seed, the shards in another order each epoch."""
+
+    counts: IndexArray
+    seed: int | None = None
+    corpus: int = 0
+
+    def find(self, numbers: IndexArray) -> IndexArray:
+        epochs, places = np.divmod(numbers, self.counts.sum())
+        firsts = np.cumsum(self.counts) - self.counts
+        windows = np.empty_like(numbers)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            shards = self.list_shards(int(epoch))
+            ends = np.cumsum(self.counts[shards])
+            turns = np.searchsorted(ends, places[chosen], side="right")
+            windows[chosen] = places[chosen] - (ends - self.counts[shards])[turns] + firsts[shards[turns]]
+        return windows
+
+    def list_shards(self, epoch: int) -> IndexArray:
+        """The order of the shards in an epoch."""
+        shards = np.arange(len(self.counts), dtype=np.int64)
+        if self.seed is None:
+            return shards
+        return permute(shards, len(shards), make_key(self.seed, epoch, self.corpus, SHARDS_TAG))
+
+    def list_next_shards(self, number: int, count: int) -> list[int]:
+        """The shards that are read from a running number on, the one under way first."""
+        epoch, place = divmod(number, int(self.counts.sum()))
+        shards = self.list_shards(epoch)
+        turn = int(np.searchsorted(np.cumsum(self.counts[shards]), place, side="right"))
+        following = np.concatenate([shards[turn:], self.list_shards(epoch + 1)])
+        return [int(shard) for shard in following if self.counts[shard]][:count]
+
+
+def make_key(seed: int, epoch: int, corpus: int, *tags: int) -> tuple[int, ...]:
+    """The key of a permutation of a corpus; the first corpus' windows have that of a run without others."""
+    return (seed, epoch, corpus, *tags) if corpus or tags else (seed, epoch)
 
 
 def permute(places: IndexArray, size: int, key: tuple[int, ...]) -> IndexArray:

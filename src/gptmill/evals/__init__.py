@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from gptmill.config.run import RunConfig
-from gptmill.data.shards import TokenShards
+from gptmill.data.corpora import Corpora
 from gptmill.evals.loss import ValidationLoss
 from gptmill.evals.protocol import Evaluator
 from gptmill.evals.samples import Samples
 from gptmill.runtime.world import World
 
 
-def build_evaluators(config: RunConfig, shards: TokenShards, world: World) -> list[Evaluator]:
+def build_evaluators(config: RunConfig, corpora: Corpora, world: World) -> list[Evaluator]:
     """The evaluators of a run, in the order in which they are asked."""
-    evaluators: list[Evaluator] = [ValidationLoss(config, shards, world)]
+    evaluators: list[Evaluator] = [ValidationLoss(config, corpora, world)]
     if config.evaluation.sample_tokens:
-        evaluators.append(Samples(config.evaluation, shards.tokenizer, config.training.seed, world))
+        evaluators.append(Samples(config.evaluation, corpora.tokenizer, config.training.seed, world))
     return evaluators
 
 

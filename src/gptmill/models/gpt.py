@@ -34,21 +34,21 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.embd_size, 3 * config.embd_size)
         self.proj = nn.Linear(config.embd_size, config.embd_size)
 
-    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None, mask_B1TS: Tensor | None = None) -> Tensor:
+        """Attends to the past: all of it, or what the mask lets through."""
         B, T, C = x_BTC.shape
         qkv_BTHD = self.qkv(x_BTC).view(B, T, 3 * self.num_heads, C // self.num_heads)
         q_BHTD, k_BHSD, v_BHSD = qkv_BTHD.transpose(1, 2).chunk(3, dim=1)
-        mask_TS = None
         if cache is not None:
             k_BHSD, v_BHSD = cache.extend(k_BHSD, v_BHSD)
             S = k_BHSD.shape[2]
-            mask_TS = torch.ones(T, S, dtype=torch.bool, device=x_BTC.device).tril(S - T)
+            mask_B1TS = torch.ones(1, 1, T, S, dtype=torch.bool, device=x_BTC.device).tril(S - T)
         y_BHTD = F.scaled_dot_product_attention(
             q_BHTD,
             k_BHSD,
             v_BHSD,
-            attn_mask=mask_TS,
-            is_causal=mask_TS is None,
+            attn_mask=mask_B1TS,
+            is_causal=mask_B1TS is None,
             dropout_p=self.dropout if self.training else 0.0,
         )
         return self.proj(y_BHTD.transpose(1, 2).reshape(B, T, C))  # type: ignore[no-any-return]
@@ -77,8 +77,8 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None) -> Tensor:
-        x_BTC = x_BTC + self.dropout(self.attention(self.attention_norm(x_BTC), cache))
+    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None, mask_B1TS: Tensor | None = None) -> Tensor:
+        x_BTC = x_BTC + self.dropout(self.attention(self.attention_norm(x_BTC), cache, mask_B1TS))
         return x_BTC + self.dropout(self.mlp(self.mlp_norm(x_BTC)))  # type: ignore[no-any-return]
 
 
@@ -96,9 +96,15 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.embd_size)
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        label_smoothing: float = 0.0,
+        documents_BT: Tensor | None = None,
+    ) -> Tensor:
         """Cross-entropy summed over the targets; the caller divides by the count that is right for it."""
-        logits_NV = self.project(self.encode(tokens_BT)).flatten(0, 1).float()
+        logits_NV = self.project(self.encode(tokens_BT, documents_BT=documents_BT)).flatten(0, 1).float()
         targets_N = targets_BT.flatten()
         hard = F.cross_entropy(logits_NV, targets_N, reduction="sum", ignore_index=IGNORED_TARGET)
         if label_smoothing == 0:
@@ -111,13 +117,24 @@ class GPT(nn.Module):
         """The next-token logits at every position."""
         return self.project(self.encode(tokens_BT, caches))
 
-    def encode(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
-        """The final hidden states. With caches, the tokens continue what the caches hold."""
+    def encode(
+        self, tokens_BT: Tensor, caches: list[LayerCache] | None = None, documents_BT: Tensor | None = None
+    ) -> Tensor:
+        """The final hidden states. With caches, the tokens continue what the caches hold.
+
+        `documents_BT` holds the place in the row at which each token's document begins. Documents then do not see
+        each other, and positions count from their beginnings.
+        """
         past = caches[0].length if caches else 0
-        positions_T = torch.arange(past, past + tokens_BT.shape[1], device=tokens_BT.device)
-        x_BTC = self.dropout(self.token_embedding(tokens_BT) + self.position_embedding(positions_T))
+        positions = torch.arange(past, past + tokens_BT.shape[1], device=tokens_BT.device)
+        mask_B1TS = None
+        if documents_BT is not None:
+            is_past_TS = positions[:, None] >= positions
+            mask_B1TS = (is_past_TS & (documents_BT[:, :, None] == documents_BT[:, None, :])).unsqueeze(1)
+            positions = positions - documents_BT
+        x_BTC = self.dropout(self.token_embedding(tokens_BT) + self.position_embedding(positions))
         for index, block in enumerate(self.blocks):
-            x_BTC = block(x_BTC, caches[index] if caches else None)
+            x_BTC = block(x_BTC, caches[index] if caches else None, mask_B1TS)
         return self.final_norm(x_BTC)  # type: ignore[no-any-return]
 
     def project(self, x_BTC: Tensor) -> Tensor:

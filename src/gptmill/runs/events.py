@@ -50,6 +50,8 @@ class StepLogged(Event):
     grad_norm: float
     tokens_per_second: float
     seconds_left: float
+    data_wait: float = 0.0
+    """Share of the time in which training waited for data."""
 
 
 @dataclass(frozen=True)

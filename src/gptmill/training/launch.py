@@ -10,14 +10,19 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe, make_config
 from gptmill.config.requests import LaunchOptions
 from gptmill.config.run import RunConfig, TrackingConfig
-from gptmill.config.schema import build_config, list_fields
+from gptmill.config.schema import build_config, list_fields, list_values
 from gptmill.config.smoke import make_smoke_config
 from gptmill.config.validation import check_config
 from gptmill.runs.directory import RunDirectory, check_unused, find_free_name, find_newest_run, find_run, make_run_name
 from gptmill.runtime.world import read_world_size
 
-# What a run cannot change half-way and still be the same run.
-FIXED_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"} | {"seed"})
+# What a run cannot change half-way and still be the same run. Its corpora are told by their checksums instead.
+FIXED_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"}) | {
+    "seed",
+    "order",
+    "score",
+    "documents",
+}
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,14 @@ def _make_resume(run: RunDirectory, flags: dict[str, Any]) -> Launch:
     saved = load_recipe(str(run.config))
     place = {"run_name": run.path.name, "logdir": str(run.path.parent)}
     config = build_config(RunConfig, {**saved, **flags, **place})
-    changes = {name: value for name, value in flags.items() if name not in place and saved.get(name) != value}
-    if broken := sorted(FIXED_FIELDS & changes.keys()):
-        listed = ", ".join(f"{name} from {saved.get(name)} to {changes[name]}" for name in broken)
+    before = list_values(build_config(RunConfig, saved))
+    changes = {name: value for name, value in flags.items() if name not in place and before[name] != value}
+    # Groups of whole documents are as large as a micro-batch.
+    fixed = FIXED_FIELDS | ({"mini_batch_size"} if before["documents"] == "whole" else set())
+    if broken := sorted(fixed & changes.keys()):
+        listed = ", ".join(f"{name} from {before[name]} to {changes[name]}" for name in broken)
         raise UserError(f"a resumed run cannot change {listed}; leave that out, or start a new run")
     check_config(config, read_world_size())
-    described = tuple(f"{name}: {saved.get(name)} -> {value}" for name, value in changes.items())
+    described = tuple(f"{name}: {before[name]} -> {value}" for name, value in changes.items())
     # A run that was killed before its first checkpoint begins again: its steps will be the same ones.
     return Launch(config, run if run.has_checkpoints else None, described)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -16,10 +17,14 @@ import torch
 import gptmill
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
+from gptmill.data.corpora import Corpora, open_corpora
 from gptmill.data.corpus import find_data_dir, needs_preparing, prepare_for_run
+from gptmill.data.feed import Feed, open_feed
 from gptmill.data.manifest import FILE_NAME
 from gptmill.data.pipeline.progress import Report
-from gptmill.data.shards import TokenShards, open_shards
+from gptmill.data.resident import load_resident
+from gptmill.data.rows import HostReader, Reader
+from gptmill.data.streams import Stream, build_stream
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
 from gptmill.runs.checkpoints import load_newest_checkpoint, prune_checkpoints, save_checkpoint
@@ -54,27 +59,28 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
     with ExitStack() as stack:
         world = stack.enter_context(open_world(config.machine.device))
         world.run_on_main(partial(prepare_if_needed, launch, report_preparing))
-        shards = open_shards(find_data_dir(config.data), config.data.tokenizer)
-        plan = make_plan(config, shards, world)
+        corpora = open_corpora(config.data)
+        stream = build_stream(config, corpora)
+        plan = make_plan(config, stream, corpora.tokenizer, world)
         set_matmul_precision(plan.precision)
         state = build_state(config, plan, world)
         if launch.resumed is not None:
-            restore(state, launch.resumed, shards, plan, world)
-        evaluators = build_evaluators(config, shards, world)
+            restore(state, launch.resumed, corpora, plan, world)
+        evaluators = build_evaluators(config, corpora, world)
+        feed = open_train_feed(config, corpora, stream, state, world, stack)
         run = open_run(launch, world, stack)
         stop = stack.enter_context(listen_for_stop())
         trackers = stack.enter_context(
             open_trackers(run, config.tracking, state.step) if world.is_main else TrackerGroup([])
         )
         meter = Meter(plan, config.tracking.log_freq, trackers.track)
-        windows = shards.cut(shards.train, config.model.context_length)
 
-        trackers.track(describe_run(run, config, plan, shards, world, state))
+        trackers.track(describe_run(run, config, plan, corpora, world, state))
         if state.step == 0:
             evaluate(state, evaluators, trackers.track)
             meter.restart_clock()
         while state.step < plan.max_steps and not meter.stop_asked:
-            meter.push(train_step(state, windows, config, plan, world, stop))
+            meter.push(train_step(state, feed, config, plan, world, stop))
             is_last = state.step == plan.max_steps
             eval_due = is_last or state.step % config.evaluation.eval_freq == 0
             save_due = is_last or state.step % config.checkpoints.checkpoint_freq == 0
@@ -84,7 +90,7 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
             if eval_due:
                 evaluate(state, evaluators, trackers.track)
             if save_due or meter.stop_asked:
-                save(state, config, shards, run, world, trackers.track)
+                save(state, config, corpora, run, world, trackers.track)
             meter.restart_clock()
         is_done = state.step >= plan.max_steps
         trackers.track(RunFinished(state.step, "finished" if is_done else "stopped", time.monotonic() - started))
@@ -94,25 +100,43 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
 
 def prepare_if_needed(launch: Launch, report: Report) -> None:
     """Makes the shards where they do not exist; those that a run goes on with are told by their checksums."""
+    if launch.config.data.mixture is not None:
+        return  # made of folders that are prepared already
     is_there = (find_data_dir(launch.config.data) / FILE_NAME).exists()
     if not (launch.resumed and is_there) and needs_preparing(launch.config.data):
         prepare_for_run(launch.config.data, report)
 
 
-def restore(state: TrainState, run: RunDirectory, shards: TokenShards, plan: TrainPlan, world: World) -> None:
+def restore(state: TrainState, run: RunDirectory, corpora: Corpora, plan: TrainPlan, world: World) -> None:
     """The run's newest sound state, provided that it was trained on these very tokens and has steps left to do."""
     checkpoint, complaints = load_newest_checkpoint(run.checkpoints, groups=("model", "optimizer"))
     for complaint in complaints if world.is_main else ():
         sys.stderr.write(f"warning: {complaint}; going on from step {checkpoint.step} instead\n")
     made_with = checkpoint.values["tokenizer_fingerprint"]
-    check_fingerprint(made_with, shards.manifest.fingerprint, f"run {run.path}")
-    if checkpoint.values.get("corpus_sha256") != shards.manifest.corpus_sha256:
-        raise UserError(f"run {run.path} was trained on other tokens than {shards.folder} holds now; start a new run")
+    check_fingerprint(made_with, corpora.fingerprint, f"run {run.path}")
+    if checkpoint.values.get("corpus_sha256") != corpora.sha256:
+        shares = ", or in other shares" if len(corpora.shards) > 1 else ""
+        raise UserError(
+            f"run {run.path} was trained on other tokens than {corpora.name} holds now{shares}; start a new run"
+        )
     if checkpoint.step > plan.max_steps:
         raise UserError(
             f"run {run.path} has done {checkpoint.step} steps, more than max_steps {plan.max_steps}; raise it"
         )
     state.restore(checkpoint)
+
+
+def open_train_feed(
+    config: RunConfig, corpora: Corpora, stream: Stream, state: TrainState, world: World, stack: ExitStack
+) -> Feed:
+    """This rank's micro-batches, from where the run is."""
+    if config.data.data_on_device:
+        reader: Reader = load_resident(corpora, world.device)
+    else:
+        tokenizer = corpora.tokenizer
+        reader = HostReader([shards.train for shards in corpora.shards], tokenizer.end_of_text, tokenizer.vocab_size)
+    first, stride = state.windows_read + world.rank * stream.units_per_batch, world.size * stream.units_per_batch
+    return stack.enter_context(open_feed(stream, reader, world.device, count(first, stride)))
 
 
 def open_run(launch: Launch, world: World, stack: ExitStack) -> RunDirectory:
@@ -145,7 +169,7 @@ def evaluate(state: TrainState, evaluators: list[Evaluator], track: Callable[[Ev
 def save(
     state: TrainState,
     config: RunConfig,
-    shards: TokenShards,
+    corpora: Corpora,
     run: RunDirectory,
     world: World,
     track: Callable[[Event], None],
@@ -153,13 +177,13 @@ def save(
     """Saves on the main rank, then lets go of the checkpoints that are too many."""
     if world.is_main:
         started = time.monotonic()
-        info = save_checkpoint(run.checkpoints, state.make_checkpoint(config, shards))
+        info = save_checkpoint(run.checkpoints, state.make_checkpoint(config, corpora))
         prune_checkpoints(run.checkpoints, config.checkpoints.keep_checkpoints, state.step)
         track(CheckpointSaved(state.step, str(info.path), info.size_bytes, time.monotonic() - started))
 
 
 def describe_run(
-    run: RunDirectory, config: RunConfig, plan: TrainPlan, shards: TokenShards, world: World, state: TrainState
+    run: RunDirectory, config: RunConfig, plan: TrainPlan, corpora: Corpora, world: World, state: TrainState
 ) -> RunStarted:
     """The event that opens a run's log."""
     return RunStarted(
@@ -171,8 +195,8 @@ def describe_run(
         device=describe_device(world.device),
         precision=plan.precision + (", compiled" if config.machine.compile else ""),
         ranks=world.size,
-        corpus=str(shards.folder),
-        tokenizer=shards.manifest.fingerprint,
+        corpus=corpora.name,
+        tokenizer=corpora.fingerprint,
         version=gptmill.__version__,
         torch_version=str(torch.__version__),
         val_loss=state.val_loss,

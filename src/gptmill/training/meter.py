@@ -28,7 +28,7 @@ class Meter:
         self._pending: StepStats | None = None
         self._last_arrival: Moment | None = None
         self._step_seconds: deque[float] = deque(maxlen=REMEMBERED_STEPS)
-        self._unlogged_seconds: list[float] = []
+        self._unlogged: list[tuple[StepStats, float]] = []
 
     def push(self, stats: StepStats) -> None:
         """Takes a new step's stats and reads those of the step before; where the host cannot run ahead, reads both."""
@@ -57,21 +57,24 @@ class Meter:
         seconds = stats.arrived.seconds_after(self._last_arrival or stats.started)
         self._last_arrival = stats.arrived
         self._step_seconds.append(seconds)
-        self._unlogged_seconds.append(seconds)
+        self._unlogged.append((stats, seconds))
 
     def _log(self, stats: StepStats, loss: float, norm: float) -> None:
-        seconds = max(statistics.mean(self._unlogged_seconds), 1e-9)
-        self._unlogged_seconds.clear()
+        seconds = max(sum(seconds for _, seconds in self._unlogged), 1e-9)
+        tokens = sum(stats.tokens for stats, _ in self._unlogged)
+        waited = sum(stats.data_wait_seconds for stats, _ in self._unlogged)
+        self._unlogged.clear()
         # The median is deaf to the first step, which may spend minutes compiling.
         seconds_left = statistics.median(self._step_seconds) * (self._plan.max_steps - stats.step)
         self._emit(
             StepLogged(
                 stats.step,
-                epoch=stats.step / self._plan.steps_per_epoch,
+                epoch=stats.epoch,
                 loss=loss,
                 lr=stats.lr,
                 grad_norm=norm,
-                tokens_per_second=self._plan.tokens_per_step / seconds,
+                tokens_per_second=tokens / seconds,
                 seconds_left=seconds_left,
+                data_wait=min(1.0, waited / seconds),
             )
         )

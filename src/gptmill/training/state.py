@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gptmill
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
-from gptmill.data.shards import TokenShards
+from gptmill.data.corpora import Corpora
 from gptmill.models.gpt import GPT, build_gpt
 from gptmill.runs.checkpoints import Checkpoint
 from gptmill.runtime.precision import build_scaler
@@ -40,16 +40,16 @@ class TrainState:
             return self.forward.no_sync()
         return nullcontext()
 
-    def make_checkpoint(self, config: RunConfig, shards: TokenShards) -> Checkpoint:
+    def make_checkpoint(self, config: RunConfig, corpora: Corpora) -> Checkpoint:
         """Everything that the rest of the run depends on."""
         values = {
             "windows_read": self.windows_read,
             "val_loss": self.val_loss,
-            "corpus_sha256": shards.manifest.corpus_sha256,
+            "corpus_sha256": corpora.sha256,
             "scaler": self.scaler.state_dict(),
             "config": list_values(config),
-            "tokenizer": shards.tokenizer.spec(),
-            "tokenizer_fingerprint": shards.manifest.fingerprint,
+            "tokenizer": corpora.tokenizer.spec(),
+            "tokenizer_fingerprint": corpora.fingerprint,
             "gptmill_version": gptmill.__version__,
             "torch_version": str(torch.__version__),
         }

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from gptmill.config.run import RunConfig
-from gptmill.data.batches import read_train_batch
-from gptmill.data.shards import SplitWindows
+from gptmill.config.stages import find_stage_length
+from gptmill.data.batches import make_batch
+from gptmill.data.feed import Feed
+from gptmill.models.gpt import IGNORED_TARGET
 from gptmill.runtime.precision import make_autocast
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
@@ -26,10 +28,13 @@ class StepStats:
     """A step's numbers, on their way from the device. All ranks read the same ones."""
 
     step: int
+    epoch: float
+    tokens: int
     lr: float
     numbers: Tensor
     started: Moment
     arrived: Moment
+    data_wait_seconds: float = 0.0
 
     def read(self) -> tuple[float, float, bool]:
         """(loss, gradient norm, whether any rank was asked to stop). Waits for this step, not for later ones."""
@@ -39,31 +44,34 @@ class StepStats:
 
 
 def train_step(
-    state: TrainState, windows: SplitWindows, config: RunConfig, plan: TrainPlan, world: World, stop: StopFlag
+    state: TrainState, feed: Feed, config: RunConfig, plan: TrainPlan, world: World, stop: StopFlag
 ) -> StepStats:
     """Forward and backward over all micro-batches, clip, update."""
-    started = Moment(world.device)
-    training, size = config.training, config.training.mini_batch_size
+    started, waited_before = Moment(world.device), feed.waited_seconds
+    training = config.training
     seed_everything(make_step_seed(training.seed, state.step, world.rank))
     lr = make_lr(state.step, config.optimizer, plan.max_steps)
     for group in state.optimizer.param_groups:
         group["lr"] = lr
+    # Known without asking the other ranks, since what they read is a function of the same numbers.
+    tokens = feed.stream.count_targets(state.windows_read, plan.windows_per_step)
     # DDP averages gradients over ranks, while the loss is divided by the tokens of all of them.
-    scale = world.size / plan.tokens_per_step
+    scale = world.size / tokens
+    width = find_stage_length(plan.context_stages, state.step + 1)
     total = torch.zeros((), device=world.device)
     for micro_batch in range(plan.micro_batches):
-        start = state.windows_read + (micro_batch * world.size + world.rank) * size
-        batch = read_train_batch(windows, training.seed, start, size).to(world.device)
+        batch = make_batch(feed.take(), IGNORED_TARGET, plan.separator, width)
         with state.hold_back_sync(is_last=micro_batch == plan.micro_batches - 1):
             with make_autocast(plan.precision, world.device):
-                loss = state.forward(batch.tokens, batch.targets, training.label_smoothing)
+                loss = state.forward(batch.tokens, batch.targets, training.label_smoothing, batch.documents)
             state.scaler.scale(loss * scale).backward()
         total += loss.detach()
     norm = _update(state, config.optimizer.grad_clip)
     state.step += 1
     state.windows_read += plan.windows_per_step
-    numbers = _send_numbers(total / plan.tokens_per_step, norm, world, stop)
-    return StepStats(state.step, lr, numbers, started, arrived=Moment(world.device))
+    numbers = _send_numbers(total / tokens, norm, world, stop)
+    epoch, waited = state.windows_read / plan.windows_per_epoch, feed.waited_seconds - waited_before
+    return StepStats(state.step, epoch, tokens, lr, numbers, started, Moment(world.device), waited)
 
 
 def _update(state: TrainState, grad_clip: float | None) -> Tensor:

@@ -1,0 +1,70 @@
+"""The prepared corpora that a run reads, and in what shares."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+
+from gptmill.config.errors import UserError
+from gptmill.config.mixtures import parse_mixture
+from gptmill.config.run import DataConfig
+from gptmill.data.corpus import find_data_dir
+from gptmill.data.shards import TokenShards, open_shards
+from gptmill.data.shares import Shares
+from gptmill.data.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """One corpus or several of one tokenizer, in the order in which they were named."""
+
+    shards: tuple[TokenShards, ...]
+    weights: tuple[Fraction, ...] = (Fraction(1),)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.shards[0].tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        return self.shards[0].manifest.fingerprint
+
+    @cached_property
+    def shares(self) -> Shares:
+        return Shares(self.weights)
+
+    @property
+    def sha256(self) -> str:
+        """Names the tokens and the shares: equal, and every window is the same."""
+        hashes = [shards.manifest.corpus_sha256 for shards in self.shards]
+        if len(hashes) == 1:
+            return hashes[0]
+        lines = [f"{share} {digest}" for share, digest in zip(self.shares.weights, hashes, strict=True)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """The folders, with their shares where there are several."""
+        if len(self.shards) == 1:
+            return str(self.shards[0].folder)
+        parts = zip(self.shards, self.weights, strict=True)
+        return ", ".join(f"{shards.folder} ({float(weight / sum(self.weights)):.3g})" for shards, weight in parts)
+
+
+def open_corpora(config: DataConfig) -> Corpora:
+    """Opens all that the run reads; raises UserError where it does not go together."""
+    if config.mixture is None:
+        return Corpora((open_shards(find_data_dir(config), config.tokenizer),))
+    weights = parse_mixture(config.mixture)
+    opened = tuple(open_shards(Path(folder), config.tokenizer) for folder in weights)
+    first = opened[0]
+    for other in opened[1:]:
+        if other.manifest.fingerprint != first.manifest.fingerprint:
+            raise UserError(
+                f"tokenizer mismatch in the mixture: {first.folder} was prepared with {first.manifest.fingerprint}, "
+                f"{other.folder} with {other.manifest.fingerprint}; prepare them with the same tokenizer"
+            )
+    return Corpora(opened, tuple(weights.values()))

@@ -1,0 +1,101 @@
+"""Whole documents as rows: cut where they are too long, and grouped by length so that few shapes occur."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptmill.config.errors import UserError
+from gptmill.data.manifest import DOCUMENTS_DIR
+from gptmill.data.order import IndexArray, make_key, permute
+from gptmill.data.shards import TokenShards
+
+SMALLEST_WIDTH = 16
+GROUPS_TAG, PIECES_TAG = 3, 4
+
+
+def read_train_starts(shards: TokenShards) -> list[IndexArray]:
+    """For each training shard, the places in it at which documents start."""
+    starts: list[IndexArray] = []
+    for shard in shards.manifest.train.shards:
+        path = shards.folder / DOCUMENTS_DIR / shard.file
+        try:
+            starts.append(np.load(path, allow_pickle=False).astype(np.int64))
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"cannot read {path} ({error}); prepare the corpus again with --overwrite") from None
+    return starts
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Documents and parts of long ones: 20 bytes for each. A piece predicts as many tokens as it has.
+
+    What follows a document is end_of_text, as in the shards, so that every token is an input once and a target once.
+    """
+
+    shards: NDArray[np.int32]
+    starts: IndexArray
+    lengths: IndexArray
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.shards.nbytes + self.starts.nbytes + self.lengths.nbytes
+
+
+def cut_documents(sizes: list[int], starts: list[IndexArray], longest: int) -> Pieces:
+    """All documents of shards of such sizes in pieces of at most `longest` tokens."""
+    parts: list[tuple[NDArray[np.int32], IndexArray, IndexArray]] = []
+    for shard, (size, own) in enumerate(zip(sizes, starts, strict=True)):
+        later = starts[shard + 1] if shard + 1 < len(starts) else np.zeros(1, dtype=np.int64)
+        goes_on = not len(later) or later[0] != 0
+        # The last token of a document that goes on in the next shard is a target only.
+        bounds = np.unique(np.concatenate([[0], own, [size - 1 if goes_on else size]]).astype(np.int64))
+        bounds = bounds[bounds <= (size - 1 if goes_on else size)]
+        lengths = np.diff(bounds)
+        counts = -(-lengths // longest)
+        offsets = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * longest
+        first, whole = np.repeat(bounds[:-1], counts), np.repeat(lengths, counts)
+        parts.append((np.full(len(offsets), shard, np.int32), first + offsets, np.minimum(longest, whole - offsets)))
+    shards, firsts, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Pieces(shards, firsts, lengths)
+
+
+class DocumentGroups:
+    """The micro-batches of an epoch, each of pieces that round up to one width; every piece stands in one of them.
+
+    Beside the pieces, 8 bytes for each are kept.
+    """
+
+    def __init__(self, pieces: Pieces, longest: int, budget: int, seed: int, corpus: int = 0) -> None:
+        self.pieces = pieces
+        self._seed, self._corpus = seed, corpus
+        self._widths = np.array(list_widths(longest), dtype=np.int64)
+        self._rows = budget // self._widths
+        buckets = np.searchsorted(self._widths, pieces.lengths)
+        self._members = np.argsort(buckets, kind="stable")
+        self._counts = np.bincount(buckets, minlength=len(self._widths)).astype(np.int64)
+        self._firsts = np.cumsum(self._counts) - self._counts
+        self._group_ends = np.cumsum(-(-self._counts // self._rows))
+        self.num_groups = int(self._group_ends[-1])
+
+    def find(self, number: int) -> tuple[IndexArray, int, int]:
+        """(pieces, width, rows) of a group by running number; the last group of a width may have fewer than `rows`."""
+        epoch, place = divmod(number, self.num_groups)
+        key = (self._seed, epoch, self._corpus)
+        (group,) = permute(np.array([place], dtype=np.int64), self.num_groups, make_key(*key, GROUPS_TAG))
+        bucket = int(np.searchsorted(self._group_ends, group, side="right"))
+        rows, count = int(self._rows[bucket]), int(self._counts[bucket])
+        turn = int(group) - int(self._group_ends[bucket - 1] if bucket else 0)
+        places = np.arange(turn * rows, min((turn + 1) * rows, count), dtype=np.int64)
+        order = permute(places, count, make_key(*key, PIECES_TAG, bucket))
+        return self._members[self._firsts[bucket] + order], int(self._widths[bucket]), rows
+
+
+def list_widths(longest: int) -> list[int]:
+    """The widths of rows, from narrow to wide: halves of the longest."""
+    widths = [longest]
+    while widths[0] // 2 >= SMALLEST_WIDTH:
+        widths.insert(0, widths[0] // 2)
+    return widths

@@ -1,0 +1,77 @@
+"""Scores the documents of a corpus by how well a model predicts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gptmill.config.run import DeviceName
+from gptmill.data.batches import Batch, make_batch
+from gptmill.data.documents import DocumentGroups, cut_documents, read_train_starts
+from gptmill.data.rows import HostReader, Places
+from gptmill.data.scores import ScoreArray
+from gptmill.data.shards import TokenShards
+from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
+from gptmill.inference.loading import LoadedModel, load_model
+from gptmill.models.gpt import GPT, IGNORED_TARGET
+from gptmill.runs.checkpoints import find_latest_checkpoint
+from gptmill.runs.directory import find_run
+from gptmill.runtime.device import choose_device
+from gptmill.runtime.precision import choose_precision, make_autocast
+
+ROWS = 8  # full windows at once
+LOGITS_AT_ONCE = 1024  # positions whose logits are held: a vocabulary wide, they would fill the memory first
+
+Report = Callable[[int, int], None]
+"""Told (tokens done, tokens in all)."""
+
+
+def load_run_model(run_name: str, logdir: str, device: DeviceName) -> LoadedModel:
+    """The newest model of a run given by its name or its folder."""
+    return load_model(find_latest_checkpoint(find_run(run_name, logdir).checkpoints), choose_device(device))
+
+
+@torch.no_grad()
+def score_by_loss(loaded: LoadedModel, shards: TokenShards, report: Report) -> ScoreArray:
+    """The mean loss per token of each training document; documents longer than a context in pieces."""
+    check_fingerprint(make_fingerprint(loaded.tokenizer), shards.manifest.fingerprint, "the model")
+    context = loaded.model.config.context_length
+    device = loaded.model.token_embedding.weight.device
+    starts = read_train_starts(shards)
+    sizes = [len(array) for array in shards.train]
+    pieces = cut_documents(sizes, starts, context)
+    groups = DocumentGroups(pieces, context, ROWS * context, seed=0)
+    firsts = np.cumsum([0, *sizes[:-1]])
+    document_starts = np.concatenate([first + own for first, own in zip(firsts, starts, strict=True)])
+    owners = np.searchsorted(document_starts, firsts[pieces.shards] + pieces.starts, side="right") - 1
+    reader = HostReader([shards.train], loaded.tokenizer.end_of_text, loaded.tokenizer.vocab_size)
+    losses, counts = np.zeros(len(document_starts)), np.zeros(len(document_starts), dtype=np.int64)
+    for number in range(groups.num_groups):
+        chosen, width, _ = groups.find(number)
+        lengths = pieces.lengths[chosen]
+        places = Places(
+            np.zeros_like(chosen), pieces.shards[chosen].astype(np.int64), pieces.starts[chosen], width, lengths
+        )
+        batch = make_batch(reader.read(places).to(device), IGNORED_TARGET)
+        np.add.at(losses, owners[chosen], _sum_losses(loaded.model, batch).double().cpu().numpy())
+        np.add.at(counts, owners[chosen], lengths)
+        report(int(counts.sum()), int(pieces.lengths.sum()))
+    return (losses / np.maximum(counts, 1)).astype(np.float32)
+
+
+def _sum_losses(model: GPT, batch: Batch) -> Tensor:
+    """The summed loss of each row."""
+    device = batch.tokens.device
+    with make_autocast(choose_precision("auto", device), device):
+        x_NC = model.encode(batch.tokens).flatten(0, 1)
+        parts = [
+            F.cross_entropy(model.project(x).float(), targets, reduction="none", ignore_index=IGNORED_TARGET)
+            for x, targets in zip(
+                x_NC.split(LOGITS_AT_ONCE), batch.targets.flatten().split(LOGITS_AT_ONCE), strict=True
+            )
+        ]
+    return torch.cat(parts).view(batch.targets.shape).sum(dim=1)

@@ -20,6 +20,7 @@ VERBS = {
     "tokenizer": "train a tokenizer on your text, or show one",
     "train": "train a model by a recipe, or go on with a run",
     "sample": "let a trained model write",
+    "data": "look into a prepared corpus, verify it, score its documents",
     "config": "show recipes and what they resolve to",
 }
 EXIT_USER_ERROR = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -91,3 +91,25 @@ def _make_plain_report(console: Console) -> Report:
         console.print(f"preparing: {done}, {text_speed:.1f} MB/s of text{ending}")
 
     return report
+
+
+@contextmanager
+def show_amount(action: str, unit: str = "MB") -> Iterator[Callable[[int, int], None]]:
+    """A function to report (done, in all) to; in megabytes where what is counted are bytes."""
+    console = Console(stderr=True)
+    scale = 1e6 if unit == "MB" else 1.0
+    started = last_line = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last_line
+        now = time.monotonic()
+        if now - last_line < (1.0 if console.is_terminal else PLAIN_SECONDS):
+            return
+        last_line = now
+        left = (total - done) * (now - started) / max(done, 1)
+        line = f"{action}: {done / scale:,.0f} of {total / scale:,.0f} {unit}, {left:,.0f} s left"
+        console.print(line, end="\r" if console.is_terminal else "\n")
+
+    yield report
+    if console.is_terminal:
+        console.print(" " * 60, end="\r")

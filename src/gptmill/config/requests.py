@@ -85,6 +85,36 @@ class PrepareRequest:
 
 
 @dataclass(frozen=True)
+class DataRequest:
+    """A look at data"""
+
+    split: Literal["train", "val"] = "train"
+    """show: the split to look into."""
+    window: int = 0
+    """show: number of the first window, as stored."""
+    count: int = 1
+    """show: how many windows."""
+    context_length: int = 256
+    """show: tokens in a window."""
+    run: str | None = None
+    """show: the run whose step is shown. score: the run whose model judges. A name, or the path of its folder."""
+    step: int | None = None
+    """show: step of the run: prints the documents that were in it."""
+    full: bool = False
+    """show: whole texts of a step's windows, not only how its documents begin."""
+    by: Literal["length", "loss"] = "length"
+    """score: tokens in each document, or its mean loss under the model of --run."""
+    name: str | None = None
+    """score: name under which the scores are kept, for --score of gptmill train (default: the value of --by)."""
+    tokenizer: str | None = None
+    """Tokenizer of token files that do not say theirs (default: gpt2)."""
+    logdir: str = "runs"
+    """Folder in which a run given by name is looked up."""
+    device: DeviceName = "auto"
+    """score: where to run the model."""
+
+
+@dataclass(frozen=True)
 class SampleRequest:
     """Sampling"""
 

@@ -16,7 +16,8 @@ FORMAT = "gptmill-shards"
 VERSION = 2
 # Beside the shards, under their names:
 DOCUMENTS_DIR = "documents"  # where in the shard documents start
-ORIGINS_DIR = "origins"  # which file of the source each document came from
+ORIGINS_DIR = "origins"  # which file of the source each document came from, by its line in NAMES_NAME
+NAMES_NAME = "names.txt"
 SCORES_DIR = "scores"  # what documents were scored, by `gptmill data score`
 DTYPES = ("uint16", "uint32")
 

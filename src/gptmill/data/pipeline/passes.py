@@ -12,7 +12,15 @@ from pathlib import Path
 from gptmill.config.errors import UserError
 from gptmill.data.cleaning import DuplicateIndex
 from gptmill.data.files import write_durably
-from gptmill.data.manifest import DOCUMENTS_DIR, FILE_NAME, ORIGINS_DIR, Manifest, read_manifest, write_manifest
+from gptmill.data.manifest import (
+    DOCUMENTS_DIR,
+    FILE_NAME,
+    NAMES_NAME,
+    ORIGINS_DIR,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
 from gptmill.data.pipeline.chunks import START, Position, make_chunks
 from gptmill.data.pipeline.encoding import ALWAYS_TRAIN, EncodedChunk, Job, encode_chunk, read_clean
 from gptmill.data.pipeline.executors import count_cores, map_in_order, open_executor
@@ -26,7 +34,6 @@ from gptmill.data.tokenizers import Tokenizer, build_tokenizer, restore_tokenize
 from gptmill.data.tokenizers.protocol import choose_dtype, make_fingerprint
 
 DUPLICATES_NAME = "duplicates.sqlite"
-NAMES_NAME = "names.txt"
 JOURNAL_SECONDS = 2.0
 INLINE_BYTES = 8 * 2**20  # a corpus that is encoded before a pool of processes would have started
 
@@ -145,8 +152,9 @@ def _finish(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journal: J
         if state.tokens == 0:
             advice = "give more text, a larger --val_fraction, or --split tail"
             raise UserError(f"the {name} split of {corpus.source.name} would be empty; {advice}")
-    names = "\n".join(json.dumps(file.name, ensure_ascii=False)[1:-1] for file in corpus.files)
-    write_durably(folder / ORIGINS_DIR / NAMES_NAME, names + "\n")
+    # As JSON spells them, without its quotes: one name a line, whatever characters it has.
+    names = "".join(json.dumps(file.name, ensure_ascii=False)[1:-1] + "\n" for file in corpus.files)
+    write_durably(folder / ORIGINS_DIR / NAMES_NAME, names)
     manifest = Manifest(
         choose_dtype(tokenizer.vocab_size).name,
         tokenizer.spec(),

@@ -35,8 +35,10 @@ class CorpusFile:
     checksum: str | None = None  # of the file, not of the archive; the server's own is used where none is known
 
     @property
-    def url_name(self) -> str:
-        return self.url.rpartition("/")[2]
+    def stored_name(self) -> str:
+        """The name to download under: that of the archive, where it is one."""
+        name = self.url.rpartition("/")[2]
+        return name if _is_packed(name) and not _is_packed(self.name) else self.name
 
 
 CORPORA: dict[str, tuple[CorpusFile, ...]] = {
@@ -104,7 +106,7 @@ def _find_given(given: Path, name: str, file: CorpusFile) -> Path:
         return given
     if not given.is_dir():
         raise UserError(f"--from {given} does not exist; give the file or the folder that holds {name}")
-    names = (file.name, file.url_name, *(file.name + suffix for suffix in COMPRESSIONS))
+    names = (file.name, file.stored_name, *(file.name + suffix for suffix in COMPRESSIONS))
     for candidate in names:
         for path in sorted(given.rglob(candidate)):
             if path.is_file():
@@ -114,7 +116,7 @@ def _find_given(given: Path, name: str, file: CorpusFile) -> Path:
 
 def _obtain(name: str, file: CorpusFile, folder: Path) -> None:
     """Puts a file into the cache: from its archive, where that is there already, or from the web."""
-    target = folder / file.url_name
+    target = folder / file.stored_name
     if not target.is_file():
         try:
             download_file(file.url, target, file.checksum if target.name == file.name else None)
@@ -126,9 +128,9 @@ def _obtain(name: str, file: CorpusFile, folder: Path) -> None:
 
 def _make_offline_error(name: str, folder: Path, reason: str) -> UserError:
     files = CORPORA[name]
-    urls, place = files[0].url, str(folder / files[0].url_name)
+    urls, place = files[0].url, str(folder / files[0].stored_name)
     if len(files) > 1:
-        urls, place = f"the {len(files)} files from {files[0].url} to {files[-1].url_name}", f"{folder}/"
+        urls, place = f"the {len(files)} files from {files[0].url} to {files[-1].stored_name}", f"{folder}/"
     return UserError(
         f"cannot download {name} ({reason}); fetch {urls} elsewhere and put it into place as {place}, "
         f"or say where it is with --from FILE"
@@ -147,11 +149,15 @@ def _verify(path: Path, file: CorpusFile, archive: Path | None = None) -> None:
         raise UserError(f"{where} is not what it should be: {found}, not {file.checksum}; delete it and get it again")
 
 
+def _is_packed(name: str) -> bool:
+    return name.endswith(ZIP) or split_compression(name)[1] is not None
+
+
 def _unpack_if_packed(path: Path, folder: Path, file: CorpusFile) -> Path:
     """The path itself; where it is an archive and the file of the corpus is none, what is in it, put into `folder`."""
-    _, compression = split_compression(path.name)
-    if Path(file.name).suffix == path.suffix or not (path.suffix == ZIP or compression):
+    if _is_packed(file.name) or not _is_packed(path.name):
         return path
+    _, compression = split_compression(path.name)
     target = folder / file.name
     partial = target.with_name(target.name + ".part")
     try:

@@ -122,15 +122,13 @@ def _list_folder(folder: Path, place: str) -> list[SourceFile]:
 
 
 def _find_remote(place: str) -> list[SourceFile]:
-    files, is_file = find_remote(place)
-    if is_file:
-        return files
     is_pattern = "*" in place
-    files = [
-        file
-        for file in files
-        if not any(part.startswith(".") for part in file.name.split("/")) and (is_pattern or is_known(file.path_name))
-    ]
+
+    def is_wanted(name: str) -> bool:
+        is_hidden = any(part.startswith(".") for part in name.split("/"))
+        return not is_hidden and (is_pattern or is_known(name))
+
+    files = find_remote(place, is_wanted)
     if not files:
         raise UserError(f"no file matches {place}; check the pattern") if is_pattern else _make_folder_error(place)
     return files

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import re
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,16 +16,16 @@ from gptmill.data.sources.source import SourceFile
 CHANGE_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
-def find_remote(place: str) -> tuple[list[SourceFile], bool]:
-    """The files behind an address, and whether the address names exactly one file."""
+def find_remote(place: str, is_wanted: Callable[[str], bool]) -> list[SourceFile]:
+    """The files behind an address; of a folder or a pattern, those whose names inside it are wanted."""
     system, path = _open_file_system(place)
     try:
         if any(sign in path for sign in (("*",) if _is_web(place) else ("*", "?", "["))):
-            base = path.split("*")[0].rpartition("/")[0]
-            return _list_entries(system, system.glob(path, detail=True), base), False
+            base = re.split(r"[*?[]", path)[0].rpartition("/")[0]
+            return _list_entries(system, system.glob(path, detail=True), base, is_wanted)
         if not place.endswith("/") and (info := system.info(path))["type"] != "directory":
-            return [_make_file(system, info, unquote(PurePosixPath(urlsplit(path).path).name))], True
-        return _list_entries(system, system.find(path, detail=True), path), False
+            return [_make_file(system, info, unquote(PurePosixPath(urlsplit(path).path).name))]
+        return _list_entries(system, system.find(path, detail=True), path, is_wanted)
     except FileNotFoundError:
         raise UserError(f"{place} does not exist; check the address") from None
     except Exception as error:  # every file system has its own kinds
@@ -60,13 +62,14 @@ def _open_file_system(place: str) -> tuple[Any, str]:
     return system, str(path)
 
 
-def _list_entries(system: Any, entries: dict[str, dict[str, Any]], base: str) -> list[SourceFile]:
+def _list_entries(
+    system: Any, entries: dict[str, dict[str, Any]], base: str, is_wanted: Callable[[str], bool]
+) -> list[SourceFile]:
     files = []
     for path, info in sorted(entries.items(), key=lambda entry: entry[0].split("/")):
-        if info["type"] == "directory":
-            continue
         name = path.removeprefix(base).lstrip("/")
-        files.append(_make_file(system, info if info.get("size") is not None else system.info(path), name))
+        if info["type"] != "directory" and is_wanted(name):
+            files.append(_make_file(system, info if info.get("size") is not None else system.info(path), name))
     return files
 
 

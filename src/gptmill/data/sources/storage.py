@@ -80,7 +80,8 @@ class StoredFile:
         if self._file.is_remote:
             raw = self._stack.enter_context(open_remote(self.address))
         else:
-            raw = self._stack.enter_context(Path(self.address).open("rb", buffering=0))
+            path = Path(self.address)
+            raw = self._stack.enter_context(path.open("rb", buffering=0))
         self._counted = CountedFile(raw)
         if self._compression is None:
             return io.BufferedReader(self._counted, BUFFER_BYTES)

@@ -72,6 +72,9 @@ class WatchedStream:
         self.end = (self.end + block)[-len(RECORD_END) :]
         return block
 
+    def close(self) -> None:
+        """The file is closed by who opened it."""
+
     def tell(self) -> int:
         return self._position
 

@@ -39,7 +39,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def plays(server: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A corpus of that name, of which the checksum is known; and where it is kept."""
-    monkeypatch.setitem(CORPORA, "plays", (CorpusFile("plays.txt", f"{server.url}/plays.txt", f"sha256:{SHA256}"),))
+    monkeypatch.setitem(CORPORA, "plays", (CorpusFile("plays.txt", f"{server.url}/plays.txt", 0, f"sha256:{SHA256}"),))
     return cache / "plays.txt"
 
 
@@ -197,8 +197,10 @@ def test_a_full_disk_is_noticed_before_the_download(
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(UserError, match="GPTMILL_CACHE"):
         find("plays")
-    assert server.requests
+    assert len(server.requests) == 1
     assert not plays.exists()
+    with pytest.raises(UserError, match=r"room for 0\.0 GB and needs 28\.5"):
+        find("fineweb-edu-10B")
 
 
 # From a file
@@ -268,7 +270,7 @@ def test_an_archive_is_unpacked_verified_and_removed(
     server: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     digest = hashlib.md5(TEXT, usedforsecurity=False).hexdigest()
-    monkeypatch.setitem(CORPORA, "plays", (CorpusFile("plays8", f"{server.url}/plays8.zip", f"md5:{digest}"),))
+    monkeypatch.setitem(CORPORA, "plays", (CorpusFile("plays8", f"{server.url}/plays8.zip", 0, f"md5:{digest}"),))
     server.files["/plays8.zip"] = make_zip("plays8")
     assert read("plays") == TEXT
     assert list_names(cache) == ["plays8"]

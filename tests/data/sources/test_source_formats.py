@@ -192,6 +192,9 @@ def test_json_that_is_one_record_or_lines_of_records(tmp_path: Path) -> None:
     assert read(write(tmp_path, "one.json", b'{"text": "a", "n": [1]}')) == ["a"]
     assert read(write(tmp_path, "lines.json", b'{"text": "a"}\n{"text": "b"}\n')) == ["a", "b"]
     assert read(write(tmp_path, "empty.json", b" \n")) == []
+    assert read(write(tmp_path, "spread.json", b'{\n"text":\n"a"\n}\n')) == ["a"]
+    with pytest.raises(UserError, match=r"bad\.json:2 is not JSON"):
+        read(write(tmp_path, "bad.json", b'{"text": "a"}\n{"text": \n'))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import subprocess
@@ -111,6 +112,41 @@ def test_places_without_text_are_refused_by_name(tmp_path: Path) -> None:
     for place in ("missing.txt", "empty.txt", "pictures"):
         with pytest.raises(UserError, match=place):
             find(tmp_path / place)
+
+
+def test_a_name_that_is_almost_right_is_corrected() -> None:
+    with pytest.raises(UserError, match=r"tinyshakespeare does not exist \(did you mean tiny-shakespeare\?\)"):
+        find("tinyshakespeare")
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("a.parquet", "pyarrow", "data"),
+        ("a.html", "resiliparse.extract.html2text", "data"),
+        ("a.wet.gz", "fastwarc.warc", "data"),
+        ("memory://a.txt", "fsspec", "cloud"),
+        ("hf:owner/name", "datasets", "hf"),
+    ],
+)
+def test_a_missing_package_is_named_by_the_line_that_installs_it(
+    name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    (tmp_path / "a.html").write_bytes(b"<p>text</p>")
+    (tmp_path / "a.wet.gz").write_bytes(gzip.compress(b"text"))
+    place = name if ":" in name else tmp_path / name
+    with pytest.raises(UserError, match=rf"pip install 'gptmill\[{extra}\]'$"):
+        read(find(place))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python itself reads zstd")
+def test_zstd_needs_a_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "a.txt.zst").write_bytes(b"anything")
+    with pytest.raises(UserError, match=r"pip install 'gptmill\[data\]'$"):
+        read(find(tmp_path))
 
 
 def test_the_digest_tells_when_a_file_has_changed(tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ def test_the_web_is_read_as_a_stream(knows_ranges: bool, server: WebServer, tmp_
 def test_the_web_that_does_not_answer_is_named(server: WebServer) -> None:
     with pytest.raises(UserError, match=r"missing\.txt does not exist"):
         find(f"{server.url}/missing.txt")
+    with pytest.raises(UserError, match=r"cannot read http://127\.0\.0\.1:9/a\.txt: .*onnect"):
+        find("http://127.0.0.1:9/a.txt")
     server.files["/a.txt"] = b"x" * 100_000
     source = find(f"{server.url}/a.txt")
     server.hang_up_after = [1000]

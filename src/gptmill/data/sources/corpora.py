@@ -13,7 +13,7 @@ from typing import IO
 
 from gptmill.config.errors import UserError
 from gptmill.data.sources.compression import COMPRESSIONS, UnpackedFile, split_compression
-from gptmill.data.sources.download import DownloadError, download_file, hash_content
+from gptmill.data.sources.download import DownloadError, check_room, download_file, hash_content
 from gptmill.data.sources.source import SourceFile
 
 PYTHON_STDLIB = "python-stdlib"
@@ -23,6 +23,10 @@ HUB = "https://huggingface.co/datasets"
 # Fixed revisions, so that a name means the same text next year.
 FINEWEB_EDU = f"{HUB}/HuggingFaceFW/fineweb-edu/resolve/fc9850dff5e2d0f8f776efe41b24a1c49556cfc5/sample/10BT"
 OPENWEBTEXT = f"{HUB}/Skylion007/openwebtext/resolve/79d93d786212f7344586290adb811d4ae6a1762c/plain_text"
+FINEWEB_EDU_BYTES = (
+    *(2_152_819_114, 2_152_222_432, 2_151_796_315, 2_152_437_524, 2_152_338_550, 2_152_189_947, 2_152_689_867),
+    *(2_150_686_637, 2_151_274_846, 2_151_913_277, 2_152_798_864, 2_152_323_681, 2_152_069_689, 540_632_672),
+)
 ZIP = ".zip"
 
 
@@ -32,6 +36,7 @@ class CorpusFile:
 
     name: str
     url: str
+    size_bytes: int = 0  # 0 where unknown
     checksum: str | None = None  # of the file, not of the archive; the server's own is used where none is known
 
     @property
@@ -46,12 +51,18 @@ CORPORA: dict[str, tuple[CorpusFile, ...]] = {
         CorpusFile(
             "input.txt",
             "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+            1_115_394,
             "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
         ),
     ),
-    "enwik8": (CorpusFile("enwik8", "https://mattmahoney.net/dc/enwik8.zip", "md5:a1fa5ffddb56f4953e226637dabbb36a"),),
+    "enwik8": (
+        CorpusFile(
+            "enwik8", "https://mattmahoney.net/dc/enwik8.zip", 100_000_000, "md5:a1fa5ffddb56f4953e226637dabbb36a"
+        ),
+    ),
     "fineweb-edu-10B": tuple(
-        CorpusFile(name, f"{FINEWEB_EDU}/{name}") for name in (f"{number:03d}_00000.parquet" for number in range(14))
+        CorpusFile(f"{number:03d}_00000.parquet", f"{FINEWEB_EDU}/{number:03d}_00000.parquet", size_bytes)
+        for number, size_bytes in enumerate(FINEWEB_EDU_BYTES)
     ),
     "openwebtext": tuple(
         CorpusFile(name, f"{OPENWEBTEXT}/{name}")
@@ -71,6 +82,9 @@ def find_cache_dir() -> Path:
 def find_corpus(name: str, from_file: str | None) -> list[SourceFile]:
     """The files of a corpus: from the given place, or from the cache, downloaded into it where they are not there."""
     folder = find_cache_dir() / "corpora" / name
+    if from_file is None:
+        missing = [file.size_bytes for file in CORPORA[name] if not (folder / file.name).is_file()]
+        check_room(folder, sum(missing))  # for all of them, before hours go into the first
     found = []
     for file in CORPORA[name]:
         if from_file is not None:

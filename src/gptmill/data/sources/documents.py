@@ -62,7 +62,8 @@ class DocumentStream:
 def open_documents(file: SourceFile, options: ReadingOptions, part: Part | None = None) -> DocumentStream:
     """The documents of a file, or of one of the parts that list_parts gave for it."""
     if file.is_on_hub:
-        return DocumentStream(file, cut_documents(read_hub(file.address, options)), lambda: 0, lambda: None)
+        records = read_hub(file.address, options)
+        return DocumentStream(file, cut_documents(records), lambda: 0, records.close)
     stored = StoredFile(file)
     read = find_format(file.path_name)
     documents = cut_documents(read(stored, options, part))

@@ -107,7 +107,7 @@ def _fetch(url: str, partial: Path, show: DownloadProgress) -> str | None:
             start = 0  # the server cannot resume
         length = answer.headers.get("Content-Length")
         total = start + int(length) if length else None
-        _check_room(partial, total, start)
+        check_room(partial.parent, total - start if total else 0)
         with partial.open("r+b" if start else "wb") as file:
             file.seek(start)
             _copy(answer, file, show, start, total)
@@ -124,11 +124,13 @@ def _copy(answer: Any, file: IO[bytes], show: DownloadProgress, start: int, tota
         show.update(done, total, len(block))
 
 
-def _check_room(partial: Path, total: int | None, start: int) -> None:
-    free = shutil.disk_usage(partial.parent).free
-    if total is not None and total - start > free:
+def check_room(folder: Path, needed_bytes: int) -> None:
+    """Raises UserError where the disk of the folder, which need not exist yet, is too full for a download."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    free = shutil.disk_usage(existing).free
+    if needed_bytes > free:
         raise UserError(
-            f"{partial.parent} has room for {free / 1e9:.1f} GB and needs {(total - start) / 1e9:.1f}; "
+            f"{folder} has room for {free / 1e9:.1f} GB and needs {needed_bytes / 1e9:.1f}; "
             f"make room there or set GPTMILL_CACHE to another folder"
         )
 

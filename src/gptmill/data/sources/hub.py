@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ class HubAddress:
 
 
 def parse_hub_address(place: str) -> HubAddress:
-    rest, _, split = place.removeprefix(HUB_PREFIX).partition("@")
+    rest, at, split = place.removeprefix(HUB_PREFIX).rpartition("@")
+    rest, split = (rest, split) if at else (split, "")
     address = HubAddress(rest, None, split or DEFAULT_SPLIT)
     if address.is_local:
         return address
@@ -56,7 +57,7 @@ def find_hub(place: str) -> SourceFile:
     return SourceFile(f"{HUB_PREFIX}{folder}@{address.split}", f"{folder.name}@{address.split}", 0, changed)
 
 
-def read_hub(place: str, options: ReadingOptions) -> Iterator[str]:
+def read_hub(place: str, options: ReadingOptions) -> Generator[str]:
     """The text field of each record, in the dataset's order."""
     try:
         import datasets

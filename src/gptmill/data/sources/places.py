@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path, PurePath, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from gptmill.config.errors import UserError
+from gptmill.config.errors import UserError, suggest
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.compression import split_compression
 from gptmill.data.sources.corpora import CORPORA, PYTHON_STDLIB, find_corpus, find_stdlib
@@ -98,9 +98,10 @@ def _find_local(place: str) -> list[SourceFile]:
     if place and path.exists():
         raise UserError(f"{place} is neither a text file nor a folder; save its text in a file, or pipe it into: -")
     if not glob.has_magic(place):
+        names = (*CORPORA, PYTHON_STDLIB)
         raise UserError(
-            f"{place or 'the empty name'} does not exist; give a file, a folder, a pattern, an address or one of "
-            f"{', '.join((*CORPORA, PYTHON_STDLIB))}"
+            f"{place or 'the empty name'} does not exist{suggest(place, names)}; give a file, a folder, a pattern, "
+            f"an address or one of {', '.join(names)}"
         )
     found = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207, it knows "**" in the middle
     root = Path(_find_fixed_part(str(path)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,8 +27,11 @@ def find_remote(place: str, is_wanted: Callable[[str], bool]) -> list[SourceFile
         if not place.endswith("/") and (info := system.info(path))["type"] != "directory":
             return [_make_file(system, info, unquote(PurePosixPath(urlsplit(path).path).name))]
         return _list_entries(system, system.find(path, detail=True), path, is_wanted)
-    except FileNotFoundError:
-        raise UserError(f"{place} does not exist; check the address") from None
+    except FileNotFoundError as error:
+        cause = error.__cause__  # fsspec so calls a server that it could not reach, too
+        if cause is None or getattr(cause, "status", None) == HTTPStatus.NOT_FOUND:
+            raise UserError(f"{place} does not exist; check the address") from None
+        raise make_remote_error(place, cause) from None
     except Exception as error:  # every file system has its own kinds
         raise make_remote_error(place, error) from None
 
@@ -43,7 +47,7 @@ def open_remote(address: str, *, to_jump_in: bool = False) -> Any:
         raise make_remote_error(address, error) from None
 
 
-def make_remote_error(address: str, error: Exception) -> UserError:
+def make_remote_error(address: str, error: BaseException) -> UserError:
     reason = str(error) or type(error).__name__
     return UserError(f"cannot read {address}: {reason}; check the address, the network and your access to it")
 

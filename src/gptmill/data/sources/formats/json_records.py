@@ -5,18 +5,20 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.failures import make_decoding_error, make_field_error, make_type_error
-from gptmill.data.sources.formats.lines import decode_line, read_lines
+from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read_lines
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.storage import StoredFile
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLOCK_BYTES = 2**20
+HALF = re.compile(r"\\u[dD]")  # the beginning of every escape that may be half a character
 
 
 def read_json_lines(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
@@ -45,13 +47,12 @@ def read_json(stored: StoredFile, options: ReadingOptions, part: Part | None = N
     """An array of records or strings, an object that holds one, or one record; or lines of records after all."""
     del part
     data = stored.open_data()
-    lines = read_lines(data, stored.address)
-    head = list(itertools.islice(lines, 1))
-    rest = next(lines, None)
-    if rest is not None and _is_record(head[0][1]):
-        yield from _read_records(itertools.chain(head, [rest], lines), stored, options)
+    head = data.readline(MAX_LINE_BYTES)
+    if head.endswith(b"\n") and _is_record(head) and data.peek(1):
+        lines = itertools.chain([(0, head)], read_lines(data, stored.address, len(head)))
+        yield from _read_records(lines, stored, options)
         return
-    content = b"".join([*(line for _, line in head), rest[1] if rest else b"", data.read()])
+    content = head + data.read()
     if not content.strip():
         return
     value = _parse_file(content.removeprefix(BYTE_ORDER_MARK), stored.address)
@@ -77,9 +78,11 @@ def find_text(record: Any, field: str, where: Callable[[], str]) -> str | None:
 
 def mend_surrogates(text: str) -> str:
     """The text with halves of characters, which JSON can spell and UTF-8 cannot, marked as unreadable."""
-    if text.isascii():
+    try:
+        text.encode("utf-8")
         return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read_records(
@@ -101,7 +104,7 @@ def _read_records(
             raise UserError(f"{name_line()} is not JSON: {error}; mend the line or remove it") from None
         text = find_text(record, options.text_field, name_line)
         if text is not None:
-            yield mend_surrogates(text) if "\\u" in content else text
+            yield mend_surrogates(text) if HALF.search(content) else text
 
 
 def _count_lines(stored: StoredFile, offset: int) -> int:

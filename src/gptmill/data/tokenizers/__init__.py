@@ -30,7 +30,7 @@ def build_tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
         return TOKENIZERS[name].learn(texts)
     if name in ENCODINGS:
         return OpenAiTokenizer(name)
-    return JsonTokenizer(read_definition(_find_file(name)))
+    return JsonTokenizer(read_definition(_find_file(name)), where=name)
 
 
 def restore_tokenizer(spec: dict[str, Any], where: str) -> Tokenizer:

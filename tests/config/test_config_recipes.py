@@ -150,3 +150,10 @@ def test_a_corpus_on_the_command_line_has_a_folder_of_its_own() -> None:
     assert make_config("shakespeare-char-cpu", {}).data.data_dir == "data/shakespeare-char"
     assert make_config("shakespeare-char-cpu", {"corpus": "mine.txt"}).data.data_dir is None
     assert make_config("shakespeare-char-cpu", {"corpus": "mine.txt", "data_dir": "here"}).data.data_dir == "here"
+
+
+@pytest.mark.parametrize("flag", ["data_dir", "mixture"])
+def test_prepared_data_that_is_named_replaces_the_recipes_corpus(flag: str) -> None:
+    data = make_config("demo", {flag: "data/mine=1"}).data
+    assert (data.corpus, data.tokenizer) == (None, None)
+    assert getattr(data, flag) == "data/mine=1"

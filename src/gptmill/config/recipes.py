@@ -32,11 +32,13 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
 def make_config(recipe: str | None, flags: dict[str, Any]) -> RunConfig:
     """Defaults, a recipe above them, and flags above both."""
     values = load_recipe(recipe) if recipe else {}
+    # Data that a flag names stands in the place of the recipe's own, and of what was said of that alone.
+    replaced: set[str] = set()
     if "corpus" in flags:
-        values.pop("data_dir", None)  # the folder of the recipe's own corpus
-    if "mixture" in flags:
-        values = {name: value for name, value in values.items() if name not in ("corpus", "data_dir")}
-    return build_config(RunConfig, {**values, **flags})
+        replaced = {"data_dir", "mixture"}
+    elif "data_dir" in flags or "mixture" in flags:
+        replaced = {"corpus", "data_dir", "mixture", "tokenizer"}
+    return build_config(RunConfig, {**{name: values[name] for name in values.keys() - replaced}, **flags})
 
 
 def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:

@@ -16,7 +16,7 @@ from conftest import GptMill, make_environment
 import gptmill as package
 from gptmill.cli.main import VERBS
 from gptmill.config.recipes import list_recipes, load_recipe
-from gptmill.config.requests import LaunchOptions, PrepareRequest, SampleRequest
+from gptmill.config.requests import DataRequest, LaunchOptions, PrepareRequest, SampleRequest, TokenizerRequest
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, list_fields
 
@@ -25,6 +25,8 @@ CONFIGS = {
     "train": (LaunchOptions, RunConfig),
     "sample": (SampleRequest,),
     "config": (RunConfig,),
+    "data": (DataRequest,),
+    "tokenizer": (TokenizerRequest,),
 }
 FOUNDING_FLAGS = (
     "total_batch_size mini_batch_size context_length num_layers embd_size num_heads max_lr min_lr warmup_steps "

@@ -1,4 +1,4 @@
-"""Files as bytes: checksums, durable writes, and locks between processes."""
+"""Files as bytes: checksums, durable writes, locks between processes, and where the cache is."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ try:
     import fcntl
 except ImportError:  # Windows has no flock; nothing is guarded there
     fcntl = None  # type: ignore[assignment]
+
+
+def find_cache_dir() -> Path:
+    """Where gptmill keeps what it can fetch again: GPTMILL_CACHE, or gptmill in the user's cache."""
+    if named := os.environ.get("GPTMILL_CACHE"):
+        return Path(named).expanduser().resolve()
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(caches).expanduser().resolve() / "gptmill"
 
 
 def hash_file(path: Path) -> str:

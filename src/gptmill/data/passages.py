@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class SplitReader:
                 bool(first + number >= 0 and starts[first + number] == begin),
                 decode(self.shards.tokenizer, tokens[begin:end].tolist()),
             )
-            for number, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False))
+            for number, (begin, end) in enumerate(pairwise(cuts))
         ]
 
     @cached_property

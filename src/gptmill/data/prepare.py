@@ -11,20 +11,20 @@ from typing import Any
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.cleaning import check_cleaning
-from gptmill.data.files import flush_to_disk, hash_file, hold_lock
+from gptmill.data.files import flush_to_disk, hold_lock
 from gptmill.data.manifest import DOCUMENTS_DIR, FILE_NAME, ORIGINS_DIR, SCORES_DIR, Manifest, read_manifest
 from gptmill.data.pipeline.journal import FILE_NAME as JOURNAL_NAME
 from gptmill.data.pipeline.opened import OpenedCorpus
 from gptmill.data.pipeline.passes import write_corpus
 from gptmill.data.pipeline.progress import Report
 from gptmill.data.sources import Source, make_source_name, open_source
+from gptmill.data.tokenizers import identify_tokenizer
 
 FOLDERS = (DOCUMENTS_DIR, ORIGINS_DIR, SCORES_DIR)
 
 
 def default_data_dir(places: list[str], tokenizer: str) -> Path:
-    name = Path(tokenizer).stem if "/" in tokenizer or tokenizer.endswith(".json") else tokenizer
-    return Path("data") / f"{make_source_name(places)}-{name}"
+    return Path("data") / f"{make_source_name(places)}-{identify_tokenizer(tokenizer)}"
 
 
 def prepare_corpus(places: list[str], request: PrepareRequest, report: Report) -> tuple[Path, Manifest]:
@@ -70,12 +70,10 @@ def _describe_origin(source: Source, val_source: Source | None, request: Prepare
     """What decides the shards' bytes, for the manifest."""
     reading = asdict(request.reading)
     del reading["from_file"]  # where a named corpus lay; what it holds is in the listing
-    table = Path(request.tokenizer)
     return {
         **_describe_source(source),
         "val_source": _describe_source(val_source) if val_source else None,
-        "tokenizer": request.tokenizer,
-        "tokenizer_sha256": hash_file(table) if table.is_file() else None,
+        "tokenizer": identify_tokenizer(request.tokenizer),
         "val_fraction": request.val_fraction,
         "split": request.split,
         "shard_tokens": request.shard_tokens,

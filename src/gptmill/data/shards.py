@@ -24,7 +24,7 @@ from gptmill.data.manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.order import IndexArray
 from gptmill.data.remote import is_remote
 from gptmill.data.streaming import CACHE_BYTES, open_remote
-from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
+from gptmill.data.tokenizers import Tokenizer, is_called, restore_tokenizer
 from gptmill.data.tokenizers.protocol import TokenArray, check_fingerprint, make_fingerprint
 
 AGAIN = "prepare the corpus again with --overwrite"
@@ -163,7 +163,7 @@ def open_shards(
 def restore_expected_tokenizer(manifest: Manifest, place: str, expected_name: str | None) -> Tokenizer:
     """Raises UserError where it is another than the run asks for, or no longer the one that made the tokens."""
     tokenizer = restore_tokenizer(manifest.tokenizer, f"{place}/{MANIFEST_NAME}")
-    if expected_name is not None and tokenizer.name != expected_name:
+    if expected_name is not None and not is_called(tokenizer, expected_name):
         raise UserError(
             f"tokenizer mismatch: the run asks for {expected_name}, but {place} was prepared with "
             f"{manifest.fingerprint}; prepare it with --tokenizer {expected_name}, "

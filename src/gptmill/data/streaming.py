@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from gptmill.config.errors import UserError
 from gptmill.data.arrays import LazyArrays
 from gptmill.data.cache import RemoteFile, ShardCache
+from gptmill.data.files import find_cache_dir
 from gptmill.data.manifest import DOCUMENTS_DIR, Manifest, Split, read_manifest
 from gptmill.data.manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.order import IndexArray
@@ -84,13 +84,6 @@ def open_remote(place: Path | str, cache_dir: Path | None, cache_bytes: int) -> 
     cache = ShardCache(remote, folder, cache_bytes, everything)
     arrays = {name: RemoteShards(listed, cache) for name, listed in files.items()}
     return RemoteCorpus(remote.address, folder, manifest, arrays)
-
-
-def find_cache_dir() -> Path:
-    """Where gptmill keeps what it can fetch again."""
-    if chosen := os.environ.get("GPTMILL_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gptmill"
 
 
 def _list_files(name: str, split: Split, dtype: np.dtype[Any]) -> dict[str, list[RemoteFile]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import sysconfig
 import zipfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from gptmill.config.errors import UserError
+from gptmill.data.files import find_cache_dir
 from gptmill.data.sources.compression import COMPRESSIONS, UnpackedFile, split_compression
 from gptmill.data.sources.download import DownloadError, check_room, download_file, hash_content
 from gptmill.data.sources.source import SourceFile
@@ -69,14 +69,6 @@ CORPORA: dict[str, tuple[CorpusFile, ...]] = {
         for name in (f"train-{number:05d}-of-00080.parquet" for number in range(80))
     ),
 }
-
-
-def find_cache_dir() -> Path:
-    """Where downloads are kept: GPTMILL_CACHE, or gptmill in the user's cache."""
-    if named := os.environ.get("GPTMILL_CACHE"):
-        return Path(named).expanduser().resolve()
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(caches).expanduser().resolve() / "gptmill"
 
 
 def find_corpus(name: str, from_file: str | None) -> list[SourceFile]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from tiktoken.load import read_file_cached
 
 from gptmill.config.errors import UserError
-from gptmill.data.files import write_durably
+from gptmill.data.files import find_cache_dir, write_durably
 from gptmill.data.tokenizers.byte_pairs import BytePairs
 from gptmill.data.tokenizers.gpt2 import END_OF_TEXT, WORD_PATTERN
 from gptmill.data.tokenizers.protocol import TokenArray
@@ -87,13 +85,6 @@ class OpenAiTokenizer:
 
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "vocab_size": self.vocab_size, "ranks_sha256": ENCODINGS[self.name].sha256}
-
-
-def find_cache_dir() -> Path:
-    """Where gptmill keeps what it downloads."""
-    if place := os.environ.get("GPTMILL_CACHE"):
-        return Path(place)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gptmill"
 
 
 def _read_ranks(name: str) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import shlex
 import subprocess
@@ -46,9 +48,19 @@ def shrink(command: str) -> list[str]:
     return words
 
 
+def write_inputs(folder: Path) -> None:
+    """The files that the pages speak of."""
+    verse = "O Romeo, Romeo! wherefore art thou Romeo?\n"
+    (folder / "input.txt").write_text(verse * 3000, encoding="utf-8")
+    lines = "".join(json.dumps({"text": f"{number}: {verse}" * (number % 9 + 1)}) + "\n" for number in range(600))
+    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder / "more").mkdir()
+    (folder / "more" / "lines.jsonl").write_text(lines, encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_runs(page: Path, tmp_path: Path) -> None:
-    (tmp_path / "input.txt").write_text("O Romeo, Romeo! wherefore art thou Romeo?\n" * 3000, encoding="utf-8")
+    write_inputs(tmp_path)
     for command in list_commands(page):
         if command.startswith(NOT_RUN):
             continue

@@ -145,3 +145,47 @@ def test_every_number_has_a_range() -> None:
     limited = {name for limit in RANGES for name in limit.names.split()}
     numbers = {field.name for field in list_fields(RunConfig) if field.kind in (int, float)}
     assert numbers <= limited
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "part"),
+    [
+        ({"mixture": "data/a"}, "mixture", "FOLDER=WEIGHT"),
+        ({"mixture": "data/a=1,"}, "mixture", "FOLDER=WEIGHT"),
+        ({"mixture": "=1"}, "mixture", "FOLDER=WEIGHT"),
+        ({"mixture": "data/a=0"}, "mixture", "positive"),
+        ({"mixture": "data/a=-1"}, "mixture", "positive"),
+        ({"mixture": "data/a=1e999999999"}, "mixture", "positive"),
+        ({"mixture": "data/a=nan"}, "mixture", "positive"),
+        ({"mixture": "data/a=1,data/a=2"}, "mixture", "twice"),
+        ({"mixture": "data/a=1", "data_dir": "data/b"}, "mixture", "data_dir = data/b"),
+        ({"mixture": "data/a=1", "corpus": "b.txt"}, "mixture", "corpus = b.txt"),
+        ({"documents": "whole", "order": "shards"}, "order", "documents = whole"),
+        ({"documents": "whole", "order": "curriculum"}, "order", "documents = whole"),
+        ({"documents": "whole", "context_stages": "256:5"}, "context_stages", "documents = whole"),
+        ({"context_stages": "256"}, "context_stages", "LENGTH:STEP"),
+        ({"context_stages": "0:5"}, "context_stages", "LENGTH:STEP"),
+        ({"context_stages": "256:500,512:500"}, "context_stages", "order of their steps"),
+        ({"context_stages": "300:500"}, "context_stages", "300 tokens"),
+        ({"score": "a/b"}, "score", "plain name"),
+    ],
+)
+def test_data_that_cannot_be_read_so_is_named(values: dict[str, Any], field: str, part: str) -> None:
+    (problem,) = find(**values)
+    assert problem.startswith(f"{field} = {values[field]}: ")
+    assert part in problem
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mixture": "data/a=0.7, data/b=3"},
+        {"mixture": "a=b=1"},
+        {"context_stages": "256:500, 512:1500"},
+        {"context_stages": "1:1"},
+        {"documents": "masked", "order": "shards", "context_stages": "512:10"},
+        {"documents": "whole"},
+    ],
+)
+def test_data_that_can_be_read_so_is_sound(values: dict[str, Any]) -> None:
+    assert find(**values) == []

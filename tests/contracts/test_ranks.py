@@ -55,6 +55,30 @@ def test_two_ranks_log_the_losses_of_one(tmp_path: Path, gptmill: GptMill, corpu
     assert two == pytest.approx(one, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "way",
+    ["--mixture parts=0.7,words=0.3 --documents masked --order shards", "--data_dir parts --documents whole"],
+    ids=["mixture", "whole"],
+)
+def test_two_ranks_agree_with_one_in_any_way_of_reading(
+    tmp_path: Path, gptmill: GptMill, text_file: Path, way: str
+) -> None:
+    words = text_file.read_text(encoding="utf-8").split()
+    (tmp_path / "text").mkdir()
+    for number in range(60):
+        part = " ".join(words[number * 60 : number * 60 + 1 + 7 * number % 50])
+        (tmp_path / "text" / f"{number:02d}.txt").write_text(part, encoding="utf-8")
+    flags = "--tokenizer byte --split tail --val_fraction 0.2 --shard_tokens 3000 --out".split()
+    gptmill("prepare", "text", *flags, "parts")
+    gptmill("prepare", text_file, *flags, "words")
+    arguments = [*RANK_FLAGS, *way.split(), "--sample_tokens", "0", "--max_steps", "12"]
+    gptmill("train", *arguments, "--run_name", "one")
+    run_ranks(tmp_path, 2, *arguments, "--run_name", "two")
+    one, two = read_losses(tmp_path / "runs/one"), read_losses(tmp_path / "runs/two")
+    assert len(one) == 12 + 3
+    assert two == pytest.approx(one, abs=1e-4)
+
+
 def test_a_run_of_two_ranks_goes_on_with_one(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
     gptmill("train", *corpus, *RANK_FLAGS, "--max_steps", "20", "--run_name", "one")
     run_ranks(tmp_path, 2, *corpus, *RANK_FLAGS, "--max_steps", "10", "--run_name", "two")

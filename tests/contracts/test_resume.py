@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gptmill.data.scores import score_by_length, write_scores
+from gptmill.data.shards import open_shards
 
 STEPS = 40
 EXACT_FLAGS = [
@@ -59,13 +63,58 @@ def kill_at_step(folder: Path, step: int, *arguments: str) -> None:
     assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
 
 
-def assert_same_end(one: Path, other: Path) -> None:
+def assert_same_end(one: Path, other: Path, windows_read: int = STEPS * 8) -> None:
     """Same weights, optimizer, data position and log, byte for byte."""
     last = f"checkpoints/step_{STEPS:06d}"
     for name in (f"{last}/model.safetensors", f"{last}/optimizer.safetensors", "log.txt"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     values = [json.loads((run / last / "checkpoint.json").read_text())["values"] for run in (one, other)]
-    assert values[0]["windows_read"] == values[1]["windows_read"] == STEPS * 8
+    assert values[0]["windows_read"] == values[1]["windows_read"] == windows_read
+
+
+@pytest.fixture
+def two_corpora(tmp_path: Path, gptmill: GptMill) -> None:
+    """`first` and `second`: some dozens of documents each, with scores by length."""
+    generator = random.Random(1)
+    for name, words in (("first", "the quick brown fox jumps over"), ("second", "rain falls on old stones")):
+        (tmp_path / f"{name}-text").mkdir()
+        for number in range(60):
+            text = " ".join(generator.choice(words.split()) for _ in range(generator.randint(1, 60)))
+            (tmp_path / f"{name}-text" / f"{number:02d}.txt").write_text(text, encoding="utf-8")
+        flags = "--tokenizer byte --split tail --val_fraction 0.2 --shard_tokens 3000 --out".split()
+        gptmill("prepare", f"{name}-text", *flags, name)
+        shards = open_shards(tmp_path / name)
+        write_scores(shards.folder, "length", score_by_length(shards))
+
+
+WAYS_OF_READING = {
+    "mixture": "--mixture first=0.7,second=0.3",
+    "masked mixture by shards": "--mixture first=2,second=1 --documents masked --order shards",
+    "whole": "--data_dir first --documents whole",
+    "curriculum in stages": "--data_dir first --order curriculum --context_stages 4:10,8:25 --data_on_device",
+}
+
+
+@pytest.mark.usefixtures("two_corpora")
+@pytest.mark.parametrize("way", WAYS_OF_READING.values(), ids=WAYS_OF_READING.keys())
+def test_any_way_of_reading_goes_on_bit_identically(tmp_path: Path, gptmill: GptMill, way: str) -> None:
+    flags = [*EXACT_FLAGS, "--sample_tokens", "0", *way.split()]
+    gptmill("train", *flags, "--run_name", "straight")
+    kill_at_step(tmp_path, 20, *flags)
+    gptmill("train", "--run_name", "killed", "--resume", "latest")
+    per_step = 2 if "whole" in way else 8
+    assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed", windows_read=STEPS * per_step)
+
+
+@pytest.mark.usefixtures("two_corpora")
+def test_a_run_does_not_go_on_with_other_shares(gptmill: GptMill) -> None:
+    flags = [*EXACT_FLAGS, "--max_steps", "2", "--mixture", "first=0.7,second=0.3"]
+    gptmill("train", *flags, "--run_name", "mixed")
+    again = ["train", "--run_name", "mixed", "--resume", "latest", "--max_steps", "3"]
+    refused = gptmill(*again, "--mixture", "first=0.6,second=0.4", check=False)
+    assert refused.returncode == 2
+    assert "other shares" in refused.stderr
+    gptmill(*again, "--mixture", "./first=7,./second=3")
 
 
 @pytest.fixture

@@ -173,3 +173,72 @@ def test_a_few_steps_learn_a_sequence_by_heart() -> None:
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.1
+
+
+SEPARATOR = 0
+
+
+def draw_documents(*lengths: int, seed: int = 3) -> list[torch.Tensor]:
+    """Documents of so many tokens, each opened by the separator, which occurs nowhere else."""
+    tokens = [draw_tokens(length, seed=seed + place).clamp(min=1) for place, length in enumerate(lengths)]
+    for document in tokens:
+        document[0] = SEPARATOR
+    return tokens
+
+
+def mark_documents(tokens_BT: torch.Tensor) -> torch.Tensor:
+    """The plain way: for each token, the last place at or before it that holds the separator."""
+    return torch.tensor(
+        [
+            [max((s for s in range(t + 1) if row[s] == SEPARATOR), default=0) for t in range(len(row))]
+            for row in tokens_BT
+        ]
+    )
+
+
+def compute_losses(model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    """The loss of every position, with documents kept apart."""
+    logits = model.project(model.encode(tokens_BT, documents_BT=mark_documents(tokens_BT)))
+    return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten(), reduction="none").view(targets_BT.shape)
+
+
+def test_a_document_has_the_same_losses_alone_as_between_others() -> None:
+    model, documents = build_wild(), draw_documents(4, 5, 3)
+    tokens = torch.cat(documents)[None]
+    targets = torch.cat([tokens[:, 1:], torch.tensor([[SEPARATOR]])], dim=1)
+    together = compute_losses(model, tokens, targets)
+    alone = [
+        F.cross_entropy(model.logits(part[None])[0], torch.cat([part[1:], torch.tensor([SEPARATOR])]), reduction="none")
+        for part in documents
+    ]
+    torch.testing.assert_close(together[0], torch.cat(alone))
+    summed = model(tokens, targets, 0.0, mark_documents(tokens))
+    torch.testing.assert_close(summed, torch.cat(alone).sum())
+
+
+def test_changing_one_document_moves_no_other_s_loss() -> None:
+    model, documents = build_wild(), draw_documents(4, 5, 3)
+    changed = [documents[0], draw_documents(5, seed=50)[0], documents[2]]
+    assert not torch.equal(changed[1], documents[1])
+    before, after = (torch.cat(parts)[None] for parts in (documents, changed))
+    targets = draw_tokens(1, 12, seed=9)
+    one, other = compute_losses(model, before, targets), compute_losses(model, after, targets)
+    torch.testing.assert_close(one[0, :4], other[0, :4])
+    torch.testing.assert_close(one[0, 9:], other[0, 9:])
+    assert not torch.allclose(one[0, 5:9], other[0, 5:9])
+    # Without the documents' places, the third would have seen the second.
+    assert not torch.allclose(model.logits(before)[0, 9:], model.logits(after)[0, 9:])
+
+
+def test_a_document_that_began_before_the_row_counts_from_the_row_s_start() -> None:
+    model = build_wild()
+    tokens = torch.cat([draw_tokens(5).clamp(min=1), *draw_documents(7)])[None]
+    losses = compute_losses(model, tokens, draw_tokens(1, 12, seed=9))
+    expected = F.cross_entropy(model.logits(tokens[:, :5])[0], draw_tokens(1, 12, seed=9)[0, :5], reduction="none")
+    torch.testing.assert_close(losses[0, :5], expected)
+
+
+def test_one_document_over_the_whole_row_changes_nothing() -> None:
+    model, tokens = build_wild(), draw_tokens(3, 12)
+    documents = torch.zeros_like(tokens)
+    torch.testing.assert_close(model.encode(tokens, documents_BT=documents), model.encode(tokens))

@@ -170,9 +170,21 @@ def test_changed_flags_are_taken_and_reported(recipe: str, logdir: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_layers", 4), ("embd_size", 64), ("num_heads", 2), ("context_length", 8), ("dropout", 0.5), ("seed", 6)],
+    [
+        ("num_layers", 4),
+        ("embd_size", 64),
+        ("num_heads", 2),
+        ("context_length", 8),
+        ("dropout", 0.5),
+        ("seed", 6),
+        ("order", "shards"),
+        ("score", "loss"),
+        ("documents", "masked"),
+    ],
 )
-def test_a_resumed_run_cannot_change_its_model_or_its_seed(recipe: str, logdir: str, name: str, value: object) -> None:
+def test_a_resumed_run_cannot_change_its_model_or_its_data_order(
+    recipe: str, logdir: str, name: str, value: object
+) -> None:
     start(recipe, logdir=logdir, run_name="r")
     with pytest.raises(UserError, match=rf"cannot change {name} from \S+ to {value}"):
         make_launch(None, {"logdir": logdir, "run_name": "r", name: value}, RESUME)
@@ -214,3 +226,24 @@ def test_force_cpu_is_not_silently_ignored_when_a_run_is_resumed(recipe: str, lo
         assert "force_cpu" in str(error).replace("-", "_")  # noqa: PT017
     else:
         assert launch.config.machine.device == "cpu"
+
+
+def test_the_size_of_a_micro_batch_is_fixed_where_it_decides_the_groups(recipe: str, logdir: str) -> None:
+    start(recipe, logdir=logdir, run_name="whole", documents="whole")
+    start(recipe, logdir=logdir, run_name="packed")
+    with pytest.raises(UserError, match="cannot change mini_batch_size from 4 to 2"):
+        make_launch(None, {"logdir": logdir, "run_name": "whole", "mini_batch_size": 2}, RESUME)
+    launch = make_launch(None, {"logdir": logdir, "run_name": "packed", "mini_batch_size": 2}, RESUME)
+    assert launch.config.training.mini_batch_size == 2
+
+
+def test_a_flag_that_repeats_a_default_is_no_change(recipe: str, logdir: str) -> None:
+    run = start(recipe, logdir=logdir, run_name="r")
+    lines = [line for line in run.config.read_text().splitlines() if not line.startswith("order")]
+    run.config.write_text("\n".join(lines))  # as a gptmill that had no such field wrote it
+    assert make_launch(None, {"logdir": logdir, "run_name": "r", "order": "shuffle"}, RESUME).changes == ()
+
+
+def test_a_mixture_replaces_the_data_of_a_recipe() -> None:
+    config = make_launch("demo", {"mixture": "a=1,b=2", "run_name": "r"}, NEW).config
+    assert (config.data.mixture, config.data.corpus, config.data.data_dir) == ("a=1,b=2", None, None)

@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
 
+from gptmill.cli.main import run_guarded
+from gptmill.config.requests import PrepareRequest
+from gptmill.data.prepare import prepare_corpus
+
 # Two windows a micro-batch: two ranks then have two micro-batches each, so that the ranks must wait to exchange.
 RANK_FLAGS = [*TINY_FLAGS, "--mini_batch_size", "2", "--checkpoint_freq", "10", "--eval_freq", "10"]
 
@@ -61,18 +65,19 @@ def test_two_ranks_log_the_losses_of_one(tmp_path: Path, gptmill: GptMill, corpu
     ids=["mixture", "whole"],
 )
 def test_two_ranks_agree_with_one_in_any_way_of_reading(
-    tmp_path: Path, gptmill: GptMill, text_file: Path, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_file: Path, way: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     words = text_file.read_text(encoding="utf-8").split()
     (tmp_path / "text").mkdir()
     for number in range(60):
         part = " ".join(words[number * 60 : number * 60 + 1 + 7 * number % 50])
         (tmp_path / "text" / f"{number:02d}.txt").write_text(part, encoding="utf-8")
-    flags = "--tokenizer byte --split tail --val_fraction 0.2 --shard_tokens 3000 --out".split()
-    gptmill("prepare", "text", *flags, "parts")
-    gptmill("prepare", text_file, *flags, "words")
+    for source, out in (("text", "parts"), (str(text_file), "words")):
+        request = PrepareRequest(out=out, tokenizer="byte", split="tail", val_fraction=0.2, shard_tokens=3000)
+        prepare_corpus([source], request, lambda _progress: None)
     arguments = [*RANK_FLAGS, *way.split(), "--sample_tokens", "0", "--max_steps", "12"]
-    gptmill("train", *arguments, "--run_name", "one")
+    assert run_guarded(["train", *arguments, "--run_name", "one"]) == 0
     run_ranks(tmp_path, 2, *arguments, "--run_name", "two")
     one, two = read_losses(tmp_path / "runs/one"), read_losses(tmp_path / "runs/two")
     assert len(one) == 12 + 3

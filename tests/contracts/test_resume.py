@@ -14,6 +14,9 @@ import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gptmill.cli.main import run_guarded
+from gptmill.config.requests import PrepareRequest
+from gptmill.data.prepare import prepare_corpus
 from gptmill.data.scores import score_by_length, write_scores
 from gptmill.data.shards import open_shards
 
@@ -73,7 +76,7 @@ def assert_same_end(one: Path, other: Path, windows_read: int = STEPS * 8) -> No
 
 
 @pytest.fixture
-def two_corpora(tmp_path: Path, gptmill: GptMill) -> None:
+def _two_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`first` and `second`: some dozens of documents each, with scores by length."""
     generator = random.Random(1)
     for name, words in (("first", "the quick brown fox jumps over"), ("second", "rain falls on old stones")):
@@ -81,10 +84,13 @@ def two_corpora(tmp_path: Path, gptmill: GptMill) -> None:
         for number in range(60):
             text = " ".join(generator.choice(words.split()) for _ in range(generator.randint(1, 60)))
             (tmp_path / f"{name}-text" / f"{number:02d}.txt").write_text(text, encoding="utf-8")
-        flags = "--tokenizer byte --split tail --val_fraction 0.2 --shard_tokens 3000 --out".split()
-        gptmill("prepare", f"{name}-text", *flags, name)
+        request = PrepareRequest(
+            out=str(tmp_path / name), tokenizer="byte", split="tail", val_fraction=0.2, shard_tokens=3000
+        )
+        prepare_corpus([str(tmp_path / f"{name}-text")], request, lambda _progress: None)
         shards = open_shards(tmp_path / name)
         write_scores(shards.folder, "length", score_by_length(shards))
+    monkeypatch.chdir(tmp_path)
 
 
 WAYS_OF_READING = {
@@ -95,26 +101,25 @@ WAYS_OF_READING = {
 }
 
 
-@pytest.mark.usefixtures("two_corpora")
+@pytest.mark.usefixtures("_two_corpora")
 @pytest.mark.parametrize("way", WAYS_OF_READING.values(), ids=WAYS_OF_READING.keys())
-def test_any_way_of_reading_goes_on_bit_identically(tmp_path: Path, gptmill: GptMill, way: str) -> None:
+def test_any_way_of_reading_goes_on_bit_identically(tmp_path: Path, way: str) -> None:
     flags = [*EXACT_FLAGS, "--sample_tokens", "0", *way.split()]
-    gptmill("train", *flags, "--run_name", "straight")
+    assert run_guarded(["train", *flags, "--run_name", "straight"]) == 0
     kill_at_step(tmp_path, 20, *flags)
-    gptmill("train", "--run_name", "killed", "--resume", "latest")
+    assert run_guarded(["train", "--run_name", "killed", "--resume", "latest"]) == 0
     per_step = 2 if "whole" in way else 8
     assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed", windows_read=STEPS * per_step)
 
 
-@pytest.mark.usefixtures("two_corpora")
-def test_a_run_does_not_go_on_with_other_shares(gptmill: GptMill) -> None:
+@pytest.mark.usefixtures("_two_corpora")
+def test_a_run_does_not_go_on_with_other_shares(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*EXACT_FLAGS, "--max_steps", "2", "--mixture", "first=0.7,second=0.3"]
-    gptmill("train", *flags, "--run_name", "mixed")
+    assert run_guarded(["train", *flags, "--run_name", "mixed"]) == 0
     again = ["train", "--run_name", "mixed", "--resume", "latest", "--max_steps", "3"]
-    refused = gptmill(*again, "--mixture", "first=0.6,second=0.4", check=False)
-    assert refused.returncode == 2
-    assert "other shares" in refused.stderr
-    gptmill(*again, "--mixture", "./first=7,./second=3")
+    assert run_guarded([*again, "--mixture", "first=0.6,second=0.4"]) == 2
+    assert "other shares" in capsys.readouterr().err
+    assert run_guarded([*again, "--mixture", "./first=7,./second=3"]) == 0
 
 
 @pytest.fixture

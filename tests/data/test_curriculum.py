@@ -15,7 +15,6 @@ from windows import make_config, prepare
 from gptmill.config.errors import UserError
 from gptmill.data.corpora import Corpora
 from gptmill.data.curriculum import NUM_BANDS, Curriculum, score_windows
-from gptmill.data.documents import read_train_starts
 from gptmill.data.order import Shuffle
 from gptmill.data.scores import read_scores, score_by_length, write_scores
 from gptmill.data.shards import SplitWindows, TokenShards
@@ -134,7 +133,7 @@ def test_training_by_length_begins_with_short_documents(shards: TokenShards) -> 
     write_scores(shards.folder, "length", score_by_length(shards))
     stream = build_stream(make_config(order="curriculum", mini_batch_size=1), Corpora((shards,)))
     windows = shards.cut(shards.train, 16)
-    by_window = score_windows(windows, read_train_starts(shards), score_by_length(shards))
+    by_window = score_windows(windows, shards.train_starts, score_by_length(shards))
     firsts = np.cumsum(windows.counts) - windows.counts
     places = [stream.find(number) for number in range(stream.units_per_epoch)]
     read = np.array([firsts[place.shards[0]] + place.starts[0] // 16 for place in places])

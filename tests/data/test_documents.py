@@ -14,19 +14,19 @@ from windows import make_config, make_train_reader, prepare
 
 from gptmill.data.batches import make_batch
 from gptmill.data.corpora import Corpora
-from gptmill.data.documents import DocumentGroups, cut_documents, list_widths, read_train_starts
+from gptmill.data.documents import DocumentGroups, cut_documents, list_widths
 from gptmill.data.streams import build_stream
 
 IGNORED = -100
 LENGTHS = st.lists(st.integers(1, 90), min_size=1, max_size=60)
 
 
-def split_into_shards(lengths: list[int], shard_tokens: int) -> tuple[list[int], list[np.ndarray]]:
+def split_into_shards(lengths: list[int], shard_tokens: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """Sizes and starts of shards of so many tokens that hold documents of these lengths, as preparing cuts them."""
     total = sum(lengths)
     sizes = [min(shard_tokens, total - first) for first in range(0, total, shard_tokens)]
     starts = np.cumsum([0, *lengths[:-1]])
-    return sizes, [starts[starts // shard_tokens == shard] % shard_tokens for shard in range(len(sizes))]
+    return np.array(sizes), [starts[starts // shard_tokens == shard] % shard_tokens for shard in range(len(sizes))]
 
 
 @given(lengths=LENGTHS, shard_tokens=st.integers(2, 400), longest=st.integers(1, 64))
@@ -118,9 +118,3 @@ def test_a_mixture_of_groups_keeps_the_shares(tmp_path: Path) -> None:
     stream = build_stream(make_config(documents="whole"), corpora)
     drawn = Counter(int(stream.find(number).corpora[0]) for number in range(40))
     assert drawn == {0: 30, 1: 10}
-
-
-def test_starts_are_read_for_every_shard(tmp_path: Path) -> None:
-    shards = prepare(tmp_path / "corpus", ["ab" * number for number in range(1, 60)], shard_tokens=500)
-    for array, starts in zip(shards.train, read_train_starts(shards), strict=True):
-        assert starts.tolist() == np.flatnonzero(array == shards.tokenizer.end_of_text).tolist()

@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 
 from gptmill.config.errors import UserError
 from gptmill.config.mixtures import parse_mixture
@@ -49,22 +48,22 @@ class Corpora:
     def name(self) -> str:
         """The folders, with their shares where there are several."""
         if len(self.shards) == 1:
-            return str(self.shards[0].folder)
+            return self.shards[0].address
         parts = zip(self.shards, self.weights, strict=True)
-        return ", ".join(f"{shards.folder} ({float(weight / sum(self.weights)):.3g})" for shards, weight in parts)
+        return ", ".join(f"{shards.address} ({float(weight / sum(self.weights)):.3g})" for shards, weight in parts)
 
 
 def open_corpora(config: DataConfig) -> Corpora:
     """Opens all that the run reads; raises UserError where it does not go together."""
     if config.mixture is None:
-        return Corpora((open_shards(find_data_dir(config), config.tokenizer),))
+        return Corpora((open_shards(config.data_dir or find_data_dir(config), config.tokenizer),))
     weights = parse_mixture(config.mixture)
-    opened = tuple(open_shards(Path(folder), config.tokenizer) for folder in weights)
+    opened = tuple(open_shards(folder, config.tokenizer) for folder in weights)
     first = opened[0]
     for other in opened[1:]:
         if other.manifest.fingerprint != first.manifest.fingerprint:
             raise UserError(
-                f"tokenizer mismatch in the mixture: {first.folder} was prepared with {first.manifest.fingerprint}, "
-                f"{other.folder} with {other.manifest.fingerprint}; prepare them with the same tokenizer"
+                f"tokenizer mismatch in the mixture: {first.address} was prepared with {first.manifest.fingerprint}, "
+                f"{other.address} with {other.manifest.fingerprint}; prepare them with the same tokenizer"
             )
     return Corpora(opened, tuple(weights.values()))

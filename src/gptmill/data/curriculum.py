@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,14 +41,14 @@ class Curriculum:
         return self._by_score[ranks]
 
 
-def score_windows(windows: SplitWindows, starts: list[IndexArray], scores: ScoreArray) -> NDArray[np.float64]:
+def score_windows(windows: SplitWindows, starts: Sequence[IndexArray], scores: ScoreArray) -> NDArray[np.float64]:
     """The mean over each window's tokens of the scores of the documents that they stand in."""
     parts: list[NDArray[np.float64]] = []
     opened = 0  # documents that began in shards before
-    for array, own, count in zip(windows.arrays, starts, windows.counts, strict=True):
+    for size, own, count in zip(windows.lengths, starts, windows.counts, strict=True):
         # Where no document starts at once, one goes on from the shard before.
         goes_on = not len(own) or own[0] != 0
-        bounds = np.concatenate([[0] if goes_on else [], own, [len(array)]]).astype(np.int64)
+        bounds = np.concatenate([[0] if goes_on else [], own, [size]]).astype(np.int64)
         here = scores[opened - goes_on : opened + len(own)].astype(np.float64)
         # The sum of scores up to any place is linear between bounds.
         sums = np.concatenate([[0.0], np.cumsum(here * np.diff(bounds))])

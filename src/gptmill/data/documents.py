@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gptmill.config.errors import UserError
-from gptmill.data.manifest import DOCUMENTS_DIR
 from gptmill.data.order import IndexArray, make_key, permute
-from gptmill.data.shards import TokenShards
 
 SMALLEST_WIDTH = 16
 GROUPS_TAG, PIECES_TAG = 3, 4
-
-
-def read_train_starts(shards: TokenShards) -> list[IndexArray]:
-    """For each training shard, the places in it at which documents start."""
-    starts: list[IndexArray] = []
-    for shard in shards.manifest.train.shards:
-        path = shards.folder / DOCUMENTS_DIR / shard.file
-        try:
-            starts.append(np.load(path, allow_pickle=False).astype(np.int64))
-        except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"cannot read {path} ({error}); prepare the corpus again with --overwrite") from None
-    return starts
 
 
 @dataclass(frozen=True)
@@ -44,7 +30,7 @@ class Pieces:
         return self.shards.nbytes + self.starts.nbytes + self.lengths.nbytes
 
 
-def cut_documents(sizes: list[int], starts: list[IndexArray], longest: int) -> Pieces:
+def cut_documents(sizes: IndexArray, starts: Sequence[IndexArray], longest: int) -> Pieces:
     """All documents of shards of such sizes in pieces of at most `longest` tokens."""
     parts: list[tuple[NDArray[np.int32], IndexArray, IndexArray]] = []
     for shard, (size, own) in enumerate(zip(sizes, starts, strict=True)):

@@ -48,7 +48,7 @@ def load_resident(corpora: Corpora, device: torch.device) -> ResidentReader:
     for shards in corpora.shards:
         if hasattr(shards.train, "prefetch"):
             raise UserError(
-                f"data_on_device keeps whole corpora, and the shards of {shards.folder} come from elsewhere; "
+                f"data_on_device keeps whole corpora, and the shards of {shards.address} come from elsewhere; "
                 f"copy them to this machine or leave it out"
             )
     dtype = corpora.shards[0].manifest.dtype

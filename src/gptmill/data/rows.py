@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gptmill.config.errors import UserError
 from gptmill.data.order import IndexArray
-from gptmill.data.shards import SplitWindows
 from gptmill.data.tokenizers.protocol import TokenArray
 
 
@@ -52,13 +51,6 @@ class Rows:
         return Rows(change(self.tokens), None if self.lengths is None else change(self.lengths))
 
 
-def locate_windows(windows: SplitWindows, numbers: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """(shard, start inside it) of windows by number."""
-    ends = np.cumsum(windows.counts)
-    shards = np.searchsorted(ends, numbers, side="right")
-    return shards, (numbers - (ends - windows.counts)[shards]) * windows.context_length
-
-
 class Reader(Protocol):
     """Turns places into rows."""
 
@@ -80,11 +72,12 @@ class HostReader:
     def read(self, places: Places) -> Rows:
         tokens = np.full((len(places.starts), places.width + 1), self.end_of_text, dtype=np.int64)
         lengths = np.full(len(tokens), places.width) if places.lengths is None else places.lengths
-        for row, corpus, shard, start, length in zip(
-            tokens, places.corpora, places.shards, places.starts, lengths, strict=True
-        ):
-            piece = self.arrays[corpus][int(shard)][start : start + length + 1]
-            row[: len(piece)] = piece
+        # Shard by shard, so that each has to be opened once.
+        for row in np.lexsort((places.shards, places.corpora)):
+            start = places.starts[row]
+            array = self.arrays[places.corpora[row]][int(places.shards[row])]
+            piece = array[start : start + lengths[row] + 1]
+            tokens[row, : len(piece)] = piece
         check_vocabulary(int(tokens.max()), self.vocab_size)
         return Rows(torch.from_numpy(tokens), None if places.lengths is None else torch.from_numpy(places.lengths))
 

@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
 from gptmill.config.validation import is_folder_name
-from gptmill.data.documents import read_train_starts
 from gptmill.data.files import flush_to_disk, hash_file, write_durably
-from gptmill.data.manifest import read_manifest
+from gptmill.data.manifest import SCORES_DIR, read_manifest
 from gptmill.data.shards import TokenShards
 
-SCORES_DIR = "scores"
 ScoreArray = NDArray[np.float32]
 
 
@@ -63,7 +61,7 @@ def read_scores(shards: TokenShards, name: str) -> ScoreArray:
 
 def score_by_length(shards: TokenShards) -> ScoreArray:
     """Tokens in each training document, the one that opens it included."""
-    sizes = np.array([len(array) for array in shards.train], dtype=np.int64)
+    sizes = np.array([shard.tokens for shard in shards.manifest.train.shards], dtype=np.int64)
     firsts = np.cumsum(sizes) - sizes
-    starts = [first + own for first, own in zip(firsts, read_train_starts(shards), strict=True)]
+    starts = [first + own for first, own in zip(firsts, shards.train_starts, strict=True)]
     return np.diff(np.concatenate([*starts, [sizes.sum()]])).astype(np.float32)

@@ -13,9 +13,9 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import DataConfig, RunConfig
 from gptmill.data.corpora import Corpora
 from gptmill.data.curriculum import Curriculum, score_windows
-from gptmill.data.documents import DocumentGroups, cut_documents, read_train_starts
+from gptmill.data.documents import DocumentGroups, cut_documents
 from gptmill.data.order import Order, ShardOrder, Shuffle
-from gptmill.data.rows import Places, locate_windows
+from gptmill.data.rows import Places
 from gptmill.data.scores import read_scores
 from gptmill.data.shards import SplitWindows, TokenShards
 from gptmill.data.shares import Shares
@@ -57,7 +57,7 @@ class WindowStream:
         for corpus in np.unique(corpora):
             own = corpora == corpus
             found = self._orders[corpus].find(numbers[own])
-            shards[own], starts[own] = locate_windows(self._windows[corpus], found)
+            shards[own], starts[own] = self._windows[corpus].locate(found)
         return Places(corpora, shards, starts, self._context_length)
 
     def count_targets(self, start: int, size: int) -> int:  # noqa: ARG002
@@ -110,16 +110,11 @@ def build_stream(config: RunConfig, corpora: Corpora) -> Stream:
         _check_can_jump(shards, data)
     if data.documents == "whole":
         budget = config.training.mini_batch_size * context_length
-        groups = [
-            DocumentGroups(
-                cut_documents([len(array) for array in shards.train], read_train_starts(shards), context_length),
-                context_length,
-                budget,
-                seed,
-                corpus,
-            )
-            for corpus, shards in enumerate(corpora.shards)
-        ]
+        groups = []
+        for corpus, shards in enumerate(corpora.shards):
+            sizes = shards.cut(shards.train, context_length).lengths
+            pieces = cut_documents(sizes, shards.train_starts, context_length)
+            groups.append(DocumentGroups(pieces, context_length, budget, seed, corpus))
         return GroupStream(groups, corpora.shares)
     windows = [shards.cut(shards.train, context_length) for shards in corpora.shards]
     orders = [
@@ -135,17 +130,17 @@ def _build_order(data: DataConfig, seed: int, corpus: int, shards: TokenShards, 
     if data.order == "sequential":
         return ShardOrder(windows.counts)
     if data.order == "curriculum":
-        scores = score_windows(windows, read_train_starts(shards), read_scores(shards, data.score))
+        scores = score_windows(windows, shards.train_starts, read_scores(shards, data.score))
         return Curriculum(scores, seed, corpus)
     return Shuffle(windows.num_windows, seed, corpus)
 
 
 def _check_long_enough(shards: TokenShards, windows: SplitWindows, name: str, advice: str) -> None:
     if windows.num_windows == 0:
-        longest = max(len(array) for array in windows.arrays)
+        longest = windows.lengths.max(initial=0)
         raise UserError(
-            f"the {name} split of {shards.folder} has {longest:,} tokens, less than one window of context_length + 1 = "
-            f"{windows.context_length + 1:,}; {advice} or a smaller --context_length"
+            f"the {name} split of {shards.address} has {longest:,} tokens, less than one window of context_length + 1 "
+            f"= {windows.context_length + 1:,}; {advice} or a smaller --context_length"
         )
 
 
@@ -154,6 +149,6 @@ def _check_can_jump(shards: TokenShards, data: DataConfig) -> None:
     jumps = data.documents == "whole" or data.order in ("shuffle", "curriculum")
     if jumps and not getattr(shards.train, "holds_all", True):
         raise UserError(
-            f"the shards of {shards.folder} do not all fit in their cache, and this order jumps between them; "
+            f"the shards of {shards.address} do not all fit in their cache, and this order jumps between them; "
             f"use --order shards with documents packed or masked, or a larger cache"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gptmill.data.corpora import Corpora
-from gptmill.data.rows import HostReader, Places, Rows, locate_windows
+from gptmill.data.rows import HostReader, Places, Rows
 
 
 class ValWindows:
@@ -31,7 +31,7 @@ class ValWindows:
         for corpus, windows in enumerate(self._windows):
             own = (corpora == corpus) & ~beyond
             spread = numbers[own] * windows.num_windows // max(1, self._counts[corpus])
-            shards[own], starts[own] = locate_windows(windows, spread)
+            shards[own], starts[own] = windows.locate(spread)
         lengths = np.where(beyond, 0, self.context_length).astype(np.int64)
         return self._reader.read(Places(corpora, shards, starts, self.context_length, lengths))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gptmill.config.run import DeviceName
 from gptmill.data.batches import Batch, make_batch
-from gptmill.data.documents import DocumentGroups, cut_documents, read_train_starts
+from gptmill.data.documents import DocumentGroups, cut_documents
 from gptmill.data.rows import HostReader, Places
 from gptmill.data.scores import ScoreArray
 from gptmill.data.shards import TokenShards
@@ -41,12 +41,11 @@ def score_by_loss(loaded: LoadedModel, shards: TokenShards, report: Report) -> S
     check_fingerprint(make_fingerprint(loaded.tokenizer), shards.manifest.fingerprint, "the model")
     context = loaded.model.config.context_length
     device = loaded.model.token_embedding.weight.device
-    starts = read_train_starts(shards)
-    sizes = [len(array) for array in shards.train]
-    pieces = cut_documents(sizes, starts, context)
+    sizes = shards.cut(shards.train, context).lengths
+    pieces = cut_documents(sizes, shards.train_starts, context)
     groups = DocumentGroups(pieces, context, ROWS * context, seed=0)
-    firsts = np.cumsum([0, *sizes[:-1]])
-    document_starts = np.concatenate([first + own for first, own in zip(firsts, starts, strict=True)])
+    firsts = np.cumsum(sizes) - sizes
+    document_starts = np.concatenate([first + own for first, own in zip(firsts, shards.train_starts, strict=True)])
     owners = np.searchsorted(document_starts, firsts[pieces.shards] + pieces.starts, side="right") - 1
     reader = HostReader([shards.train], loaded.tokenizer.end_of_text, loaded.tokenizer.vocab_size)
     losses, counts = np.zeros(len(document_starts)), np.zeros(len(document_starts), dtype=np.int64)

@@ -20,10 +20,10 @@ from gptmill.config.run import RunConfig
 from gptmill.data.corpora import Corpora, open_corpora
 from gptmill.data.corpus import find_data_dir, needs_preparing, prepare_for_run
 from gptmill.data.feed import Feed, open_feed
-from gptmill.data.manifest import FILE_NAME
 from gptmill.data.pipeline.progress import Report
 from gptmill.data.resident import load_resident
 from gptmill.data.rows import HostReader, Reader
+from gptmill.data.shards import holds_shards
 from gptmill.data.streams import Stream, build_stream
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
@@ -100,11 +100,12 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
 
 def prepare_if_needed(launch: Launch, report: Report) -> None:
     """Makes the shards where they do not exist; those that a run goes on with are told by their checksums."""
-    if launch.config.data.mixture is not None:
-        return  # made of folders that are prepared already
-    is_there = (find_data_dir(launch.config.data) / FILE_NAME).exists()
-    if not (launch.resumed and is_there) and needs_preparing(launch.config.data):
-        prepare_for_run(launch.config.data, report)
+    data = launch.config.data
+    if data.mixture is not None:
+        return  # made of places that hold shards already
+    is_settled = launch.resumed is not None or data.corpus is None
+    if not (is_settled and holds_shards(data.data_dir or find_data_dir(data))) and needs_preparing(data):
+        prepare_for_run(data, report)
 
 
 def restore(state: TrainState, run: RunDirectory, corpora: Corpora, plan: TrainPlan, world: World) -> None:

@@ -25,10 +25,6 @@ class Pieces:
     starts: IndexArray
     lengths: IndexArray
 
-    @property
-    def memory_bytes(self) -> int:
-        return self.shards.nbytes + self.starts.nbytes + self.lengths.nbytes
-
 
 def cut_documents(sizes: IndexArray, starts: Sequence[IndexArray], longest: int) -> Pieces:
     """All documents of shards of such sizes in pieces of at most `longest` tokens."""
@@ -37,8 +33,8 @@ def cut_documents(sizes: IndexArray, starts: Sequence[IndexArray], longest: int)
         later = starts[shard + 1] if shard + 1 < len(starts) else np.zeros(1, dtype=np.int64)
         goes_on = not len(later) or later[0] != 0
         # The last token of a document that goes on in the next shard is a target only.
-        bounds = np.unique(np.concatenate([[0], own, [size - 1 if goes_on else size]]).astype(np.int64))
-        bounds = bounds[bounds <= (size - 1 if goes_on else size)]
+        end = size - 1 if goes_on else size
+        bounds = np.concatenate([[0], own[(own > 0) & (own < end)], [end]]).astype(np.int64)
         lengths = np.diff(bounds)
         counts = -(-lengths // longest)
         offsets = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * longest
@@ -59,7 +55,7 @@ class DocumentGroups:
         self._seed, self._corpus = seed, corpus
         self._widths = np.array(list_widths(longest), dtype=np.int64)
         self._rows = budget // self._widths
-        buckets = np.searchsorted(self._widths, pieces.lengths)
+        buckets = np.searchsorted(self._widths, pieces.lengths).astype(np.uint8)
         self._members = np.argsort(buckets, kind="stable")
         self._counts = np.bincount(buckets, minlength=len(self._widths)).astype(np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts

@@ -7,6 +7,7 @@ the end are sent through again ("cycle walking") until they fall inside.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -86,13 +87,18 @@ def make_key(seed: int, epoch: int, corpus: int, *tags: int) -> tuple[int, ...]:
 def permute(places: IndexArray, size: int, key: tuple[int, ...]) -> IndexArray:
     """Where each place in range(size) goes under the permutation that `key` names."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    round_keys: NDArray[np.uint64] = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64).astype(np.uint64)
+    round_keys = _make_round_keys(key)
     values = places.astype(np.uint64)
     outside = np.ones(len(values), dtype=bool)
     while outside.any():
         values[outside] = _feistel(values[outside], half_bits, round_keys)
         outside = values >= np.uint64(size)
     return values.astype(np.int64)
+
+
+@lru_cache(maxsize=1024)
+def _make_round_keys(key: tuple[int, ...]) -> NDArray[np.uint64]:
+    return np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64).astype(np.uint64)
 
 
 def _feistel(values: NDArray[np.uint64], half_bits: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -34,6 +34,8 @@ class DataConfig:
     """Score that order curriculum follows in its first epoch, from low to high: one that gptmill data score made."""
     documents: DocumentsName = "packed"
     """packed: windows run over documents' ends; masked: the same without attention across; whole: rows by document."""
+    cache_gb: float = 20.0
+    """Disk space for the shards of a data_dir that is an address, such as s3://bucket/corpus."""
     data_on_device: bool = False
     """Keep all training tokens in the device's memory: fastest where they fit."""
 

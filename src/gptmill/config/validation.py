@@ -138,7 +138,7 @@ RANGES = (
     Range("checkpoint_freq keep_checkpoints log_freq", lambda value: value >= 1, "must be at least 1"),
     Range("warmup_steps sample_tokens", lambda value: value >= 0, "must not be negative"),
     Range("weight_decay min_lr", lambda value: 0 <= value < math.inf, "must be finite and not negative"),
-    Range("max_lr eps grad_clip", lambda value: 0 < value < math.inf, "must be finite and greater than 0"),
+    Range("max_lr eps grad_clip cache_gb", lambda value: 0 < value < math.inf, "must be finite and greater than 0"),
     Range("dropout label_smoothing beta1 beta2", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     Range("val_fraction", lambda value: 0 < value < 1, "must lie between 0 and 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must lie between 0 and {MAX_SEED}"),

@@ -56,9 +56,9 @@ class Corpora:
 def open_corpora(config: DataConfig) -> Corpora:
     """Opens all that the run reads; raises UserError where it does not go together."""
     if config.mixture is None:
-        return Corpora((open_shards(config.data_dir or find_data_dir(config), config.tokenizer),))
+        return Corpora((_open(find_data_dir(config), config),))
     weights = parse_mixture(config.mixture)
-    opened = tuple(open_shards(folder, config.tokenizer) for folder in weights)
+    opened = tuple(_open(place, config) for place in weights)
     first = opened[0]
     for other in opened[1:]:
         if other.manifest.fingerprint != first.manifest.fingerprint:
@@ -67,3 +67,7 @@ def open_corpora(config: DataConfig) -> Corpora:
                 f"{other.address} with {other.manifest.fingerprint}; prepare them with the same tokenizer"
             )
     return Corpora(opened, tuple(weights.values()))
+
+
+def _open(place: str, config: DataConfig) -> TokenShards:
+    return open_shards(place, config.tokenizer, cache_bytes=round(config.cache_gb * 1e9))

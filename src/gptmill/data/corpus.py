@@ -7,23 +7,24 @@ from pathlib import Path
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest, ReadingOptions
 from gptmill.config.run import DataConfig
-from gptmill.data.manifest import FILE_NAME, read_manifest
+from gptmill.data.manifest import read_manifest
 from gptmill.data.pipeline.progress import Report
 from gptmill.data.prepare import default_data_dir, prepare_corpus
+from gptmill.data.shards import holds_shards
 from gptmill.data.sources import PYTHON_STDLIB, open_source
 
 DEFAULT_TOKENIZER = "gpt2"
 
 
-def find_data_dir(config: DataConfig) -> Path:
-    """The folder that the run reads."""
+def find_data_dir(config: DataConfig) -> str:
+    """The folder that the run reads, or its address."""
     if config.data_dir is not None:
-        return Path(config.data_dir)
+        return config.data_dir
     if config.corpus is None:
         raise UserError(
-            "no corpus: give --corpus (a text file, a folder, python-stdlib) or --data_dir (a prepared folder)"
+            "no corpus: give --corpus (any source that gptmill prepare takes) or --data_dir (a prepared folder)"
         )
-    return default_data_dir([config.corpus], config.tokenizer or DEFAULT_TOKENIZER)
+    return str(default_data_dir([config.corpus], config.tokenizer or DEFAULT_TOKENIZER))
 
 
 def needs_preparing(config: DataConfig) -> bool:
@@ -32,8 +33,8 @@ def needs_preparing(config: DataConfig) -> bool:
     Raises UserError where the config does not say from what, or names a text that the folder was not made from.
     """
     folder = find_data_dir(config)
-    if (folder / FILE_NAME).exists():
-        if config.corpus is not None and not _is_made_from(folder, config.corpus):
+    if holds_shards(folder):
+        if config.corpus is not None and not _is_made_from(Path(folder), config.corpus):
             raise UserError(
                 f"{folder} was not prepared from {config.corpus} as it is now; name another --data_dir, or replace it: "
                 f"gptmill prepare {config.corpus} --tokenizer {config.tokenizer or DEFAULT_TOKENIZER} "
@@ -60,7 +61,7 @@ def prepare_for_run(config: DataConfig, report: Report) -> None:
     """Prepares the corpus of a run into its folder."""
     assert config.corpus is not None
     request = PrepareRequest(
-        out=str(find_data_dir(config)),
+        out=find_data_dir(config),
         tokenizer=config.tokenizer or DEFAULT_TOKENIZER,
         val_fraction=config.val_fraction,
     )

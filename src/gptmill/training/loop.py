@@ -104,7 +104,7 @@ def prepare_if_needed(launch: Launch, report: Report) -> None:
     if data.mixture is not None:
         return  # made of places that hold shards already
     is_settled = launch.resumed is not None or data.corpus is None
-    if not (is_settled and holds_shards(data.data_dir or find_data_dir(data))) and needs_preparing(data):
+    if not (is_settled and holds_shards(find_data_dir(data))) and needs_preparing(data):
         prepare_for_run(data, report)
 
 

@@ -153,7 +153,8 @@ def test_text_that_comes_in_blocks_is_the_same_text(monkeypatch: pytest.MonkeyPa
     [
         ("<|end|>", "one\n<|end|>\ntwo<|end|>three", ["one\n", "two", "three"]),
         ("<|end|>", "<|end|>\r\n\r\none <|end <|end|> <|end|><|end|>\n", ["\r\none <|end "]),
-        ("\\n\\n", "a\nb\n\nc\n\n\nd", ["a\nb", "c", "d"]),
+        ("\\n\\n", "a\nb\n\nc\n\n\nd", ["a\nb", "c", "\nd"]),
+        ("\\n<|end|>\\n", "one\n<|end|>\n\ntwo\n\n<|end|>\nthree", ["one", "\ntwo\n", "three"]),
         ("\\t", "a\tb\t", ["a", "b"]),
         ("aab", "xaaabyaaab", ["xa", "ya"]),
         ("%", "a%\r", ["a"]),

@@ -82,7 +82,11 @@ def _decode(data: io.BufferedReader, encoding: str, address: str) -> Iterator[st
 
 
 def split_at(pieces: Iterator[str], separator: str) -> Iterator[tuple[str, bool]]:
-    """Pieces without the separators and without one line break after each, and whether a document ends there."""
+    """Pieces without the separators, and whether a document ends there.
+
+    One line break after a separator goes as well, unless the separator brings its own.
+    """
+    skip = _skip_nothing if separator.endswith(("\n", "\r")) else _skip_line_break
     text, start, is_after = "", 0, False
     for piece in pieces:
         text, start = text[start:] + piece, 0
@@ -90,7 +94,7 @@ def split_at(pieces: Iterator[str], separator: str) -> Iterator[tuple[str, bool]
             if is_after:
                 if len(text) - start < 2:  # "\r\n" may follow
                     break
-                start, is_after = _skip_line_break(text, start), False
+                start, is_after = skip(text, start), False
             place = text.find(separator, start)
             if place < 0:
                 break
@@ -102,10 +106,10 @@ def split_at(pieces: Iterator[str], separator: str) -> Iterator[tuple[str, bool]
                 yield text[start:safe], False
                 start = safe
     if is_after:
-        start = _skip_line_break(text, start)
+        start = skip(text, start)
     while (place := text.find(separator, start)) >= 0:  # only one as short as what was held back
         yield text[start:place], True
-        start = _skip_line_break(text, place + len(separator))
+        start = skip(text, place + len(separator))
     yield text[start:], True
 
 
@@ -113,6 +117,10 @@ def _skip_line_break(text: str, start: int) -> int:
     for line_break in ("\r\n", "\n", "\r"):
         if text.startswith(line_break, start):
             return start + len(line_break)
+    return start
+
+
+def _skip_nothing(text: str, start: int) -> int:  # noqa: ARG001
     return start
 
 

@@ -27,7 +27,7 @@ class ReadingOptions:
     text_field: str = "text"
     """Field or column that holds the text in JSON, CSV and parquet."""
     separator: str | None = None
-    """Text that separates the documents of one text file, such as \\n<|endoftext|>\\n (default: a file is a document)."""
+    """Text between the documents of one text file, such as \\n<|endoftext|>\\n (default: a file is a document)."""
     from_file: str | None = None
     """File to read a named corpus from instead of downloading it (also --from)."""
 

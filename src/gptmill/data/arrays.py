@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import threading
 from abc import abstractmethod
@@ -18,8 +19,12 @@ from gptmill.config.errors import UserError
 from gptmill.data.order import IndexArray
 from gptmill.data.tokenizers.protocol import TokenArray
 
-# Python holds a file descriptor for every map, and some systems grant 256 of them.
-MAX_OPEN_MAPS = 128
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+MAX_OPEN_MAPS = 4096
 HEADER_BYTES = 128  # of what numpy saves with one dimension
 HEADER = re.compile(rb"\x93NUMPY\x01\x00(..){'descr': '([^']+)', 'fortran_order': False, 'shape': \((\d+),\), }", re.S)
 SCAN_TOKENS = 1 << 22
@@ -35,8 +40,11 @@ class StoredArray(NamedTuple):
 
     def map(self) -> NDArray[Any]:
         """The array, its bytes left in the file until they are touched."""
-        with self.path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
         return np.frombuffer(content, self.dtype, self.length, self.offset)
 
 
@@ -86,9 +94,8 @@ class LazyArrays(Sequence[NDArray[Any]]):
     def __getitem__(self, number: slice) -> tuple[NDArray[Any], ...]: ...
 
     def __getitem__(self, number: int | slice) -> NDArray[Any] | tuple[NDArray[Any], ...]:
-        if isinstance(number, slice):
-            return tuple(self.open_array(each) for each in range(*number.indices(len(self))))
-        return self.open_array(range(len(self))[number])
+        chosen = range(len(self.names))[number]
+        return self.open_array(chosen) if isinstance(chosen, int) else tuple(map(self.open_array, chosen))
 
     @property
     @abstractmethod
@@ -101,28 +108,40 @@ class LazyArrays(Sequence[NDArray[Any]]):
 
 
 class MapPool:
-    """Maps that are open, at most MAX_OPEN_MAPS; the one that was opened first is let go first."""
+    """Maps that are open. There may be more files than can be: the one that was opened first is let go first."""
 
     def __init__(self) -> None:
-        self._maps: dict[Path, NDArray[Any]] = {}
+        self._maps: dict[str, NDArray[Any]] = {}
+        self._limit = _count_mappable()
         self._lock = threading.Lock()
 
     def open(self, stored: StoredArray) -> NDArray[Any]:
-        array = self.find(stored.path)
-        if array is None:
-            array = stored.map()
-            with self._lock:
-                while len(self._maps) >= MAX_OPEN_MAPS:
-                    del self._maps[next(iter(self._maps))]
-                self._maps[stored.path] = array
+        array = stored.map()
+        with self._lock:
+            while len(self._maps) >= self._limit:
+                del self._maps[next(iter(self._maps))]
+            self._maps[str(stored.path)] = array
         return array
 
-    def find(self, path: Path) -> NDArray[Any] | None:
+    def find(self, path: str) -> NDArray[Any] | None:
         return self._maps.get(path)
 
-    def drop(self, path: Path) -> None:
+    def drop(self, path: str) -> None:
         with self._lock:
             self._maps.pop(path, None)
+
+    def drop_vanished(self) -> None:
+        """Lets go of files that were removed, which take room on the disk for as long as they are mapped."""
+        with self._lock:
+            self._maps = {path: array for path, array in self._maps.items() if Path(path).exists()}
+
+
+def _count_mappable() -> int:
+    """Python holds a file descriptor for every map; the rest of the process needs some too."""
+    if resource is None:
+        return MAX_OPEN_MAPS
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_OPEN_MAPS if descriptors == resource.RLIM_INFINITY else max(1, min(MAX_OPEN_MAPS, descriptors // 8))
 
 
 class MappedArrays(LazyArrays):
@@ -138,6 +157,8 @@ class MappedArrays(LazyArrays):
         return np.array([file.length for file in self.files], dtype=np.int64)
 
     def open_array(self, number: int) -> NDArray[Any]:
+        if (array := self._pool.find(self.names[number])) is not None:
+            return array
         try:
             return self._pool.open(self.files[number])
         except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
 from gptmill.data.arrays import HEADER_BYTES, MapPool, find_array
-from gptmill.data.files import flush_to_disk
+from gptmill.data.files import flush_to_disk, hash_file
 from gptmill.data.remote import RemoteFolder
 
 try:
@@ -28,6 +28,7 @@ except ImportError:  # Windows has no flock; there a cache is for one process
     fcntl = None  # type: ignore[assignment]
 
 SHARD, PARTIAL, LOCK = ".npy", ".partial", ".lock"
+ROOM_LOCK = "room.lock"  # of who counts, evicts or adds
 ROOM_POLL_SECONDS = 0.05
 
 
@@ -66,7 +67,7 @@ class ShardCache:
         self._changes = 0
         self._reader: threading.Thread | None = None
         with self._hold_room():
-            self._list_sizes()
+            self._make_room(0, kept=set())
 
     def open(self, file: RemoteFile, owner: object) -> NDArray[Any]:
         """The array; `owner` reads one at a time, and the one that it reads is not taken from under it."""
@@ -76,19 +77,30 @@ class ShardCache:
                 self._current[owner] = file
                 self._wanted = [wanted for wanted in self._wanted if wanted != file]
                 self._wake_reader()
+            self._pool.drop_vanished()
             with suppress(OSError):
                 os.utime(path)
-        while (array := self._pool.find(path)) is None:
+        while (array := self._pool.find(str(path))) is None:
             self._fetch(file, is_ahead=False)
             with suppress(FileNotFoundError):  # another process needed the room in this moment
-                stored = find_array(path)
-                if (stored.dtype, stored.length) != (file.dtype, file.length):
-                    raise UserError(
-                        f"{self.address}/{file.name} holds {stored.dtype} ({stored.length},), its manifest says "
-                        f"{file.dtype} ({file.length},); upload the corpus again"
-                    )
-                self._pool.open(stored)
+                self._map(file, path)
         return array
+
+    def _map(self, file: RemoteFile, path: Path) -> None:
+        try:
+            stored = find_array(path)
+            found = f"{stored.dtype} ({stored.length},)"
+        except ValueError as error:
+            if hash_file(path) != file.sha256:  # it was sound when it came
+                self._evict(path)
+                return
+            stored, found = None, str(error)
+        if stored is None or (stored.dtype, stored.length) != (file.dtype, file.length):
+            raise UserError(
+                f"{self.address}/{file.name} holds {found}, its manifest says {file.dtype} ({file.length},); "
+                f"upload the corpus again"
+            )
+        self._pool.open(stored)
 
     def fetch_ahead(self, files: Sequence[RemoteFile]) -> None:
         """Fetches these in the background, soonest needed first, as far as there is room."""
@@ -121,7 +133,7 @@ class ShardCache:
         """Makes sure that the file is here; False where it is only wanted ahead and there is no room."""
         path = self._folder / file.local_name
         partial = path.with_suffix(PARTIAL)
-        with _hold(path.with_suffix(LOCK)):
+        with hold_lock(path.with_suffix(LOCK)):
             if path.exists():
                 return True
             while not self._reserve(file, partial, is_ahead=is_ahead):
@@ -131,39 +143,44 @@ class ShardCache:
             try:
                 self._remote.download(file.name, partial, file.sha256)
                 flush_to_disk(partial)
-                partial.replace(path)
+                with self._hold_room():  # who counts must not miss it under both names
+                    partial.replace(path)
             finally:
                 partial.unlink(missing_ok=True)
         return True
 
     def _reserve(self, file: RemoteFile, partial: Path, *, is_ahead: bool) -> bool:
-        """Takes room for a file, evicting others: those not wanted first, and of those the least recently used."""
+        """Takes room for a file, where need be from others: ahead of its use not from those needed sooner."""
         with self._hold_room(), self._lock:
-            sizes = self._list_sizes()
             wanted = [each.local_name for each in self._wanted]
-            in_use = {each.local_name for each in self._current.values()}
             sooner = wanted[: wanted.index(file.local_name)] if file.local_name in wanted else []
-            kept = in_use | set(sooner) if is_ahead else set()
-            order = sorted(
-                (name in in_use, name in wanted, age, name) for name, (_, age) in sizes.items() if name not in kept
-            )
-            free = self._max_bytes - sum(size for size, _ in sizes.values())
-            evicted = []
-            for *_, name in order:
-                if free >= file.size_bytes or not name.endswith(SHARD):
-                    continue
-                evicted.append(name)
-                free += sizes[name][0]
-            if free < file.size_bytes:
+            in_use = {each.local_name for each in self._current.values()}
+            if not self._make_room(file.size_bytes, kept=in_use | set(sooner) if is_ahead else set()):
                 return False
-            for name in evicted:
-                self._evict(self._folder / name)
             partial.touch()
             return True
 
+    def _make_room(self, size_bytes: int, kept: set[str]) -> bool:
+        """Evicts what nobody wants first, and of that the least recently used; or nothing, where it would not do."""
+        sizes = self._list_sizes()
+        wanted = {each.local_name for each in self._wanted}
+        in_use = {each.local_name for each in self._current.values()}
+        ages = [(name in in_use, name in wanted, age, name) for name, (_, age) in sizes.items() if name not in kept]
+        free = self._max_bytes - sum(size for size, _ in sizes.values())
+        evicted = []
+        for *_, name in sorted(ages):
+            if free < size_bytes and name.endswith(SHARD):
+                evicted.append(name)
+                free += sizes[name][0]
+        if free < size_bytes:
+            return False
+        for name in evicted:
+            self._evict(self._folder / name)
+        return True
+
     def _evict(self, path: Path) -> None:
         """Who has the file mapped, in this process or another, keeps its bytes until they let go."""
-        self._pool.drop(path)
+        self._pool.drop(str(path))
         with suppress(OSError):  # gone already, or on Windows still in use
             path.unlink()
 
@@ -176,7 +193,7 @@ class ShardCache:
                 if path.suffix == SHARD:
                     sizes[path.name] = status.st_size, status.st_mtime
                 elif path.suffix == PARTIAL:
-                    with _hold(path.with_suffix(LOCK), wait=False) as is_left_over:
+                    with hold_lock(path.with_suffix(LOCK), wait=False) as is_left_over:
                         if is_left_over:
                             path.unlink(missing_ok=True)
                         else:
@@ -184,11 +201,11 @@ class ShardCache:
         return sizes
 
     def _hold_room(self) -> AbstractContextManager[bool]:
-        return _hold(self._folder / f"room{LOCK}")
+        return hold_lock(self._folder / ROOM_LOCK)
 
 
 @contextmanager
-def _hold(path: Path, *, wait: bool = True) -> Iterator[bool]:
+def hold_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Holds a lock between threads and processes alike; yields False where it is taken and not to be waited for."""
     while fcntl is not None:
         with path.open("ab") as file:

@@ -72,32 +72,24 @@ class SplitWindows:
     def read_stored(self, windows: IndexArray) -> TokenArray:
         """As `read`, in the narrow type of the shards: a quarter of the bytes to move."""
         shards, starts = self.locate(windows)
-        order = np.argsort(shards, kind="stable")
-        groups = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1)
-        pieces = [self._read_shard(int(shards[group[0]]), starts[group]) for group in groups if len(group)]
-        if len(pieces) == 1:  # in the order of `windows` already
-            return pieces[0]
-        rows = np.empty((len(windows), self.context_length + 1), dtype=pieces[0].dtype if pieces else np.uint16)
-        for group, piece in zip(groups, pieces, strict=False):
-            rows[group] = piece
+        order = np.argsort(shards, kind="stable")  # so that each shard is opened once
+        size, last = self.context_length + 1, -1
+        array = self.arrays[int(shards[order[0]])] if len(order) else np.empty(0, dtype=np.uint16)
+        rows = np.empty((len(windows), size), dtype=array.dtype)
+        for row, shard, start in zip(order.tolist(), shards[order].tolist(), starts[order].tolist(), strict=True):
+            if shard != last:
+                array, last = self.arrays[shard], shard
+            rows[row] = array[start : start + size]
+        if len(rows) and rows.max() >= self.vocab_size:
+            self._refuse(shards, starts, rows)
         return rows
 
-    def _read_shard(self, shard: int, starts: IndexArray) -> TokenArray:
-        array = self.arrays[shard]
-        size, context_length = array.itemsize, self.context_length
-        shape = (int(self.counts[shard]), context_length + 1)
-        # All windows of the shard as overlapping rows over its own bytes, so that one indexing gathers them.
-        table: TokenArray = np.ndarray(shape, array.dtype, array, strides=(context_length * size, size))
-        rows = table[starts // context_length]
-        if rows.max() >= self.vocab_size:
-            self._refuse(shard, starts, rows)
-        return rows
-
-    def _refuse(self, shard: int, starts: IndexArray, rows: TokenArray) -> None:
+    def _refuse(self, shards: IndexArray, starts: IndexArray, rows: TokenArray) -> None:
         row, column = np.argwhere(rows >= self.vocab_size)[0]
+        shard, place = int(shards[row]), int(starts[row] + column)
         name = self.arrays.names[shard] if isinstance(self.arrays, LazyArrays) else f"shard number {shard}"
         raise UserError(
-            f"{name} holds token {rows[row, column]} at place {starts[row] + column}, outside the vocabulary of "
+            f"{name} holds token {rows[row, column]} at place {place}, outside the vocabulary of "
             f"{self.vocab_size}; prepare the corpus again, or name the tokenizer that it was made with"
         )
 

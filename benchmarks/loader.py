@@ -1,0 +1,104 @@
+"""How fast windows are read from memory-mapped shards in shuffled order, and how much memory a huge corpus takes.
+
+    python benchmarks/loader.py [FOLDER_FOR_SCRATCH_FILES]
+
+Tokens per second: batches of 64 windows in the order of training, over 20 shards of 10 M tokens that the page cache
+holds, on one thread. Memory: windows drawn all over a sparse shard of a billion windows; pages of the file that are
+mapped count as resident, but the system takes them back when it needs them, so what the process itself holds (RssAnon)
+is printed beside.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gptmill.data.arrays import HEADER_BYTES, MappedArrays, MapPool, find_array
+from gptmill.data.batches import read_train_batch
+from gptmill.data.order import make_window_order
+from gptmill.data.shards import SplitWindows
+
+NUM_SHARDS, SHARD_TOKENS = 20, 10_000_000
+VOCAB_SIZE = 50_257
+BATCH = 64
+SEED = 42
+MEASURED_SECONDS = 3.0
+HUGE_WINDOWS, HUGE_CONTEXT = 1_000_000_000, 16
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if sys.argv[1:] else None) as folder:
+        measure_speed(Path(folder))
+        measure_memory(Path(folder))
+
+
+def measure_speed(folder: Path) -> None:
+    arrays = make_shards(folder)
+    print(f"{NUM_SHARDS} shards of {SHARD_TOKENS:,} tokens, batches of {BATCH} windows, shuffled")
+    for context_length in (256, 1024):
+        windows = SplitWindows(arrays, context_length, VOCAB_SIZE)
+
+        def draw(number: int, windows: SplitWindows = windows) -> np.ndarray:
+            numbers = np.arange(number * BATCH, (number + 1) * BATCH, dtype=np.int64)
+            return make_window_order(numbers, windows.num_windows, SEED)
+
+        steps: dict[str, Callable[[int], object]] = {
+            "rows as stored (uint16)": lambda number: windows.read_stored(draw(number)),  # noqa: B023
+            "rows as int64": lambda number: windows.read(draw(number)),  # noqa: B023
+            "batches": lambda number: read_train_batch(windows, SEED, number * BATCH, BATCH),  # noqa: B023
+        }
+        for name, step in steps.items():
+            speed = BATCH * context_length * count_per_second(step)
+            print(f"context {context_length:>5}  {name:<24} {speed / 1e6:>8.1f} M tokens/s")
+
+
+def make_shards(folder: Path) -> MappedArrays:
+    generator = np.random.default_rng(SEED)
+    files = []
+    for number in range(NUM_SHARDS):
+        path = folder / f"train_{number:06d}.npy"
+        np.save(path, generator.integers(0, VOCAB_SIZE, SHARD_TOKENS, dtype=np.uint16))
+        files.append(find_array(path))
+    return MappedArrays(files, MapPool())
+
+
+def count_per_second(step: Callable[[int], object]) -> float:
+    """After a second of warming up, in which the shards come into memory."""
+    done, started, warm_until = 0, time.perf_counter(), 1.0
+    while (elapsed := time.perf_counter() - started) < warm_until + MEASURED_SECONDS:
+        done = done + 1 if elapsed > warm_until else 0
+        step(done)
+    return done / MEASURED_SECONDS
+
+
+def measure_memory(folder: Path) -> None:
+    path = folder / "huge.npy"
+    tokens = HUGE_WINDOWS * HUGE_CONTEXT + 1
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)})
+        file.truncate(HEADER_BYTES + 2 * tokens)
+    windows = SplitWindows(MappedArrays([find_array(path)], MapPool()), HUGE_CONTEXT, VOCAB_SIZE)
+    print(f"\n{windows.num_windows:,} windows of {HUGE_CONTEXT} tokens in one sparse file of {2 * tokens / 1e9:.0f} GB")
+    for batches in (0, 1, 1000, 2000):
+        for number in range(batches):
+            read_train_batch(windows, SEED, number * 1_000_003, BATCH)
+        print(f"after {batches * BATCH:>7,} windows: {describe_memory()}")
+
+
+def describe_memory() -> str:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return ", ".join(
+        f"{name} {int(kilobytes) / 1e3:,.0f} MB" for name, kilobytes in re.findall(r"(VmRSS|RssAnon):\s+(\d+)", status)
+    )
+
+
+if __name__ == "__main__":
+    main()

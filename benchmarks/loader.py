@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gptmill.data.arrays import HEADER_BYTES, MappedArrays, MapPool, find_array
-from gptmill.data.batches import read_train_batch
-from gptmill.data.order import make_window_order
-from gptmill.data.shards import SplitWindows
+from gptmill.data.batches.batch import read_train_batch
+from gptmill.data.batches.order import make_window_order
+from gptmill.data.shards.arrays import HEADER_BYTES, MappedArrays, MapPool, find_array
+from gptmill.data.shards.opening import SplitWindows
 
 NUM_SHARDS, SHARD_TOKENS = 20, 10_000_000
 VOCAB_SIZE = 50_257

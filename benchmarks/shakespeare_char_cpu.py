@@ -21,7 +21,7 @@ import torch
 from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
-from gptmill.data.shards import open_shards
+from gptmill.data.shards.opening import open_shards
 from gptmill.evals.loss import ValidationLoss
 from gptmill.inference.loading import load_model
 from gptmill.runs.checkpoints import find_latest_checkpoint

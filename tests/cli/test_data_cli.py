@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import TINY_FLAGS, GptMill
 
-from gptmill.data.shards import open_shards
+from gptmill.data.shards.opening import open_shards
 from gptmill.data.tokenizers.protocol import decode
 
 DOCUMENTS = 120

@@ -13,10 +13,10 @@ from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
 from gptmill.config.validation import check_config
+from gptmill.data.batches.streams import build_stream
 from gptmill.data.corpora import Corpora
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.shards import open_shards
-from gptmill.data.streams import build_stream
+from gptmill.data.shards.opening import open_shards
 from gptmill.runtime.world import World
 from gptmill.training.plan import make_plan
 

@@ -17,8 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from gptmill.cli.main import run_guarded
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.scores import score_by_length, write_scores
-from gptmill.data.shards import open_shards
+from gptmill.data.shards.opening import open_shards
+from gptmill.data.shards.scores import score_by_length, write_scores
 
 STEPS = 40
 EXACT_FLAGS = [

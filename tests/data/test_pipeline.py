@@ -18,11 +18,11 @@ import pytest
 from gptmill.config.errors import UserError
 from gptmill.config.requests import CleaningOptions, PrepareRequest
 from gptmill.data.files import hold_lock
-from gptmill.data.manifest import Manifest, Split, read_manifest
 from gptmill.data.pipeline import chunks
 from gptmill.data.pipeline.chunks import START, make_chunks
 from gptmill.data.pipeline.writer import GrowingArray, ShardWriter, WriterState
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.shards.manifest import Manifest, Split, read_manifest
 from gptmill.data.sources import open_source
 
 END_OF_TEXT = 256

@@ -11,9 +11,9 @@ import pytest
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
-from gptmill.data.manifest import Manifest, Split, read_manifest
 from gptmill.data.pipeline.progress import PrepareProgress
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.shards.manifest import Manifest, Split, read_manifest
 
 END_OF_TEXT = 256  # of the byte tokenizer, which these tests use unless they say otherwise
 

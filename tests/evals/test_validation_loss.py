@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
+from gptmill.data.batches.validation import ValWindows
 from gptmill.data.corpora import Corpora
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.shards import TokenShards, open_shards
-from gptmill.data.validation import ValWindows
+from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.evals.loss import ValidationLoss
 from gptmill.models.gpt import GPT, IGNORED_TARGET, build_gpt, pad_vocab
 from gptmill.runs.events import EvalDone

@@ -13,7 +13,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import ModelConfig
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.shards import TokenShards, open_shards
+from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.inference.loading import LoadedModel
 from gptmill.inference.scoring import score_by_loss
 from gptmill.models.gpt import GPT, build_gpt, pad_vocab

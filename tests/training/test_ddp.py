@@ -12,9 +12,9 @@ import torch.distributed as dist
 from tiny import CPU, make_config, make_reader, make_shards
 from torch.nn.parallel import DistributedDataParallel
 
+from gptmill.data.batches.feed import open_feed
+from gptmill.data.batches.streams import build_stream
 from gptmill.data.corpora import Corpora
-from gptmill.data.feed import open_feed
-from gptmill.data.streams import build_stream
 from gptmill.runtime.signals import StopFlag
 from gptmill.training.plan import make_plan
 from gptmill.training.state import build_state

@@ -15,11 +15,11 @@ from tiny import CPU, Tiny, make_reader, open_tiny
 from torch import Tensor
 
 from gptmill.config.requests import PrepareRequest
-from gptmill.data.batches import Batch, make_batch
+from gptmill.data.batches.batch import Batch, make_batch
+from gptmill.data.batches.feed import open_feed
 from gptmill.data.corpora import Corpora
-from gptmill.data.feed import open_feed
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.shards import TokenShards, open_shards
+from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.models.gpt import IGNORED_TARGET
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import World

@@ -11,7 +11,7 @@ import torch
 from tiny import make_config, make_shards, plan_for
 
 from gptmill.config.errors import ConfigError, UserError
-from gptmill.data.shards import TokenShards
+from gptmill.data.shards.opening import TokenShards
 from gptmill.models.gpt import build_gpt
 from gptmill.runtime.world import World
 

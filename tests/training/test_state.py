@@ -10,7 +10,7 @@ import torch
 from tiny import Tiny, make_shards, open_tiny
 from torch import Tensor
 
-from gptmill.data.shards import TokenShards
+from gptmill.data.shards.opening import TokenShards
 from gptmill.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 
 GROUPS = ("model", "optimizer")

@@ -11,7 +11,7 @@ import torch
 from tiny import CPU, Tiny, make_shards, open_tiny
 from torch import Tensor
 
-from gptmill.data.shards import TokenShards
+from gptmill.data.shards.opening import TokenShards
 from gptmill.evals.loss import ValidationLoss
 from gptmill.models.gpt import GPT
 from gptmill.runtime.signals import StopFlag

@@ -13,13 +13,13 @@ from torch import Tensor
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
-from gptmill.data.batches import Batch, make_batch
+from gptmill.data.batches.batch import Batch, make_batch
+from gptmill.data.batches.feed import open_feed
+from gptmill.data.batches.rows import HostReader, Rows
+from gptmill.data.batches.streams import Stream, build_stream
 from gptmill.data.corpora import Corpora
-from gptmill.data.feed import open_feed
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.rows import HostReader, Rows
-from gptmill.data.shards import TokenShards, open_shards
-from gptmill.data.streams import Stream, build_stream
+from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.models.gpt import IGNORED_TARGET
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import World

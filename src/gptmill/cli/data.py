@@ -38,7 +38,7 @@ def run(arguments: list[str]) -> int:
 
 def print_info(place: str, request: DataRequest) -> int:
     from gptmill.data.cleaning import CleaningReport
-    from gptmill.data.shards import open_shards
+    from gptmill.data.shards.opening import open_shards
 
     shards = open_shards(place, request.tokenizer)
     manifest = shards.manifest
@@ -55,7 +55,7 @@ def print_info(place: str, request: DataRequest) -> int:
 
 def verify(place: str, request: DataRequest) -> int:
     from gptmill.cli.progress import show_amount
-    from gptmill.data.verification import verify_corpus
+    from gptmill.data.shards.verification import verify_corpus
 
     with show_amount("verifying") as report:
         problems = verify_corpus(Path(place), report, request.tokenizer)
@@ -66,8 +66,8 @@ def verify(place: str, request: DataRequest) -> int:
 
 
 def print_windows(place: str, request: DataRequest) -> int:
-    from gptmill.data.passages import read_windows
-    from gptmill.data.shards import open_shards
+    from gptmill.data.shards.opening import open_shards
+    from gptmill.data.shards.passages import read_windows
 
     shards = open_shards(place, request.tokenizer)
     windows = read_windows(shards, request.split, request.context_length, request.window, request.count)
@@ -96,8 +96,8 @@ def print_step(run_name: str, step: int, request: DataRequest) -> int:
 
 def score(place: str, request: DataRequest) -> int:
     from gptmill.cli.progress import show_amount
-    from gptmill.data.scores import score_by_length, write_scores
-    from gptmill.data.shards import open_shards
+    from gptmill.data.shards.opening import open_shards
+    from gptmill.data.shards.scores import score_by_length, write_scores
 
     shards = open_shards(place, request.tokenizer)
     name = request.name or request.by

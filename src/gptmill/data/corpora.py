@@ -10,9 +10,9 @@ from functools import cached_property
 from gptmill.config.errors import UserError
 from gptmill.config.mixtures import parse_mixture
 from gptmill.config.run import DataConfig
+from gptmill.data.batches.shares import Shares
 from gptmill.data.corpus import find_data_dir
-from gptmill.data.shards import TokenShards, open_shards
-from gptmill.data.shares import Shares
+from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.data.tokenizers import Tokenizer
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest, ReadingOptions
 from gptmill.config.run import DataConfig
-from gptmill.data.manifest import read_manifest
 from gptmill.data.pipeline.progress import Report
 from gptmill.data.prepare import default_data_dir, prepare_corpus
-from gptmill.data.shards import holds_shards
+from gptmill.data.shards.manifest import read_manifest
+from gptmill.data.shards.opening import holds_shards
 from gptmill.data.sources import PYTHON_STDLIB, open_source
 
 DEFAULT_TOKENIZER = "gpt2"

@@ -7,9 +7,9 @@ import time
 import torch
 
 from gptmill.config.run import RunConfig
-from gptmill.data.batches import make_batch
+from gptmill.data.batches.batch import make_batch
+from gptmill.data.batches.validation import ValWindows
 from gptmill.data.corpora import Corpora
-from gptmill.data.validation import ValWindows
 from gptmill.models.gpt import GPT, IGNORED_TARGET
 from gptmill.runs.events import EvalDone
 from gptmill.runtime.precision import choose_precision, make_autocast

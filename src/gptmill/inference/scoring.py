@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptmill.config.run import DeviceName
-from gptmill.data.batches import Batch, make_batch
-from gptmill.data.documents import DocumentGroups, cut_documents
-from gptmill.data.rows import HostReader, Places
-from gptmill.data.scores import ScoreArray
-from gptmill.data.shards import TokenShards
+from gptmill.data.batches.batch import Batch, make_batch
+from gptmill.data.batches.documents import DocumentGroups, cut_documents
+from gptmill.data.batches.rows import HostReader, Places
+from gptmill.data.shards.opening import TokenShards
+from gptmill.data.shards.scores import ScoreArray
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.inference.loading import LoadedModel, load_model
 from gptmill.models.gpt import GPT, IGNORED_TARGET

@@ -9,9 +9,9 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
+from gptmill.data.batches.streams import build_stream
 from gptmill.data.corpora import open_corpora
-from gptmill.data.passages import Extract, SplitReader
-from gptmill.data.streams import build_stream
+from gptmill.data.shards.passages import Extract, SplitReader
 from gptmill.runs.directory import RunDirectory
 
 

@@ -17,14 +17,14 @@ import torch
 import gptmill
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
+from gptmill.data.batches.feed import Feed, open_feed
+from gptmill.data.batches.resident import load_resident
+from gptmill.data.batches.rows import HostReader, Reader
+from gptmill.data.batches.streams import Stream, build_stream
 from gptmill.data.corpora import Corpora, open_corpora
 from gptmill.data.corpus import find_data_dir, needs_preparing, prepare_for_run
-from gptmill.data.feed import Feed, open_feed
 from gptmill.data.pipeline.progress import Report
-from gptmill.data.resident import load_resident
-from gptmill.data.rows import HostReader, Reader
-from gptmill.data.shards import holds_shards
-from gptmill.data.streams import Stream, build_stream
+from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
 from gptmill.runs.checkpoints import load_newest_checkpoint, prune_checkpoints, save_checkpoint

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gptmill.config.run import PrecisionName, RunConfig
 from gptmill.config.stages import ContextStage, parse_context_stages
 from gptmill.config.validation import check_config
-from gptmill.data.streams import Stream
+from gptmill.data.batches.streams import Stream
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.models.gpt import pad_vocab
 from gptmill.models.parameters import count_parameters

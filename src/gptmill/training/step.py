@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gptmill.config.run import RunConfig
 from gptmill.config.stages import find_stage_length
-from gptmill.data.batches import make_batch
-from gptmill.data.feed import Feed
+from gptmill.data.batches.batch import make_batch
+from gptmill.data.batches.feed import Feed
 from gptmill.models.gpt import IGNORED_TARGET
 from gptmill.runtime.precision import make_autocast
 from gptmill.runtime.seeds import make_step_seed, seed_everything

@@ -12,15 +12,6 @@ from pathlib import Path
 from gptmill.config.errors import UserError
 from gptmill.data.cleaning import DuplicateIndex
 from gptmill.data.files import write_durably
-from gptmill.data.manifest import (
-    DOCUMENTS_DIR,
-    FILE_NAME,
-    NAMES_NAME,
-    ORIGINS_DIR,
-    Manifest,
-    read_manifest,
-    write_manifest,
-)
 from gptmill.data.pipeline.chunks import START, Position, make_chunks
 from gptmill.data.pipeline.encoding import ALWAYS_TRAIN, EncodedChunk, Job, encode_chunk, read_clean
 from gptmill.data.pipeline.executors import count_cores, map_in_order, open_executor
@@ -30,6 +21,15 @@ from gptmill.data.pipeline.opened import OpenedCorpus
 from gptmill.data.pipeline.progress import PrepareProgress, Report
 from gptmill.data.pipeline.room import check_room
 from gptmill.data.pipeline.writer import ShardWriter
+from gptmill.data.shards.manifest import (
+    DOCUMENTS_DIR,
+    FILE_NAME,
+    NAMES_NAME,
+    ORIGINS_DIR,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import choose_dtype, make_fingerprint
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptmill.data.files import flush_to_disk, hash_file
-from gptmill.data.manifest import DOCUMENTS_DIR, ORIGINS_DIR, Shard, Split
+from gptmill.data.shards.manifest import DOCUMENTS_DIR, ORIGINS_DIR, Shard, Split
 from gptmill.data.tokenizers.protocol import TokenArray
 
 HEADER_BYTES = 128

@@ -1,0 +1,1 @@
+"""Opened shards to batches: which window comes when, as pure functions, and getting it to the device in time."""

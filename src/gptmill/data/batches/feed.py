@@ -1,0 +1,104 @@
+"""Delivery: a thread reads the next micro-batches and starts their way to the device while the model computes.
+
+Batches are pure functions of their number, so a feed holds nothing that would be lost with it: it can be closed
+anywhere and opened again at any number.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import torch
+
+from gptmill.data.batches.rows import Reader, Rows
+from gptmill.data.batches.streams import Stream
+
+DEPTH = 3  # micro-batches on their way: enough to hide a slow read, few enough to cost no memory
+JOIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Rows on the device, and when they are complete there; None for at once."""
+
+    rows: Rows
+    ready: torch.cuda.Event | None
+
+
+class Feed:
+    """The micro-batches that begin with the units `starts`, in that order."""
+
+    def __init__(self, stream: Stream, reader: Reader, device: torch.device, starts: Iterable[int]) -> None:
+        self.waited_seconds = 0.0
+        self.stream = stream
+        self._reader, self._device, self._starts = reader, device, starts
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._deliveries: SimpleQueue[Delivery | BaseException] = SimpleQueue()
+        self._free = threading.Semaphore(DEPTH)
+        self._is_closed = False
+        self._upcoming: list[list[int]] = []
+        self._thread = threading.Thread(target=self._deliver_all, name="gptmill-feed", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Rows:
+        """The next micro-batch's rows, for the current stream of the device. Raises what went wrong in reading them."""
+        started = time.perf_counter()
+        delivery = self._deliveries.get()
+        self.waited_seconds += time.perf_counter() - started
+        if isinstance(delivery, BaseException):
+            self._deliveries.put(delivery)
+            raise delivery
+        self._free.release()
+        if delivery.ready is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(delivery.ready)
+            delivery.rows.hand_over(current)
+        return delivery.rows
+
+    def close(self) -> None:
+        """Ends the thread, at the latest after the read that it is in."""
+        self._is_closed = True
+        self._free.release()
+        self._thread.join(JOIN_SECONDS)
+
+    def _deliver_all(self) -> None:
+        try:
+            for start in self._starts:
+                self._free.acquire()
+                if self._is_closed:
+                    return
+                self._announce(start)
+                self._deliveries.put(self._deliver(start))
+            raise EOFError("the feed has no more micro-batches")
+        except BaseException as error:
+            self._deliveries.put(error)
+
+    def _announce(self, start: int) -> None:
+        """Tells the reader what comes next, whenever that changes."""
+        upcoming = self.stream.list_next_shards(start)
+        if upcoming != self._upcoming:
+            self._upcoming = upcoming
+            self._reader.prefetch(upcoming)
+
+    def _deliver(self, start: int) -> Delivery:
+        places = self.stream.find(start)
+        if self._copies is None:
+            return Delivery(self._reader.read(places).to(self._device), None)
+        with torch.cuda.stream(self._copies):
+            rows = self._reader.read(places).to(self._device)
+            return Delivery(rows, self._copies.record_event())
+
+
+@contextmanager
+def open_feed(stream: Stream, reader: Reader, device: torch.device, starts: Iterable[int]) -> Iterator[Feed]:
+    """A feed that is closed at the end, whatever ends it."""
+    feed = Feed(stream, reader, device, starts)
+    try:
+        yield feed
+    finally:
+        feed.close()

@@ -1,0 +1,95 @@
+"""Rows of tokens: where they stand in the shards, and reading them from there into the memory of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gptmill.config.errors import UserError
+from gptmill.data.shards.arrays import IndexArray
+from gptmill.data.tokenizers.protocol import TokenArray
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where each row of a batch begins; a row has `lengths` tokens, or `width` where there are none given."""
+
+    corpora: IndexArray
+    shards: IndexArray
+    starts: IndexArray
+    width: int
+    lengths: IndexArray | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tokens as they were read, `width` and the one after them in each row; what is past a row's length is padding."""
+
+    tokens: Tensor
+    lengths: Tensor | None = None
+
+    def to(self, device: torch.device) -> Rows:
+        """On the device; to a GPU through pinned memory, so that nothing waits for the copy."""
+        if self.tokens.device.type == device.type:
+            return self
+        if device.type == "cuda":
+            return self._map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+        return self._map(lambda tensor: tensor.to(device))
+
+    def hand_over(self, stream: torch.cuda.Stream) -> None:
+        """Keeps the memory from being used again before `stream` is done with it."""
+        for tensor in (self.tokens, self.lengths):
+            if tensor is not None:
+                tensor.record_stream(stream)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        return Rows(change(self.tokens), None if self.lengths is None else change(self.lengths))
+
+
+class Reader(Protocol):
+    """Turns places into rows."""
+
+    def read(self, places: Places) -> Rows: ...
+
+    def prefetch(self, upcoming: list[list[int]]) -> None:
+        """Told which shards of each corpus come next."""
+        ...
+
+
+@dataclass(frozen=True)
+class HostReader:
+    """Reads rows from memory maps. Where a row ends with its shard, end_of_text follows it."""
+
+    arrays: Sequence[Sequence[TokenArray]]
+    end_of_text: int
+    vocab_size: int
+
+    def read(self, places: Places) -> Rows:
+        tokens = np.full((len(places.starts), places.width + 1), self.end_of_text, dtype=np.int64)
+        lengths = np.full(len(tokens), places.width) if places.lengths is None else places.lengths
+        # Shard by shard, so that each has to be opened once.
+        for row in np.lexsort((places.shards, places.corpora)):
+            start = places.starts[row]
+            array = self.arrays[places.corpora[row]][int(places.shards[row])]
+            piece = array[start : start + lengths[row] + 1]
+            tokens[row, : len(piece)] = piece
+        check_vocabulary(int(tokens.max()), self.vocab_size)
+        return Rows(torch.from_numpy(tokens), None if places.lengths is None else torch.from_numpy(places.lengths))
+
+    def prefetch(self, upcoming: list[list[int]]) -> None:
+        for arrays, shards in zip(self.arrays, upcoming, strict=True):
+            fetch = getattr(arrays, "prefetch", None)  # only shards that come from elsewhere have it
+            if fetch is not None and shards:
+                fetch(shards)
+
+
+def check_vocabulary(largest: int, vocab_size: int) -> None:
+    if largest >= vocab_size:
+        raise UserError(
+            f"the shards hold token {largest}, outside the vocabulary of {vocab_size}; prepare the corpus again"
+        )

@@ -1,0 +1,193 @@
+"""Arrays in files as sequences: mapped into memory when asked for, their lengths known before. Knows no manifest."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import threading
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptmill.config.errors import UserError
+from gptmill.data.tokenizers.protocol import TokenArray
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+IndexArray = NDArray[np.int64]
+MAX_OPEN_MAPS = 4096
+HEADER_BYTES = 128  # of what numpy saves with one dimension
+HEADER = re.compile(rb"\x93NUMPY\x01\x00(..){'descr': '([^']+)', 'fortran_order': False, 'shape': \((\d+),\), }", re.S)
+SCAN_TOKENS = 1 << 22
+
+
+class StoredArray(NamedTuple):
+    """Where a one-dimensional array lies in a file."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    length: int
+    offset: int
+
+    def map(self) -> NDArray[Any]:
+        """The array, its bytes left in the file until they are touched."""
+        descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+        return np.frombuffer(content, self.dtype, self.length, self.offset)
+
+
+def find_array(path: Path) -> StoredArray:
+    """The array of an `.npy` file. Raises OSError, or ValueError saying what is wrong with the file."""
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES)
+        size_bytes = file.seek(0, 2)
+        stored = _parse_header(path, head) or _parse_any_header(path, file)
+    expected_bytes = stored.offset + stored.length * stored.dtype.itemsize
+    if size_bytes != expected_bytes:
+        raise ValueError(f"{size_bytes:,} bytes long, {expected_bytes:,} by its header")
+    return stored
+
+
+def _parse_header(path: Path, head: bytes) -> StoredArray | None:
+    """The header as numpy writes it; its own parser takes longer than all the rest of opening."""
+    if (found := HEADER.match(head)) is None:
+        return None
+    header_bytes, dtype, length = found.groups()
+    return StoredArray(path, np.dtype(dtype.decode()), int(length), 10 + int.from_bytes(header_bytes, "little"))
+
+
+def _parse_any_header(path: Path, file: BinaryIO) -> StoredArray:
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if len(shape) != 1:
+        raise ValueError(f"an array of shape {shape}, not a row of tokens")
+    return StoredArray(path, dtype, shape[0], file.tell())
+
+
+class LazyArrays(Sequence[NDArray[Any]]):
+    """Arrays by number, each opened when it is asked for. `names` are for people."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, number: int) -> NDArray[Any]: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> tuple[NDArray[Any], ...]: ...
+
+    def __getitem__(self, number: int | slice) -> NDArray[Any] | tuple[NDArray[Any], ...]:
+        chosen = range(len(self.names))[number]
+        return self.open_array(chosen) if isinstance(chosen, int) else tuple(map(self.open_array, chosen))
+
+    @property
+    @abstractmethod
+    def lengths(self) -> IndexArray:
+        """How long each array is."""
+
+    @abstractmethod
+    def open_array(self, number: int) -> NDArray[Any]:
+        """The array number 0 … len - 1."""
+
+
+class MapPool:
+    """Maps that are open. There may be more files than can be: the one that was opened first is let go first."""
+
+    def __init__(self) -> None:
+        self._maps: dict[str, NDArray[Any]] = {}
+        self._limit = _count_mappable()
+        self._lock = threading.Lock()
+
+    def open(self, stored: StoredArray) -> NDArray[Any]:
+        array = stored.map()
+        with self._lock:
+            while len(self._maps) >= self._limit:
+                del self._maps[next(iter(self._maps))]
+            self._maps[str(stored.path)] = array
+        return array
+
+    def find(self, path: str) -> NDArray[Any] | None:
+        return self._maps.get(path)
+
+    def drop(self, path: str) -> None:
+        with self._lock:
+            self._maps.pop(path, None)
+
+    def drop_vanished(self) -> None:
+        """Lets go of files that were removed, which take room on the disk for as long as they are mapped."""
+        with self._lock:
+            self._maps = {path: array for path, array in self._maps.items() if Path(path).exists()}
+
+
+def _count_mappable() -> int:
+    """Python holds a file descriptor for every map; the rest of the process needs some too."""
+    if resource is None:
+        return MAX_OPEN_MAPS
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_OPEN_MAPS if descriptors == resource.RLIM_INFINITY else max(1, min(MAX_OPEN_MAPS, descriptors // 8))
+
+
+class MappedArrays(LazyArrays):
+    """Arrays in local files."""
+
+    def __init__(self, files: Sequence[StoredArray], pool: MapPool) -> None:
+        super().__init__([str(file.path) for file in files])
+        self.files = files
+        self._pool = pool
+
+    @cached_property
+    def lengths(self) -> IndexArray:
+        return np.array([file.length for file in self.files], dtype=np.int64)
+
+    def open_array(self, number: int) -> NDArray[Any]:
+        if (array := self._pool.find(self.names[number])) is not None:
+            return array
+        try:
+            return self._pool.open(self.files[number])
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self.names[number]} changed while in use ({error}); bring it back or make the corpus again"
+            ) from None
+
+
+class ScannedStarts(LazyArrays):
+    """Where documents start in arrays that come without a list of it: at every end_of_text, found when asked for."""
+
+    def __init__(self, arrays: MappedArrays, end_of_text: int) -> None:
+        super().__init__(arrays.names)
+        self._arrays = arrays
+        self._end_of_text = end_of_text
+        self._found: dict[int, IndexArray] = {}
+
+    @cached_property
+    def lengths(self) -> IndexArray:
+        return np.array([len(array) for array in self], dtype=np.int64)
+
+    def open_array(self, number: int) -> IndexArray:
+        if number not in self._found:
+            self._found[number] = find_starts(self._arrays[number], self._end_of_text)
+        return self._found[number]
+
+
+def find_starts(tokens: TokenArray, end_of_text: int) -> IndexArray:
+    """The places of end_of_text, found block by block."""
+    blocks = range(0, len(tokens), SCAN_TOKENS)
+    found = [np.flatnonzero(tokens[start : start + SCAN_TOKENS] == end_of_text) + start for start in blocks]
+    return np.concatenate([np.empty(0, dtype=np.int64), *found])

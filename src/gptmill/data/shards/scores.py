@@ -1,0 +1,67 @@
+"""Scores of the documents of a corpus, kept beside its shards: one number for each training document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptmill.config.errors import UserError
+from gptmill.config.validation import is_folder_name
+from gptmill.data.files import flush_to_disk, hash_file, write_durably
+from gptmill.data.shards.manifest import SCORES_DIR, read_manifest
+from gptmill.data.shards.opening import TokenShards
+
+ScoreArray = NDArray[np.float32]
+
+
+def write_scores(folder: Path, name: str, scores: ScoreArray) -> Path:
+    """Writes FOLDER/scores/NAME.npy and, last, the JSON that says what it belongs to."""
+    if not is_folder_name(name):
+        raise UserError(f"a score cannot be called {name!r}; choose a plain name")
+    manifest = read_manifest(folder)
+    if scores.shape != (manifest.train.documents,) or not np.isfinite(scores).all():
+        raise UserError(
+            f"scores for {folder} must be {manifest.train.documents:,} finite numbers, one for each training document; "
+            f"these have shape {scores.shape}"
+        )
+    path = folder / SCORES_DIR / f"{name}.npy"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            np.save(file, scores.astype(np.float32))
+        flush_to_disk(partial)
+        record = {"corpus_sha256": manifest.corpus_sha256, "documents": len(scores), "sha256": hash_file(partial)}
+        partial.replace(path)
+        write_durably(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; make room there") from None
+    return path
+
+
+def read_scores(shards: TokenShards, name: str) -> ScoreArray:
+    """The scores of that name; raises UserError where they are missing, damaged, or those of another corpus."""
+    path = shards.folder / SCORES_DIR / f"{name}.npy"
+    again = f"make them with: gptmill data score {shards.folder} --by {name}"
+    if not path.exists():
+        raise UserError(f"{shards.folder} has no scores called {name}; {again}")
+    try:
+        record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        scores: ScoreArray = np.load(path, allow_pickle=False)
+        is_sound = record["sha256"] == hash_file(path) and len(scores) == shards.manifest.train.documents
+    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {again}") from None
+    if not is_sound or record["corpus_sha256"] != shards.manifest.corpus_sha256:
+        raise UserError(f"{path} does not belong to the documents that {shards.folder} holds now; {again}")
+    return scores
+
+
+def score_by_length(shards: TokenShards) -> ScoreArray:
+    """Tokens in each training document, the one that opens it included."""
+    sizes = np.array([shard.tokens for shard in shards.manifest.train.shards], dtype=np.int64)
+    firsts = np.cumsum(sizes) - sizes
+    starts = [first + own for first, own in zip(firsts, shards.train_starts, strict=True)]
+    return np.diff(np.concatenate([*starts, [sizes.sum()]])).astype(np.float32)

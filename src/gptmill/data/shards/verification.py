@@ -1,0 +1,152 @@
+"""Every byte of a corpus read once and held against what its manifest promises."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from gptmill.config.errors import UserError
+from gptmill.data.files import hash_file
+from gptmill.data.shards.arrays import IndexArray, StoredArray
+from gptmill.data.shards.foreign import find_foreign_files, open_foreign
+from gptmill.data.shards.manifest import DOCUMENTS_DIR, Manifest, Shard, Split, read_manifest
+from gptmill.data.shards.manifest import FILE_NAME as MANIFEST_NAME
+from gptmill.data.shards.opening import find_shard, restore_expected_tokenizer
+from gptmill.data.tokenizers import Tokenizer
+from gptmill.data.tokenizers.protocol import TokenArray
+
+MAX_THREADS = 8
+BLOCK_BYTES = 1 << 22
+
+# Told of bytes done and bytes in all, by one thread at a time.
+VerifyReport = Callable[[int, int], None]
+
+
+def verify_corpus(folder: Path, report: VerifyReport, tokenizer_name: str | None = None) -> list[str]:
+    """What is wrong with a corpus on this machine, a sentence for each problem; none: it is as it was prepared.
+
+    Token files of other projects have no checksums: sizes and the range of tokens are all that can be checked.
+    """
+    try:
+        if not (folder / MANIFEST_NAME).exists() and find_foreign_files(folder):
+            return _verify_foreign(folder, report, tokenizer_name)
+        return _verify_own(folder, report, tokenizer_name)
+    except UserError as error:
+        return [str(error)]
+
+
+def _verify_own(folder: Path, report: VerifyReport, tokenizer_name: str | None) -> list[str]:
+    manifest = read_manifest(folder)
+    tokenizer = restore_expected_tokenizer(manifest, str(folder), tokenizer_name)
+    shards = [*manifest.train.shards, *manifest.val.shards]
+    dtype, places = np.dtype(manifest.dtype), np.dtype(np.int64)
+    total_bytes = sum(shard.tokens * dtype.itemsize + shard.documents * places.itemsize for shard in shards)
+    progress = _Progress(total_bytes, report)
+    problems = [*_check_sums(folder, "train", manifest.train), *_check_sums(folder, "val", manifest.val)]
+    return problems + _run([partial(_check_shard, folder, manifest, shard, tokenizer, progress) for shard in shards])
+
+
+def _verify_foreign(folder: Path, report: VerifyReport, tokenizer_name: str | None) -> list[str]:
+    corpus = open_foreign(folder, tokenizer_name)
+    files = [*corpus.arrays["train"].files, *corpus.arrays["val"].files]
+    progress = _Progress(sum(file.length * file.dtype.itemsize for file in files), report)
+    return _run([partial(_check_tokens, file, corpus.tokenizer, progress) for file in files])
+
+
+def _run(checks: list[Callable[[], list[str]]]) -> list[str]:
+    """All problems of all checks. Hashing lets go of Python's lock, so threads are enough."""
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+        return [problem for problems in pool.map(lambda check: check(), checks) for problem in problems]
+
+
+class _Progress:
+    def __init__(self, total_bytes: int, report: VerifyReport) -> None:
+        self._total = total_bytes
+        self._done = 0
+        self._report = report
+        self._lock = threading.Lock()
+
+    def add(self, size_bytes: int) -> None:
+        with self._lock:
+            self._done += size_bytes
+            self._report(self._done, self._total)
+
+
+def _check_sums(folder: Path, name: str, split: Split) -> Iterator[str]:
+    tokens, documents = (sum(getattr(shard, what) for shard in split.shards) for what in ("tokens", "documents"))
+    if (tokens, documents) != (split.tokens, split.documents):
+        yield (
+            f"{folder / MANIFEST_NAME} counts {split.tokens:,} tokens and {split.documents:,} documents in {name}, "
+            f"its shards have {tokens:,} and {documents:,}"
+        )
+
+
+def _check_shard(
+    folder: Path, manifest: Manifest, shard: Shard, tokenizer: Tokenizer, progress: _Progress
+) -> list[str]:
+    problems: list[str] = []
+    starts: IndexArray | None = None
+    tokens_path, starts_path = folder / shard.file, folder / DOCUMENTS_DIR / shard.file
+    try:
+        starts = find_shard(starts_path, np.dtype(np.int64), shard.documents).map()
+        problems += _check_sha256(starts_path, shard.documents_sha256)
+        progress.add(starts.nbytes)
+    except UserError as error:
+        problems.append(str(error))
+    try:
+        tokens = find_shard(tokens_path, np.dtype(manifest.dtype), shard.tokens)
+        problems += _check_sha256(tokens_path, shard.sha256)
+        problems += _check_tokens(tokens, tokenizer, progress, starts)
+    except UserError as error:
+        problems.append(str(error))
+    return problems
+
+
+def _check_sha256(path: Path, sha256: str) -> Iterator[str]:
+    if hash_file(path) != sha256:
+        yield f"{path} changed after it was prepared: its SHA-256 is not the manifest's"
+
+
+def _check_tokens(
+    stored: StoredArray, tokenizer: Tokenizer, progress: _Progress, starts: IndexArray | None = None
+) -> list[str]:
+    """The first token outside the vocabulary, and the first place where documents are not where they are said to be."""
+    problems: dict[str, str] = {}
+    seen = 0
+    for place, tokens in _read_blocks(stored):
+        if tokens.max() >= tokenizer.vocab_size:
+            first = int(np.argmax(tokens >= tokenizer.vocab_size))
+            strange = f"holds token {tokens[first]} at place {place + first:,}, outside the vocabulary of"
+            problems.setdefault("token", f"{stored.path} {strange} {tokenizer.vocab_size:,}")
+        if starts is not None:
+            found = np.flatnonzero(tokens == tokenizer.end_of_text) + place
+            if not np.array_equal(found, starts[seen : seen + len(found)]):
+                problems.setdefault("starts", _describe_starts(stored.path, seen, place, place + len(tokens)))
+            seen += len(found)
+        progress.add(tokens.nbytes)
+    if starts is not None and seen != len(starts):
+        said = f"{len(starts):,} documents are said to start in it, but {seen:,} do"
+        problems.setdefault("starts", f"{stored.path}: {said}")
+    return list(problems.values())
+
+
+def _describe_starts(path: Path, number: int, first: int, last: int) -> str:
+    return (
+        f"{path}: from document number {number:,} on, between the places {first:,} and {last:,}, documents do not "
+        f"start where {DOCUMENTS_DIR}/{path.name} says"
+    )
+
+
+def _read_blocks(stored: StoredArray) -> Iterator[tuple[int, TokenArray]]:
+    """Read, not mapped: so that a file larger than the memory leaves no mark on it."""
+    block_tokens = BLOCK_BYTES // stored.dtype.itemsize
+    with stored.path.open("rb") as file:
+        file.seek(stored.offset)
+        for place in range(0, stored.length, block_tokens):
+            yield place, np.fromfile(file, stored.dtype, min(block_tokens, stored.length - place))

@@ -1,0 +1,218 @@
+"""Delivery: the same rows in the same order, errors that reach the loop, and no thread left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from fractions import Fraction
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from windows import CONTEXT_LENGTH, make_config, make_reader, make_train_reader, make_windows, prepare
+
+from gptmill.config.errors import UserError
+from gptmill.data.batches.feed import DEPTH, open_feed
+from gptmill.data.batches.order import ShardOrder, Shuffle
+from gptmill.data.batches.resident import load_resident
+from gptmill.data.batches.rows import HostReader, Places, Rows
+from gptmill.data.batches.shares import Shares
+from gptmill.data.batches.streams import WindowStream, build_stream
+from gptmill.data.corpora import Corpora
+from gptmill.data.shards.opening import SplitWindows
+
+CPU = torch.device("cpu")
+ONE = Shares([Fraction(1)])
+WINDOWS = make_windows(50)
+STREAM = WindowStream([WINDOWS], [Shuffle(50, 1)], ONE, 4)
+READER = make_reader(WINDOWS)
+
+
+def count_feed_threads() -> int:
+    return sum(thread.name == "gptmill-feed" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(("first", "stride"), [(0, 4), (12, 8), (1000, 4)])
+def test_rows_come_in_the_order_of_their_numbers(first: int, stride: int) -> None:
+    with open_feed(STREAM, READER, CPU, count(first, stride)) as feed:
+        for turn in range(30):
+            expected = READER.read(STREAM.find(first + turn * stride))
+            assert torch.equal(feed.take().tokens, expected.tokens)
+    assert count_feed_threads() == 0
+
+
+class SlowReader(HostReader):
+    """Counts its reads, and fails in one of them."""
+
+    reads = 0
+    fails_at: int | None = None
+
+    def read(self, places: Places) -> Rows:
+        type(self).reads += 1
+        if type(self).reads - 1 == self.fails_at:
+            raise UserError("the disk is gone")
+        return super().read(places)
+
+
+def make_slow(fails_at: int | None = None) -> HostReader:
+    kind: Any = type("SlowReader", (SlowReader,), {"reads": 0, "fails_at": fails_at})
+    return kind(READER.arrays, READER.end_of_text, READER.vocab_size)  # type: ignore[no-any-return]
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_feed_reads_ahead_only_so_far() -> None:
+    reader: Any = make_slow()
+    with open_feed(STREAM, reader, CPU, count(0, 4)) as feed:
+        wait_until(lambda: type(reader).reads == DEPTH)
+        feed.take()
+        wait_until(lambda: type(reader).reads == DEPTH + 1)
+    assert type(reader).reads == DEPTH + 1
+
+
+def test_what_goes_wrong_in_reading_reaches_the_loop_in_its_turn() -> None:
+    with open_feed(STREAM, make_slow(fails_at=2), CPU, count(0, 4)) as feed:
+        feed.take()
+        feed.take()
+        for _ in range(2):
+            with pytest.raises(UserError, match="the disk is gone"):
+                feed.take()
+    assert count_feed_threads() == 0
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7])
+def test_an_error_in_the_loop_leaves_no_thread(taken: int) -> None:
+    def train() -> None:
+        with open_feed(STREAM, READER, CPU, count(0, 4)) as feed:
+            for _ in range(taken):
+                feed.take()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert count_feed_threads() == 0
+
+
+def test_the_wait_for_data_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_feed(STREAM, READER, CPU, count(0, 4)) as feed:
+        assert feed.waited_seconds == 0
+        clock = iter([10.0, 15.0, 20.0, 20.5])
+        monkeypatch.setattr("gptmill.data.batches.feed.time.perf_counter", lambda: next(clock))
+        feed.take()
+        assert feed.waited_seconds == 5.0
+        feed.take()
+        assert feed.waited_seconds == 5.5
+        monkeypatch.undo()
+
+
+class Remote(tuple[np.ndarray, ...]):
+    """Shards that come from elsewhere, and remember what they were told."""
+
+    told: list[list[int]]
+    holds_all = False
+
+    def prefetch(self, upcoming: list[int]) -> None:
+        self.told.append(upcoming)
+
+
+def test_shards_from_elsewhere_are_told_what_comes_next() -> None:
+    tokens = np.arange(CONTEXT_LENGTH * 40, dtype=np.uint16)
+    remote = Remote(np.split(tokens, 5))
+    remote.told = []
+    counts = np.full(5, (CONTEXT_LENGTH * 8 - 1) // CONTEXT_LENGTH, dtype=np.int64)
+    windows = SplitWindows(remote, CONTEXT_LENGTH, 1 << 16)
+    order = ShardOrder(counts, seed=3)
+    stream = WindowStream([windows], [order], ONE, 7)
+    with open_feed(stream, HostReader([remote], 0, 1 << 16), CPU, count(0, 7)) as feed:
+        for _ in range(10):
+            feed.take()
+    shards = [*order.list_shards(0), *order.list_shards(1), *order.list_shards(2), *order.list_shards(3)]
+    assert remote.told[:10] == [[int(shard) for shard in shards[turn : turn + 3]] for turn in range(10)]
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
+    folder: Path = tmp_path_factory.mktemp("feed")
+    texts = [("lorem ipsum " * 30)[: 1 + 13 * number % 200] for number in range(70)]
+    one, two = prepare(folder / "one", texts, shard_tokens=900), prepare(folder / "two", texts[::-1], shard_tokens=1111)
+    return Corpora((one, two), (Fraction(2), Fraction(1)))
+
+
+@pytest.mark.parametrize("order", ["shuffle", "shards", "sequential"])
+@pytest.mark.parametrize("documents", ["packed", "whole"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_resident_tokens_give_the_same_rows_bit_for_bit(
+    corpora: Corpora, order: str, documents: str, wide: bool
+) -> None:
+    if documents == "whole" and order != "shuffle":
+        return
+    if wide:
+        corpora = widen(corpora)
+    config = make_config(order=order, documents=documents, context_length=32)
+    stream = build_stream(config, corpora)
+    resident, host = load_resident(corpora, CPU), make_train_reader(corpora)
+    for start in range(0, stream.units_per_epoch + 40, stream.units_per_batch):
+        one, other = resident.read(stream.find(start)), host.read(stream.find(start))
+        assert one.tokens.dtype == other.tokens.dtype == torch.int64
+        assert torch.equal(one.tokens, other.tokens)
+        assert (one.lengths is None) == (other.lengths is None)
+        assert one.lengths is None or other.lengths is None or torch.equal(one.lengths, other.lengths)
+
+
+def widen(corpora: Corpora) -> Corpora:
+    """The same tokens in 32 bits, and past the signed half of 16 bits."""
+    shards = [
+        replace(
+            part,
+            manifest=replace(part.manifest, dtype="uint32"),
+            train=tuple(array.astype(np.uint32) for array in part.train),
+        )
+        for part in corpora.shards
+    ]
+    return replace(corpora, shards=tuple(shards))
+
+
+def test_tokens_in_the_upper_half_of_16_bits_survive(corpora: Corpora) -> None:
+    part = corpora.shards[0]
+    tokenizer = type("Tokenizer", (), {"end_of_text": 50_256, "vocab_size": 1 << 16})()
+    train = (np.arange(30_000, 65_536, 7, dtype=np.uint16),)
+    shards = replace(part, train=train, tokenizer=tokenizer)
+    reader = load_resident(Corpora((shards,)), CPU)
+    zero = np.zeros(1, dtype=np.int64)
+    assert reader.read(Places(zero, zero, zero, len(train[0]))).tokens[0].tolist() == [*train[0].tolist(), 50_256]
+
+
+def test_resident_tokens_refuse_shards_from_elsewhere(corpora: Corpora) -> None:
+    remote = replace(corpora.shards[0], train=Remote(corpora.shards[0].train))
+    with pytest.raises(UserError, match="data_on_device"):
+        load_resident(Corpora((remote,)), CPU)
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"order": "shuffle"}, True),
+        ({"order": "curriculum"}, True),
+        ({"documents": "whole"}, True),
+        ({"order": "shards"}, False),
+        ({"order": "sequential", "documents": "masked"}, False),
+    ],
+)
+def test_an_order_that_jumps_is_refused_where_shards_come_and_go(
+    corpora: Corpora, fields: dict[str, Any], refused: bool
+) -> None:
+    remote = Corpora((replace(corpora.shards[0], train=Remote(corpora.shards[0].train)),))
+    if not refused:
+        build_stream(make_config(**fields), remote)
+        return
+    with pytest.raises(UserError, match="--order shards"):
+        build_stream(make_config(**fields), remote)

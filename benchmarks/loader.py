@@ -15,13 +15,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from gptmill.data.batches.batch import read_train_batch
-from gptmill.data.batches.order import make_window_order
+from gptmill.data.batches.batch import make_batch
+from gptmill.data.batches.order import Shuffle
+from gptmill.data.batches.rows import HostReader
+from gptmill.data.batches.shares import Shares
+from gptmill.data.batches.streams import WindowStream
 from gptmill.data.shards.arrays import HEADER_BYTES, MappedArrays, MapPool, find_array
 from gptmill.data.shards.opening import SplitWindows
 
@@ -40,24 +44,26 @@ def main() -> None:
         measure_memory(Path(folder))
 
 
+def make_reading(arrays: MappedArrays, context_length: int) -> tuple[WindowStream, HostReader]:
+    """What training reads a single corpus with."""
+    windows = SplitWindows(arrays, context_length)
+    stream = WindowStream([windows], [Shuffle(windows.num_windows, SEED)], Shares((Fraction(1),)), BATCH)
+    return stream, HostReader([arrays], 0, VOCAB_SIZE)
+
+
 def measure_speed(folder: Path) -> None:
     arrays = make_shards(folder)
     print(f"{NUM_SHARDS} shards of {SHARD_TOKENS:,} tokens, batches of {BATCH} windows, shuffled")
     for context_length in (256, 1024):
-        windows = SplitWindows(arrays, context_length, VOCAB_SIZE)
-
-        def draw(number: int, windows: SplitWindows = windows) -> np.ndarray:
-            numbers = np.arange(number * BATCH, (number + 1) * BATCH, dtype=np.int64)
-            return make_window_order(numbers, windows.num_windows, SEED)
-
+        stream, reader = make_reading(arrays, context_length)
         steps: dict[str, Callable[[int], object]] = {
-            "rows as stored (uint16)": lambda number: windows.read_stored(draw(number)),  # noqa: B023
-            "rows as int64": lambda number: windows.read(draw(number)),  # noqa: B023
-            "batches": lambda number: read_train_batch(windows, SEED, number * BATCH, BATCH),  # noqa: B023
+            "places": lambda number: stream.find(number * BATCH),  # noqa: B023
+            "rows": lambda number: reader.read(stream.find(number * BATCH)),  # noqa: B023
+            "batches": lambda number: make_batch(reader.read(stream.find(number * BATCH)), -100),  # noqa: B023
         }
         for name, step in steps.items():
             speed = BATCH * context_length * count_per_second(step)
-            print(f"context {context_length:>5}  {name:<24} {speed / 1e6:>8.1f} M tokens/s")
+            print(f"context {context_length:>5}  {name:<8} {speed / 1e6:>8.1f} M tokens/s")
 
 
 def make_shards(folder: Path) -> MappedArrays:
@@ -85,11 +91,13 @@ def measure_memory(folder: Path) -> None:
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)})
         file.truncate(HEADER_BYTES + 2 * tokens)
-    windows = SplitWindows(MappedArrays([find_array(path)], MapPool()), HUGE_CONTEXT, VOCAB_SIZE)
-    print(f"\n{windows.num_windows:,} windows of {HUGE_CONTEXT} tokens in one sparse file of {2 * tokens / 1e9:.0f} GB")
+    stream, reader = make_reading(MappedArrays([find_array(path)], MapPool()), HUGE_CONTEXT)
+    print(
+        f"\n{stream.units_per_epoch:,} windows of {HUGE_CONTEXT} tokens in one sparse file of {2 * tokens / 1e9:.0f} GB"
+    )
     for batches in (0, 1, 1000, 2000):
         for number in range(batches):
-            read_train_batch(windows, SEED, number * 1_000_003, BATCH)
+            reader.read(stream.find(number * 1_000_003))
         print(f"after {batches * BATCH:>7,} windows: {describe_memory()}")
 
 

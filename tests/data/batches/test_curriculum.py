@@ -73,7 +73,7 @@ def test_a_window_has_the_mean_score_of_its_tokens(lengths: list[int], shard_tok
     arrays = tuple(np.split(np.zeros(len(by_token), dtype=np.uint16), cuts))
     starts = np.cumsum([0, *lengths[:-1]])
     own = [starts[starts // shard_tokens == shard] % shard_tokens for shard in range(len(arrays))]
-    windows = SplitWindows(arrays, context_length, 10)
+    windows = SplitWindows(arrays, context_length)
     expected = [
         part[place : place + context_length].mean()
         for part in np.split(by_token, cuts)

@@ -129,7 +129,7 @@ def test_shards_from_elsewhere_are_told_what_comes_next() -> None:
     remote = Remote(np.split(tokens, 5))
     remote.told = []
     counts = np.full(5, (CONTEXT_LENGTH * 8 - 1) // CONTEXT_LENGTH, dtype=np.int64)
-    windows = SplitWindows(remote, CONTEXT_LENGTH, 1 << 16)
+    windows = SplitWindows(remote, CONTEXT_LENGTH)
     order = ShardOrder(counts, seed=3)
     stream = WindowStream([windows], [order], ONE, 7)
     with open_feed(stream, HostReader([remote], 0, 1 << 16), CPU, count(0, 7)) as feed:

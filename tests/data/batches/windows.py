@@ -23,7 +23,7 @@ def make_windows(num_windows: int, first: int = 0) -> SplitWindows:
     """Tokens count up over two shards, so that a window's first token tells its number."""
     cut = CONTEXT_LENGTH * (num_windows // 3) + 1
     tokens = np.arange(first, first + CONTEXT_LENGTH * num_windows + 1, dtype=np.uint16)
-    windows = SplitWindows((tokens[:cut], tokens[cut - 1 :]), CONTEXT_LENGTH, vocab_size=1 << 16)
+    windows = SplitWindows((tokens[:cut], tokens[cut - 1 :]), CONTEXT_LENGTH)
     assert windows.num_windows == num_windows
     return windows
 

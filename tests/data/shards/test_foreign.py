@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reading import read_windows
 
 from gptmill.config.errors import UserError
 from gptmill.data.shards.opening import TokenShards, holds_shards, open_shards
@@ -73,7 +74,7 @@ def test_tokens_are_read_where_they_lie(layout: str, tmp_path: Path) -> None:
     assert [array.tolist() for array in shards.val] == [array.tolist() for array in val]
     assert shards.manifest.train.tokens == sum(map(len, train))
     windows = shards.cut(shards.train, 64)
-    assert windows.read(np.array([windows.num_windows - 1])).shape == (1, 65)
+    assert read_windows(windows, np.array([windows.num_windows - 1])).shape == (1, 65)
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in before} == before
 
 
@@ -124,8 +125,8 @@ def test_bytes_as_tokens_can_be_asked_for(tmp_path: Path) -> None:
 def test_tokens_of_another_vocabulary_are_noticed_when_read(tmp_path: Path) -> None:
     write_layout(tmp_path, "nanoGPT")
     shards = open_shards(tmp_path, "byte")
-    with pytest.raises(UserError, match=r"train\.bin holds token.*tokenizer"):
-        shards.cut(shards.train, 64).read(np.arange(4))
+    with pytest.raises(UserError, match=r"train\.bin at place .* holds token.*tokenizer"):
+        read_windows(shards.cut(shards.train, 64), np.arange(4), shards.tokenizer.vocab_size)
 
 
 class Trap:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import read_windows
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
@@ -61,7 +62,7 @@ def test_windows_of_all_shards_are_the_raw_tokens_at_their_places(folder: Path) 
         windows = shards.cut(shards.train, context_length)
         expected = list_windows(shards.train, context_length)
         assert windows.num_windows == len(expected)
-        assert windows.read(np.arange(len(expected))).tolist() == expected
+        assert read_windows(windows, np.arange(len(expected))).tolist() == expected
 
 
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=6), context_length=st.integers(1, 12), data=st.data())
@@ -69,12 +70,14 @@ def test_windows_of_all_shards_are_the_raw_tokens_at_their_places(folder: Path) 
 def test_windows_can_be_read_in_any_order(lengths: list[int], context_length: int, data: st.DataObject) -> None:
     everything = np.arange(sum(lengths), dtype=np.uint16)
     arrays = tuple(np.split(everything, np.cumsum(lengths)[:-1]))
-    windows = SplitWindows(arrays, context_length, vocab_size=1 << 16)
+    windows = SplitWindows(arrays, context_length)
     expected = list_windows(arrays, context_length)
     assert windows.num_windows == len(expected)
     if expected:
         chosen = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=20))
-        assert windows.read(np.array(chosen, dtype=np.int64)).tolist() == [expected[number] for number in chosen]
+        assert read_windows(windows, np.array(chosen, dtype=np.int64)).tolist() == [
+            expected[number] for number in chosen
+        ]
 
 
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=6), context_length=st.integers(1, 12))
@@ -82,38 +85,27 @@ def test_windows_can_be_read_in_any_order(lengths: list[int], context_length: in
 def test_locating_a_window_tells_its_shard_and_its_place(lengths: list[int], context_length: int) -> None:
     everything = np.arange(sum(lengths), dtype=np.uint16)
     arrays = tuple(np.split(everything, np.cumsum(lengths)[:-1]))
-    windows = SplitWindows(arrays, context_length, vocab_size=1 << 16)
+    windows = SplitWindows(arrays, context_length)
     numbers = np.arange(windows.num_windows)
     shards, starts = windows.locate(numbers)
     located = [arrays[shard][start] for shard, start in zip(shards, starts, strict=True)]
-    assert located == windows.read(numbers)[:, 0].tolist()
-    assert len(windows.read(numbers[:0])) == 0
-
-
-def test_windows_can_be_read_as_they_are_stored(folder: Path) -> None:
-    shards = open_shards(folder)
-    windows = shards.cut(shards.train, 16)
-    numbers = np.arange(windows.num_windows)[::-7]
-    stored = windows.read_stored(numbers)
-    assert stored.dtype == np.uint16
-    assert windows.read(numbers).dtype == np.int64
-    assert np.array_equal(stored, windows.read(numbers))
+    assert located == [window[0] for window in list_windows(arrays, context_length)]
 
 
 def test_a_token_outside_the_vocabulary_is_refused_with_its_place() -> None:
     arrays = (np.zeros(9, dtype=np.uint16), np.array([0, 1, 2, 3, 4, 5, 6], dtype=np.uint16))
-    assert SplitWindows(arrays, 2, vocab_size=7).read(np.arange(7)).max() == 6
-    windows = SplitWindows(arrays, 2, vocab_size=6)
-    assert windows.read(np.arange(6)).max() == 4
-    with pytest.raises(UserError, match=r"shard number 1 holds token 6 at place 6"):
-        windows.read(np.array([6, 0, 5]))
+    windows = SplitWindows(arrays, 2)
+    assert read_windows(windows, np.arange(7), vocab_size=7).max() == 6
+    assert read_windows(windows, np.arange(6), vocab_size=6).max() == 4
+    with pytest.raises(UserError, match=r"shard 1 at place 6 holds token 6"):
+        read_windows(windows, np.array([6, 0, 5]), vocab_size=6)
 
 
 def test_a_strange_token_is_told_with_the_name_of_its_file(folder: Path) -> None:
     shards = open_shards(folder)
-    windows = SplitWindows(shards.train, 16, vocab_size=3)
-    with pytest.raises(UserError, match=r"train_000001\.npy holds token \d+ at place \d+.*vocabulary of 3"):
-        windows.read(windows.counts[:1])
+    windows = shards.cut(shards.train, 16)
+    with pytest.raises(UserError, match=r"train_000001\.npy at place \d+ holds token \d+.*vocabulary of 3"):
+        read_windows(windows, windows.counts[:1], vocab_size=3)
 
 
 def test_starts_are_where_documents_begin(tmp_path: Path) -> None:

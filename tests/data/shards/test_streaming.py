@@ -20,6 +20,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from reading import read_windows
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
@@ -127,7 +128,7 @@ def test_nothing_is_fetched_before_it_is_read(folder: Path, store: Store) -> Non
     assert windows.num_windows == expected.num_windows
     assert store.list_fetched() == []
     numbers = np.array([windows.num_windows - 1, 0, 1])
-    assert np.array_equal(windows.read(numbers), expected.read(numbers))
+    assert np.array_equal(read_windows(windows, numbers), read_windows(expected, numbers))
     assert sorted(store.list_fetched()) == ["train_000000.npy", here.manifest.train.shards[-1].file]
 
 
@@ -136,7 +137,7 @@ def test_windows_in_random_order_are_those_of_here(folder: Path, store: Store) -
     windows, expected = there.cut(there.train, 16), here.cut(here.train, 16)
     for seed in range(3):
         numbers = np.random.default_rng(seed).integers(0, windows.num_windows, 50)
-        assert np.array_equal(windows.read(numbers), expected.read(numbers))
+        assert np.array_equal(read_windows(windows, numbers), read_windows(expected, numbers))
     assert len(store.list_fetched()) > len(here.train)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.data.batches.rows import Places, Rows, check_vocabulary
+from gptmill.data.batches.rows import Places, Rows, make_vocabulary_error
 from gptmill.data.corpora import Corpora
 from gptmill.data.shards.arrays import IndexArray
 
@@ -61,8 +61,10 @@ def load_resident(corpora: Corpora, device: torch.device) -> ResidentReader:
     for shards in corpora.shards:
         sizes = np.array([len(array) + 1 for array in shards.train], dtype=np.int64)
         firsts.append(place + np.cumsum(sizes) - sizes)
-        for array in shards.train:
-            check_vocabulary(int(array.max()), corpora.tokenizer.vocab_size)
+        for shard, array in enumerate(shards.train):
+            if (largest := int(array.max())) >= corpora.tokenizer.vocab_size:
+                where = f"shard {shard} of {shards.address}"
+                raise make_vocabulary_error(where, largest, corpora.tokenizer.vocab_size)
             closed = np.append(array, np.array(corpora.tokenizer.end_of_text, dtype=dtype))
             signed = closed.view(np.int16 if dtype == "uint16" else np.int32)
             tokens[place : place + len(closed)] = torch.from_numpy(signed).to(device)

@@ -8,10 +8,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.data.shards.arrays import IndexArray
+from gptmill.data.shards.arrays import IndexArray, LazyArrays
 from gptmill.data.tokenizers.protocol import TokenArray
 
 
@@ -78,8 +79,16 @@ class HostReader:
             array = self.arrays[places.corpora[row]][int(places.shards[row])]
             piece = array[start : start + lengths[row] + 1]
             tokens[row, : len(piece)] = piece
-        check_vocabulary(int(tokens.max()), self.vocab_size)
+        if tokens.max() >= self.vocab_size:
+            self._refuse(places, tokens)
         return Rows(torch.from_numpy(tokens), None if places.lengths is None else torch.from_numpy(places.lengths))
+
+    def _refuse(self, places: Places, tokens: NDArray[np.int64]) -> None:
+        row, column = np.argwhere(tokens >= self.vocab_size)[0]
+        arrays, shard = self.arrays[places.corpora[row]], int(places.shards[row])
+        name = arrays.names[shard] if isinstance(arrays, LazyArrays) else f"shard {shard}"
+        place = int(places.starts[row] + column)
+        raise make_vocabulary_error(f"{name} at place {place:,}", int(tokens[row, column]), self.vocab_size)
 
     def prefetch(self, upcoming: list[list[int]]) -> None:
         for arrays, shards in zip(self.arrays, upcoming, strict=True):
@@ -88,8 +97,9 @@ class HostReader:
                 fetch(shards)
 
 
-def check_vocabulary(largest: int, vocab_size: int) -> None:
-    if largest >= vocab_size:
-        raise UserError(
-            f"the shards hold token {largest}, outside the vocabulary of {vocab_size}; prepare the corpus again"
-        )
+def make_vocabulary_error(where: str, token: int, vocab_size: int) -> UserError:
+    """Of a token that no model of this vocabulary can be fed."""
+    return UserError(
+        f"{where} holds token {token}, outside the vocabulary of {vocab_size}; prepare the corpus again, or name the "
+        f"tokenizer that it was made with"
+    )

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
 from gptmill.data.files import hash_file
@@ -45,7 +44,6 @@ class SplitWindows:
 
     arrays: Sequence[TokenArray]
     context_length: int
-    vocab_size: int
 
     @cached_property
     def lengths(self) -> IndexArray:
@@ -72,34 +70,6 @@ class SplitWindows:
         shards = np.searchsorted(self._ends, windows, side="right")
         return shards, (windows - (self._ends - self.counts)[shards]) * self.context_length
 
-    def read(self, windows: IndexArray) -> NDArray[np.int64]:
-        """The tokens of windows by number, context_length + 1 of each."""
-        return self.read_stored(windows).astype(np.int64)
-
-    def read_stored(self, windows: IndexArray) -> TokenArray:
-        """As `read`, in the narrow type of the shards: a quarter of the bytes to move."""
-        shards, starts = self.locate(windows)
-        order = np.argsort(shards, kind="stable")  # so that each shard is opened once
-        size, last = self.context_length + 1, -1
-        array = self.arrays[int(shards[order[0]])] if len(order) else np.empty(0, dtype=np.uint16)
-        rows = np.empty((len(windows), size), dtype=array.dtype)
-        for row, shard, start in zip(order.tolist(), shards[order].tolist(), starts[order].tolist(), strict=True):
-            if shard != last:
-                array, last = self.arrays[shard], shard
-            rows[row] = array[start : start + size]
-        if len(rows) and rows.max() >= self.vocab_size:
-            self._refuse(shards, starts, rows)
-        return rows
-
-    def _refuse(self, shards: IndexArray, starts: IndexArray, rows: TokenArray) -> None:
-        row, column = np.argwhere(rows >= self.vocab_size)[0]
-        shard, place = int(shards[row]), int(starts[row] + column)
-        name = self.arrays.names[shard] if isinstance(self.arrays, LazyArrays) else f"shard number {shard}"
-        raise UserError(
-            f"{name} holds token {rows[row, column]} at place {place}, outside the vocabulary of "
-            f"{self.vocab_size}; prepare the corpus again, or name the tokenizer that it was made with"
-        )
-
 
 @dataclass(frozen=True)
 class TokenShards:
@@ -119,7 +89,7 @@ class TokenShards:
     val_starts: Sequence[IndexArray]
 
     def cut(self, arrays: Sequence[TokenArray], context_length: int) -> SplitWindows:
-        return SplitWindows(arrays, context_length, self.tokenizer.vocab_size)
+        return SplitWindows(arrays, context_length)
 
 
 def holds_shards(place: Path | str) -> bool:

@@ -70,6 +70,10 @@ def encode_chunk(chunk: Chunk, job: Job) -> EncodedChunk:
     return _encode(chunk, job, _tokenizers[job.fingerprint], _cleaners[job.cleaning])
 
 
+def load_worker() -> None:
+    """Does nothing: by the time that a process can call it, it has loaded what encoding needs."""
+
+
 def read_clean(chunks: Iterator[Chunk], reading: ReadingOptions, cleaning: CleaningOptions) -> Iterator[str]:
     """The texts that will be kept, before duplicates are looked for: what a tokenizer learns from."""
     cleaner = Cleaner(cleaning)

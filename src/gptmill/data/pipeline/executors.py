@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gptmill.config.errors import UserError
@@ -22,8 +23,6 @@ IN_FLIGHT_PER_WORKER = 3  # one in work, one waiting for the worker, one done an
 
 class InlineExecutor(Executor):
     """Does the work at once, in this process."""
-
-    workers = 1
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -39,33 +38,43 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@dataclass(frozen=True)
+class Workers:
+    """An executor, and how many work for it."""
+
+    executor: Executor
+    count: int
+
+
 @contextmanager
-def open_executor(processes: int, cluster: str | None) -> Iterator[tuple[Executor, int]]:
-    """An executor and the number of its workers."""
+def open_executor(processes: int, cluster: str | None, load: Callable[[], None]) -> Iterator[Workers]:
+    """`load` is called in every new process at once, so that starting up overlaps with what comes before the work."""
     if cluster is not None:
-        with _open_cluster(cluster) as opened:
-            yield opened
+        with _open_cluster(cluster) as workers:
+            yield workers
     elif processes == 1:
-        yield InlineExecutor(), 1
+        yield Workers(InlineExecutor(), 1)
     else:
         # Spawned, not forked: the parent may hold threads and locks.
         context = multiprocessing.get_context("spawn")
         executor = ProcessPoolExecutor(processes, mp_context=context, initializer=_become_worker)
         try:
-            yield executor, processes
+            for _ in range(processes):
+                executor.submit(load)
+            yield Workers(executor, processes)
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
 
 
 def map_in_order(
-    function: Callable[[Work], Result], work: Iterable[Work], executor: Executor, workers: int
+    function: Callable[[Work], Result], work: Iterable[Work], workers: Workers
 ) -> Iterator[tuple[Work, Result]]:
     """Each piece of work with its result, in order; only a few are under way at any time."""
     pending: deque[tuple[Work, Future[Result]]] = deque()
     try:
         for item in work:
-            pending.append((item, executor.submit(function, item)))
-            if len(pending) > IN_FLIGHT_PER_WORKER * workers or isinstance(executor, InlineExecutor):
+            pending.append((item, workers.executor.submit(function, item)))
+            if len(pending) > IN_FLIGHT_PER_WORKER * workers.count or isinstance(workers.executor, InlineExecutor):
                 done, future = pending.popleft()
                 yield done, future.result()
         while pending:
@@ -95,7 +104,7 @@ def _become_worker() -> None:
 
 
 @contextmanager
-def _open_cluster(address: str) -> Iterator[tuple[Executor, int]]:
+def _open_cluster(address: str) -> Iterator[Workers]:
     try:
         from distributed import Client
     except ImportError:
@@ -107,7 +116,7 @@ def _open_cluster(address: str) -> Iterator[tuple[Executor, int]]:
             f"no Dask scheduler answers at {address} ({error}); start one with: dask scheduler, and name its address"
         ) from None
     with client:
-        workers = sum(client.nthreads().values())
-        if workers == 0:
+        count = sum(client.nthreads().values())
+        if count == 0:
             raise UserError(f"the Dask scheduler at {address} has no workers; start some with: dask worker {address}")
-        yield client.get_executor(pure=False), workers
+        yield Workers(client.get_executor(pure=False), count)

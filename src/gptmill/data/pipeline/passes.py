@@ -13,8 +13,8 @@ from gptmill.config.errors import UserError
 from gptmill.data.cleaning import DuplicateIndex
 from gptmill.data.files import write_durably
 from gptmill.data.pipeline.chunks import START, Position, make_chunks
-from gptmill.data.pipeline.encoding import ALWAYS_TRAIN, EncodedChunk, Job, encode_chunk, read_clean
-from gptmill.data.pipeline.executors import count_cores, map_in_order, open_executor
+from gptmill.data.pipeline.encoding import ALWAYS_TRAIN, EncodedChunk, Job, encode_chunk, load_worker, read_clean
+from gptmill.data.pipeline.executors import Workers, count_cores, map_in_order, open_executor
 from gptmill.data.pipeline.journal import FILE_NAME as JOURNAL_NAME
 from gptmill.data.pipeline.journal import Journal, read_journal
 from gptmill.data.pipeline.opened import OpenedCorpus
@@ -46,15 +46,19 @@ def write_corpus(folder: Path, corpus: OpenedCorpus, report: Report) -> Manifest
     if journal is None:
         _clear(folder)
         journal = Journal(corpus.origin, val_limit=corpus.val_limit)
-    tokenizer = _make_tokenizer(folder, corpus, journal)
-    if journal.chunks == 0:
-        check_room(folder, corpus, tokenizer)
-    _encode_all(folder, corpus, tokenizer, journal, report)
-    if corpus.draws_documents and (raised := journal.find_raised_limit()):
-        (folder / JOURNAL_NAME).unlink(missing_ok=True)
-        _clear(folder)
-        journal = Journal(corpus.origin, tokenizer.spec(), val_limit=raised)
-        _encode_all(folder, corpus, tokenizer, journal, report)
+    request = corpus.request
+    is_small = 0 < corpus.size_bytes <= INLINE_BYTES
+    processes = request.processes or (1 if is_small else count_cores())
+    with open_executor(processes, request.cluster, load_worker) as workers:
+        tokenizer = _make_tokenizer(folder, corpus, journal)
+        if journal.chunks == 0:
+            check_room(folder, corpus, tokenizer)
+        _encode_all(folder, corpus, tokenizer, journal, workers, report)
+        if corpus.draws_documents and (raised := journal.find_raised_limit()):
+            (folder / JOURNAL_NAME).unlink(missing_ok=True)
+            _clear(folder)
+            journal = Journal(corpus.origin, tokenizer.spec(), val_limit=raised)
+            _encode_all(folder, corpus, tokenizer, journal, workers, report)
     return _finish(folder, corpus, tokenizer, journal)
 
 
@@ -77,7 +81,9 @@ def _make_tokenizer(folder: Path, corpus: OpenedCorpus, journal: Journal) -> Tok
     return tokenizer
 
 
-def _encode_all(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journal: Journal, report: Report) -> None:
+def _encode_all(
+    folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journal: Journal, workers: Workers, report: Report
+) -> None:
     """One pass over what the journal says is left of the corpus."""
     request = corpus.request
     for name in (DOCUMENTS_DIR, ORIGINS_DIR):
@@ -90,8 +96,6 @@ def _encode_all(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journa
         corpus.first_val_file,
         corpus.tail_fraction,
     )
-    is_small = 0 < corpus.size_bytes <= INLINE_BYTES
-    processes = request.processes or (1 if is_small else count_cores())
     dtype = choose_dtype(tokenizer.vocab_size)
     with ExitStack() as stack:
         writers = [
@@ -100,10 +104,9 @@ def _encode_all(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journa
         ]
         index = DuplicateIndex(folder / DUPLICATES_NAME, request.cleaning, journal.chunks)
         stack.enter_context(closing(index))
-        executor, workers = stack.enter_context(open_executor(processes, request.cluster))
         chunks = make_chunks(corpus.files, request.reading, journal.position)
         saved = time.monotonic()
-        for chunk, encoded in map_in_order(partial(encode_chunk, job=job), chunks, executor, workers):
+        for chunk, encoded in map_in_order(partial(encode_chunk, job=job), chunks, workers):
             _write_chunk(encoded, journal, writers, index)
             journal.advance(chunk)
             report(_make_progress(journal, corpus))

@@ -29,7 +29,9 @@ def run(arguments: list[str]) -> int:
         "show": print_windows,
         "score": score,
     }
-    if parsed.words == ["show"] and request.run is not None and request.step is not None:
+    if parsed.words[:1] == ["show"] and (request.run is not None or request.step is not None):
+        if len(parsed.words) > 1 or request.run is None or request.step is None:
+            raise UserError("a step is shown by gptmill data show --run RUN --step N, without DATA")
         return print_step(request.run, request.step, request)
     if len(parsed.words) != 2 or parsed.words[0] not in actions:
         raise UserError(f"gptmill data {' '.join(parsed.words)}: its forms are {FORMS}")
@@ -55,13 +57,22 @@ def print_info(place: str, request: DataRequest) -> int:
 
 def verify(place: str, request: DataRequest) -> int:
     from gptmill.cli.progress import show_amount
+    from gptmill.data.shards.manifest import FILE_NAME as MANIFEST_NAME
+    from gptmill.data.shards.remote import is_remote
     from gptmill.data.shards.verification import verify_corpus
 
+    if is_remote(place):
+        raise UserError(
+            f"{place} is far away; verify it where it lies: reading from afar checks each shard as it comes"
+        )
     with show_amount("verifying") as report:
         problems = verify_corpus(Path(place), report, request.tokenizer)
     if problems:
         raise UserError("\n  ".join([f"{place} is not sound:", *problems]))
-    sys.stdout.write(f"{place} is sound: every checksum, document start and token is as it was prepared\n")
+    is_own = (Path(place) / MANIFEST_NAME).exists()
+    found = "every checksum, document start and token is as it was prepared"
+    unchecked = "sizes are right and every token is in the vocabulary; such files have no checksums"
+    sys.stdout.write(f"{place} is sound: {found if is_own else unchecked}\n")
     return 0
 
 
@@ -69,6 +80,9 @@ def print_windows(place: str, request: DataRequest) -> int:
     from gptmill.data.shards.opening import open_shards
     from gptmill.data.shards.passages import read_windows
 
+    for name in ("count", "context_length"):
+        if getattr(request, name) < 1:
+            raise UserError(f"--{name} {getattr(request, name)}: must be at least 1")
     shards = open_shards(place, request.tokenizer)
     windows = read_windows(shards, request.split, request.context_length, request.window, request.count)
     for number, extracts in enumerate(windows, start=request.window):

@@ -71,7 +71,7 @@ class PrepareRequest:
     val_source: str | None = None
     """Source of the validation text, where it is apart; then nothing is split off."""
     split: Literal["auto", "documents", "tail"] = "auto"
-    """documents: whole documents, chosen by content; tail: the end of each; auto: tail when there are few."""
+    """documents: whole documents, chosen by content; tail: the end of each; auto: tail for a few files of text."""
     shard_tokens: int = 100_000_000
     """Tokens per shard file."""
     processes: int | None = None

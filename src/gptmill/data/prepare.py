@@ -20,7 +20,8 @@ from gptmill.data.shards.manifest import DOCUMENTS_DIR, FILE_NAME, ORIGINS_DIR, 
 from gptmill.data.sources import Source, make_source_name, open_source
 from gptmill.data.tokenizers import identify_tokenizer
 
-FOLDERS = (DOCUMENTS_DIR, ORIGINS_DIR, SCORES_DIR)
+LOCK_NAME = ".lock"
+OWN_NAMES = (FILE_NAME, LOCK_NAME, DOCUMENTS_DIR, ORIGINS_DIR, SCORES_DIR)
 
 
 def default_data_dir(places: list[str], tokenizer: str) -> Path:
@@ -49,7 +50,7 @@ def prepare_corpus(places: list[str], request: PrepareRequest, report: Report) -
 
 def _is_ours(path: Path) -> bool:
     """Whether a file has a name that only preparing gives; nothing else is ever deleted."""
-    return path.name in (FILE_NAME, *FOLDERS) or any(path.match(pattern) for pattern in ("train_*.npy", "val_*.npy"))
+    return path.name in OWN_NAMES or path.match("train_*.npy") or path.match("val_*.npy")
 
 
 def _check_request(request: PrepareRequest) -> None:
@@ -99,18 +100,19 @@ def _fill_folder(folder: Path, corpus: OpenedCorpus, report: Report) -> Manifest
     held = f"{folder} is being prepared by another process; wait for it, or choose another --out"
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        with hold_lock(partial / ".lock", held):
-            manifest = write_corpus(partial, corpus, report)
-            (partial / ".lock").unlink()
-            _replace(folder, partial)
+        with hold_lock(partial / LOCK_NAME, held):
+            try:
+                manifest = write_corpus(partial, corpus, report)
+                _replace(folder, partial)
+            finally:  # while the lock is held: what another process works on is never taken away
+                if partial.exists() and not (partial / JOURNAL_NAME).exists():
+                    shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise UserError(
-            f"cannot write {folder}: {error.strerror or error}; make room there or choose another folder, and give the "
-            f"same command again"
+            f"cannot write {folder}: {error.strerror or error}; mend that or choose another folder, and give the same "
+            f"command again"
         ) from None
     finally:
-        if not (partial / JOURNAL_NAME).exists():
-            shutil.rmtree(partial, ignore_errors=True)
         for parent in missing_parents:
             with suppress(OSError):  # keeps those that hold something now
                 parent.rmdir()
@@ -123,5 +125,6 @@ def _replace(folder: Path, partial: Path) -> None:
     if folder.exists():
         folder.rename(replaced)
     partial.rename(folder)
+    (folder / LOCK_NAME).unlink()
     flush_to_disk(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from contextlib import ExitStack, closing
@@ -151,12 +152,10 @@ def _make_progress(journal: Journal, corpus: OpenedCorpus) -> PrepareProgress:
 
 
 def _finish(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journal: Journal) -> Manifest:
-    for name, state in (("train", journal.train), ("val", journal.val)):
-        if state.tokens == 0:
-            advice = "give more text, a larger --val_fraction, or --split tail"
-            raise UserError(f"the {name} split of {corpus.source.name} would be empty; {advice}")
+    _check_splits(corpus.source.name, journal)
     # As JSON spells them, without its quotes: one name a line, whatever characters it has.
-    names = "".join(json.dumps(file.name, ensure_ascii=False)[1:-1] + "\n" for file in corpus.files)
+    readable = (os.fsencode(file.name).decode(errors="replace") for file in corpus.files)
+    names = "".join(json.dumps(name, ensure_ascii=False)[1:-1] + "\n" for name in readable)
     write_durably(folder / ORIGINS_DIR / NAMES_NAME, names)
     manifest = Manifest(
         choose_dtype(tokenizer.vocab_size).name,
@@ -169,6 +168,20 @@ def _finish(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journal: J
     )
     write_manifest(folder, manifest)
     return _tidy(folder, manifest)
+
+
+def _check_splits(name: str, journal: Journal) -> None:
+    """Raises UserError where there is nothing to train on, or nothing to validate with."""
+    dropped = sum(entry.documents for entry in journal.report.dropped.values())
+    if journal.train.tokens + journal.val.tokens == 0:
+        cause = f"cleaning dropped all {dropped:,} documents of {name}" if dropped else f"there is no text in {name}"
+        raise UserError("; ".join([cause, "loosen the filters" if dropped else "name files that hold some"]))
+    if journal.train.tokens == 0:
+        raise UserError(
+            f"all of {name} would go to validation; give more text, a smaller --val_fraction or --split tail"
+        )
+    if journal.val.tokens == 0:
+        raise UserError(f"{name} would leave nothing for validation; give more text or --split tail, or --val_source")
 
 
 def _tidy(folder: Path, manifest: Manifest) -> Manifest:

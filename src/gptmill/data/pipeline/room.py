@@ -23,7 +23,7 @@ def check_room(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer) -> None
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"the shards need about {needed / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB are free at {folder.parent}; "
+            f"the shards need about {needed / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free at {folder.parent}; "
             f"make room or choose another --out"
         )
 

@@ -135,8 +135,7 @@ def restore_expected_tokenizer(manifest: Manifest, place: str, expected_name: st
     if expected_name is not None and not is_called(tokenizer, expected_name):
         raise UserError(
             f"tokenizer mismatch: the run asks for {expected_name}, but {place} was prepared with "
-            f"{manifest.fingerprint}; prepare it with --tokenizer {expected_name}, "
-            f"or train with --tokenizer {tokenizer.name}"
+            f"{manifest.fingerprint}; prepare it with --tokenizer {expected_name}, or leave --tokenizer out"
         )
     check_fingerprint(manifest.fingerprint, make_fingerprint(tokenizer), f"corpus {place}")
     return tokenizer

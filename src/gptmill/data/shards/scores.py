@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gptmill.config.errors import UserError
 from gptmill.config.validation import is_folder_name
 from gptmill.data.files import flush_to_disk, hash_file, write_durably
+from gptmill.data.shards.manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.shards.manifest import SCORES_DIR, read_manifest
 from gptmill.data.shards.opening import TokenShards
 
@@ -21,6 +22,8 @@ def write_scores(folder: Path, name: str, scores: ScoreArray) -> Path:
     """Writes FOLDER/scores/NAME.npy and, last, the JSON that says what it belongs to."""
     if not is_folder_name(name):
         raise UserError(f"a score cannot be called {name!r}; choose a plain name")
+    if not (folder / MANIFEST_NAME).exists():
+        raise UserError(f"{folder} has no list of its documents to score; prepare its text with gptmill prepare")
     manifest = read_manifest(folder)
     if scores.shape != (manifest.train.documents,) or not np.isfinite(scores).all():
         raise UserError(
@@ -45,7 +48,8 @@ def write_scores(folder: Path, name: str, scores: ScoreArray) -> Path:
 def read_scores(shards: TokenShards, name: str) -> ScoreArray:
     """The scores of that name; raises UserError where they are missing, damaged, or those of another corpus."""
     path = shards.folder / SCORES_DIR / f"{name}.npy"
-    again = f"make them with: gptmill data score {shards.folder} --by {name}"
+    flags = f"--by {name}" if name in ("length", "loss") else f"--by length --name {name}"
+    again = f"make them with: gptmill data score {shards.folder} {flags}"
     if not path.exists():
         raise UserError(f"{shards.folder} has no scores called {name}; {again}")
     try:

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path, PurePath, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -105,21 +106,34 @@ def _find_local(place: str) -> list[SourceFile]:
         )
     found = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207, it knows "**" in the middle
     root = Path(_find_fixed_part(str(path)))
-    files = sorted((match for match in found if match.is_file()), key=lambda match: match.parts)
+    files = _keep_one_of_each(match for match in found if match.is_file())
     if not files:
         raise UserError(f"no file matches {place}; check the pattern")
     return [_make_file(file.resolve(), file.relative_to(root).as_posix()) for file in files]
 
 
 def _list_folder(folder: Path, place: str) -> list[SourceFile]:
-    found = []
-    for parent, folders, names in os.walk(folder, onerror=_raise):
+    found: list[Path] = []
+    visited: set[Path] = set()  # by their real names, for links may lead in circles
+    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        if (real := Path(parent).resolve()) in visited:
+            folders.clear()
+            continue
+        visited.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent, name) for name in names if not name.startswith(".") and is_known(name)]
-    files = sorted((file for file in found if file.is_file()), key=lambda file: file.parts)
+    files = _keep_one_of_each(file for file in found if file.is_file())
     if not files:
         raise _make_folder_error(place)
     return [_make_file(file.resolve(), file.relative_to(folder).as_posix()) for file in files]
+
+
+def _keep_one_of_each(files: Iterable[Path]) -> list[Path]:
+    """In order; a file that links lead to as well is taken once."""
+    by_place: dict[Path, Path] = {}
+    for file in sorted(files, key=lambda file: file.parts):
+        by_place.setdefault(file.resolve(), file)
+    return list(by_place.values())
 
 
 def _find_remote(place: str) -> list[SourceFile]:

@@ -16,6 +16,7 @@ from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.storage import StoredFile
 
+MAX_VALUE_BYTES = 2**28  # of a file that is one value and has to be parsed as a whole
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLOCK_BYTES = 2**20
 HALF = re.compile(r"\\u[dD]")  # the beginning of every escape that may be half a character
@@ -52,7 +53,12 @@ def read_json(stored: StoredFile, options: ReadingOptions, part: Part | None = N
         lines = itertools.chain([(0, head)], read_lines(data, stored.address, len(head)))
         yield from _read_records(lines, stored, options)
         return
-    content = head + data.read()
+    content = head + data.read(MAX_VALUE_BYTES)
+    if len(content) >= MAX_VALUE_BYTES:
+        raise UserError(
+            f"{stored.address} is one JSON value of more than {MAX_VALUE_BYTES >> 20} MiB, too much to hold at once; "
+            f"make lines of it first: jq -c '.[]' FILE.json > FILE.jsonl"
+        )
     if not content.strip():
         return
     value = _parse_file(content.removeprefix(BYTE_ORDER_MARK), stored.address)

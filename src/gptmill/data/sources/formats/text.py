@@ -41,7 +41,7 @@ def read_python(stored: StoredFile, options: ReadingOptions, part: Part | None =
 
 def decode_separator(separator: str) -> str:
     """The separator that a user means, who can hardly type a line break."""
-    decoded = separator.replace("\\n", "\n").replace("\\t", "\t")
+    decoded = separator.replace("\\r", "\r").replace("\\n", "\n").replace("\\t", "\t")
     if not decoded:
         raise UserError("--separator is empty; give the text that stands between two documents, or leave it out")
     return decoded

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
 import warnings
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +19,7 @@ from gptmill.data.sources.storage import StoredFile
 HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
 RECORD_END = b"\r\n\r\n"
 SKIPPED_BYTES = 2**20
+CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,8})[^\r\n]{0,256}\r\n")
 
 
 def read_html(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
@@ -28,8 +32,10 @@ def read_warc(stored: StoredFile, options: ReadingOptions, part: Part | None = N
     """The pages among the answers that a crawl recorded."""
     del options, part
     for record in _read_records(stored, "response"):
-        if record.http_content_type in HTML_TYPES:
-            yield extract_text(record.reader.read(), record.http_charset)
+        if (record.http_content_type or "").lower() in HTML_TYPES:
+            content = _unpack_payload(record.reader.read(), record.http_headers)
+            if content is not None:
+                yield extract_text(content, record.http_charset)
 
 
 def read_wet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
@@ -54,8 +60,40 @@ def extract_text(content: bytes, charset: str | None) -> str:
     try:
         page = content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError:
-        page = bytes_to_str(content, charset or detect_encoding(content, from_html_meta=True))
+        page = bytes_to_str(content, _find_codec(charset) or detect_encoding(content, from_html_meta=True))
     return str(extract_plain_text(page, main_content=True, links=False))
+
+
+def _unpack_payload(content: bytes, headers: Any) -> bytes | None:
+    """The page as it was before it was sent. Common Crawl unpacks pages itself, wget and warcio do not; some headers
+    tell of a packing that was undone. None where it is packed in a way that cannot be undone here."""
+    if "chunked" in (headers.get("Transfer-Encoding") or "").lower() and CHUNK_HEAD.match(content):
+        content = b"".join(_read_chunks(content))
+    for coding in reversed((headers.get("Content-Encoding") or "").lower().replace(" ", "").split(",")):
+        if coding in ("gzip", "x-gzip", "deflate"):
+            for wbits in (47, -15):  # gzip or zlib by its header; deflate without one
+                with contextlib.suppress(zlib.error):
+                    content = zlib.decompressobj(wbits=wbits).decompress(content)
+                    break
+        elif coding not in ("", "identity") and b"<" not in content[:1024]:
+            return None
+    return content
+
+
+def _read_chunks(content: bytes) -> Iterator[bytes]:
+    place = 0
+    while (head := CHUNK_HEAD.match(content, place)) and (size := int(head[1], 16)):
+        yield content[head.end() : head.end() + size]
+        place = head.end() + size + 2
+
+
+def _find_codec(charset: str | None) -> str | None:
+    """The encoding that a server declared, unless there is none of that name."""
+    try:
+        b" ".decode(charset or "", errors="ignore")
+    except (LookupError, ValueError):
+        return None
+    return charset
 
 
 class WatchedStream:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gptmill.config.errors import UserError
-from gptmill.config.requests import PrepareRequest
+from gptmill.config.requests import CleaningOptions, PrepareRequest
 from gptmill.data.pipeline.progress import PrepareProgress
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.manifest import Manifest, Split, read_manifest
@@ -305,9 +307,11 @@ def test_impossible_options_are_refused_by_name(text_file: Path, tmp_path: Path,
     assert list_folder(tmp_path) == [text_file.name]
 
 
-@pytest.mark.parametrize("val_fraction", [1e-9, 1 - 1e-9])
-def test_a_split_that_would_be_empty_is_refused(text_file: Path, tmp_path: Path, val_fraction: float) -> None:
-    with pytest.raises(UserError, match="would be empty"):
+@pytest.mark.parametrize(("val_fraction", "missing"), [(1e-9, "for validation"), (1 - 1e-9, "to train on")])
+def test_a_split_that_would_be_empty_is_refused(
+    text_file: Path, tmp_path: Path, val_fraction: float, missing: str
+) -> None:
+    with pytest.raises(UserError, match=f"would leave nothing {missing}"):
         prepare(text_file, tmp_path / "out", split="documents", val_fraction=val_fraction)
     assert list_folder(tmp_path) == [text_file.name]
 
@@ -325,3 +329,20 @@ def test_progress_grows_to_the_whole_corpus(tmp_path: Path) -> None:
     done = [report.bytes_done for report in reports]
     assert done == sorted(done)
     assert (done[-1], reports[-1].tokens) == (reports[-1].bytes_total, manifest.train.tokens + manifest.val.tokens)
+
+
+def test_a_corpus_of_which_nothing_is_left_is_told_why(tmp_path: Path) -> None:
+    source = write_documents(tmp_path / "source", make_documents(7))
+    with pytest.raises(UserError, match="cleaning dropped all 7 documents"):
+        prepare(source, tmp_path / "out", cleaning=CleaningOptions(min_chars=1000))
+    blank = write_documents(tmp_path / "blank", [" ", "\n"])
+    with pytest.raises(UserError, match="there is no text in blank"):
+        prepare(blank, tmp_path / "out")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_file_name_that_is_no_text_is_no_obstacle(tmp_path: Path) -> None:
+    source = write_documents(tmp_path / "source", make_documents(3))
+    (Path(os.fsdecode(os.fsencode(source) + b"/bad\xff.txt"))).write_text("some text", encoding="utf-8")
+    prepare(source, tmp_path / "out")
+    assert "bad�.txt" in (tmp_path / "out" / "origins" / "names.txt").read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ from gptmill.config.run import DataConfig
 from gptmill.data.batches.shares import Shares
 from gptmill.data.corpus import find_data_dir
 from gptmill.data.shards.opening import TokenShards, open_shards
+from gptmill.data.shards.scores import hash_scores
 from gptmill.data.tokenizers import Tokenizer
 
 
@@ -22,6 +23,7 @@ class Corpora:
 
     shards: tuple[TokenShards, ...]
     weights: tuple[Fraction, ...] = (Fraction(1),)
+    score: str | None = None  # the one that the order follows
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -39,6 +41,9 @@ class Corpora:
     def sha256(self) -> str:
         """Names the tokens and the shares: equal, and every window is the same."""
         hashes = [shards.manifest.corpus_sha256 for shards in self.shards]
+        if self.score is not None:
+            parts = zip(hashes, self.shards, strict=True)
+            hashes = [f"{digest} {hash_scores(shards, self.score)}" for digest, shards in parts]
         if len(hashes) == 1:
             return hashes[0]
         lines = [f"{share} {digest}" for share, digest in zip(self.shares.weights, hashes, strict=True)]
@@ -55,8 +60,9 @@ class Corpora:
 
 def open_corpora(config: DataConfig) -> Corpora:
     """Opens all that the run reads; raises UserError where it does not go together."""
+    score = config.score if config.order == "curriculum" else None
     if config.mixture is None:
-        return Corpora((_open(find_data_dir(config), config),))
+        return Corpora((_open(find_data_dir(config), config),), score=score)
     weights = parse_mixture(config.mixture)
     opened = tuple(_open(place, config) for place in weights)
     first = opened[0]
@@ -66,7 +72,7 @@ def open_corpora(config: DataConfig) -> Corpora:
                 f"tokenizer mismatch in the mixture: {first.address} was prepared with {first.manifest.fingerprint}, "
                 f"{other.address} with {other.manifest.fingerprint}; prepare them with the same tokenizer"
             )
-    return Corpora(opened, tuple(weights.values()))
+    return Corpora(opened, tuple(weights.values()), score)
 
 
 def _open(place: str, config: DataConfig) -> TokenShards:

@@ -12,7 +12,10 @@ from gptmill.config.schema import build_config
 from gptmill.data.batches.streams import build_stream
 from gptmill.data.corpora import open_corpora
 from gptmill.data.shards.passages import Extract, SplitReader
+from gptmill.runs.checkpoints import load_newest_checkpoint
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.events import RunStarted
+from gptmill.runs.report import read_events
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,31 @@ class Row:
 
 
 def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
-    """The rows of a step, provided that the run kept its batch size from the start."""
+    """The rows of a step that the run has done, on the tokens that it was trained on."""
     config = build_config(RunConfig, load_recipe(str(run.config)))
     if step < 1:
         raise UserError(f"--step {step}: the first step of a run is 1")
+    starts = [event for event in read_events(run) if isinstance(event, RunStarted)]
+    last = max((event.step for event in read_events(run)), default=0)
+    if step > last:
+        raise UserError(f"--step {step}: run {run.path} has done {last} steps; give one of them")
     corpora = open_corpora(config.data)
+    if run.has_checkpoints:
+        checkpoint, _ = load_newest_checkpoint(run.checkpoints, groups=())
+        if checkpoint.values.get("corpus_sha256") != corpora.sha256:
+            raise UserError(f"run {run.path} was trained on other tokens or scores than {corpora.name} holds now")
     stream = build_stream(config, corpora)
     training = config.training
-    batches = training.total_batch_size // (training.mini_batch_size * config.model.context_length)
+    # A run may go on with another total_batch_size; mini_batch_size changes the micro-batch of a row, not its place.
+    sizes = [
+        next(start.tokens_per_step for start in reversed(starts) if start.step < number) // config.model.context_length
+        for number in range(1, step + 1)
+    ]
     readers = [SplitReader(shards, "train") for shards in corpora.shards]
-    first = (step - 1) * batches
-    for batch in range(first, first + batches):
-        places = stream.find(batch * stream.units_per_batch)
+    rows_per_unit = training.mini_batch_size // stream.units_per_batch  # a window, or a group of documents
+    first, end = sum(sizes[:-1]) // rows_per_unit, sum(sizes) // rows_per_unit
+    for start_unit in range(first, end, stream.units_per_batch):
+        places = stream.find(start_unit)
         lengths = [places.width] * len(places.starts) if places.lengths is None else places.lengths.tolist()
         for corpus, shard, start, length in zip(places.corpora, places.shards, places.starts, lengths, strict=True):
             if length:

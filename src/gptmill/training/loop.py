@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 import gptmill
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
-from gptmill.data.batches.feed import Feed, open_feed
+from gptmill.data.batches.feed import Feed, FeedStoppedError, open_feed
 from gptmill.data.batches.resident import load_resident
 from gptmill.data.batches.rows import HostReader, Reader
 from gptmill.data.batches.streams import Stream, build_stream
@@ -65,7 +65,7 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
         set_matmul_precision(plan.precision)
         state = build_state(config, plan, world)
         if launch.resumed is not None:
-            restore(state, launch.resumed, corpora, plan, world)
+            plan = restore(state, launch.resumed, corpora, config, plan, world)
         evaluators = build_evaluators(config, corpora, world)
         feed = open_train_feed(config, corpora, stream, state, world, stack)
         run = open_run(launch, world, stack)
@@ -80,7 +80,17 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
             evaluate(state, evaluators, trackers.track)
             meter.restart_clock()
         while state.step < plan.max_steps and not meter.stop_asked:
-            meter.push(train_step(state, feed, config, plan, world, stop))
+            try:
+                stats = train_step(state, feed, config, plan, world, stop)
+            except (UserError, FeedStoppedError) as error:
+                # No data: nothing has changed since the last step, so that it can be saved.
+                meter.flush()
+                if state.step:
+                    save(state, config, corpora, run, world, trackers.track)
+                if isinstance(error, FeedStoppedError):
+                    break
+                raise
+            meter.push(stats)
             is_last = state.step == plan.max_steps
             eval_due = is_last or state.step % config.evaluation.eval_freq == 0
             save_due = is_last or state.step % config.checkpoints.checkpoint_freq == 0
@@ -108,8 +118,13 @@ def prepare_if_needed(launch: Launch, report: Report) -> None:
         prepare_for_run(data, report)
 
 
-def restore(state: TrainState, run: RunDirectory, corpora: Corpora, plan: TrainPlan, world: World) -> None:
-    """The run's newest sound state, provided that it was trained on these very tokens and has steps left to do."""
+def restore(
+    state: TrainState, run: RunDirectory, corpora: Corpora, config: RunConfig, plan: TrainPlan, world: World
+) -> TrainPlan:
+    """The run's newest sound state, provided that it was trained on these very tokens and has steps left to do.
+
+    Returns the plan of the rest: epochs are counted in what was read, whatever the batches were before.
+    """
     checkpoint, complaints = load_newest_checkpoint(run.checkpoints, groups=("model", "optimizer"))
     for complaint in complaints if world.is_main else ():
         sys.stderr.write(f"warning: {complaint}; going on from step {checkpoint.step} instead\n")
@@ -120,11 +135,15 @@ def restore(state: TrainState, run: RunDirectory, corpora: Corpora, plan: TrainP
         raise UserError(
             f"run {run.path} was trained on other tokens than {corpora.name} holds now{shares}; start a new run"
         )
+    if config.training.max_steps is None and config.training.steps_per_epoch is None:
+        left = config.training.num_epochs * plan.windows_per_epoch - checkpoint.values["windows_read"]
+        plan = replace(plan, max_steps=max(1, checkpoint.step + left // plan.windows_per_step))
     if checkpoint.step > plan.max_steps:
         raise UserError(
             f"run {run.path} has done {checkpoint.step} steps, more than max_steps {plan.max_steps}; raise it"
         )
     state.restore(checkpoint)
+    return plan
 
 
 def open_train_feed(

@@ -60,7 +60,7 @@ def train_step(
     width = find_stage_length(plan.context_stages, state.step + 1)
     total = torch.zeros((), device=world.device)
     for micro_batch in range(plan.micro_batches):
-        batch = make_batch(feed.take(), IGNORED_TARGET, plan.separator, width)
+        batch = make_batch(feed.take(lambda: bool(stop)), IGNORED_TARGET, plan.separator, width)
         with state.hold_back_sync(is_last=micro_batch == plan.micro_batches - 1):
             with make_autocast(plan.precision, world.device):
                 loss = state.forward(batch.tokens, batch.targets, training.label_smoothing, batch.documents)

@@ -16,7 +16,7 @@ import torch
 from windows import CONTEXT_LENGTH, make_config, make_reader, make_train_reader, make_windows, prepare
 
 from gptmill.config.errors import UserError
-from gptmill.data.batches.feed import DEPTH, open_feed
+from gptmill.data.batches.feed import DEPTH, FeedStoppedError, open_feed
 from gptmill.data.batches.order import ShardOrder, Shuffle
 from gptmill.data.batches.resident import load_resident
 from gptmill.data.batches.rows import HostReader, Places, Rows
@@ -87,6 +87,22 @@ def test_what_goes_wrong_in_reading_reaches_the_loop_in_its_turn() -> None:
             with pytest.raises(UserError, match="the disk is gone"):
                 feed.take()
     assert count_feed_threads() == 0
+
+
+def test_the_wish_to_stop_ends_a_wait_for_data() -> None:
+    arrived = threading.Event()
+
+    class StalledReader(HostReader):
+        def read(self, places: Places) -> Rows:
+            arrived.wait(30)
+            return super().read(places)
+
+    reader = StalledReader(READER.arrays, READER.end_of_text, READER.vocab_size)
+    with open_feed(STREAM, reader, CPU, count(0, 4)) as feed:
+        with pytest.raises(FeedStoppedError):
+            feed.take(lambda: True)
+        arrived.set()
+        feed.take(lambda: True)  # what is there is taken
 
 
 @pytest.mark.parametrize("taken", [0, 1, 7])

@@ -259,6 +259,40 @@ def test_pages_are_read_in_the_encoding_that_they_declare(tmp_path: Path) -> Non
     assert read(write(tmp_path, "a.html", page.encode("latin-1"))) == ["Café, déjà vu"]
 
 
+def make_chunks(content: bytes) -> bytes:
+    pieces = [content[start : start + 40] for start in range(0, len(content), 40)]
+    return b"".join(f"{len(piece):x}\r\n".encode() + piece + b"\r\n" for piece in pieces) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("headers", "content"),
+    [
+        ("Content-Type: Text/HTML", make_page("a page").encode()),
+        ("Content-Type: text/html; charset=no-such", make_page("a page").encode("utf-8") + b"<!-- \xff -->"),
+        ("Content-Type: text/html\r\nContent-Encoding: gzip", gzip.compress(make_page("a page").encode())),
+        ("Content-Type: text/html\r\nContent-Encoding: gzip", make_page("a page").encode()),  # undone by the crawler
+        ("Content-Type: text/html\r\nTransfer-Encoding: chunked", make_chunks(make_page("a page").encode())),
+        ("Content-Type: text/html\r\nTransfer-Encoding: chunked", make_page("a page").encode()),
+    ],
+    ids=["upper case", "unknown charset", "gzip", "undone gzip", "chunked", "undone chunks"],
+)
+def test_pages_are_unpacked_as_they_were_sent(headers: str, content: bytes, tmp_path: Path) -> None:
+    record = make_record("response", f"HTTP/1.1 200 OK\r\n{headers}\r\n\r\n".encode() + content)
+    assert read(write(tmp_path, "a.warc", record)) == ["a page"]
+
+
+def test_a_page_packed_in_an_unknown_way_is_left_out(tmp_path: Path) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: br\r\n\r\n"
+    packed = make_record("response", head + bytes(range(128, 256)))
+    assert read(write(tmp_path, "a.warc", packed + make_answer("last"))) == ["last"]
+
+
+def test_a_json_value_too_large_to_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gptmill.data.sources.formats.json_records.MAX_VALUE_BYTES", 50)
+    with pytest.raises(UserError, match=r"too much to hold at once.*jq"):
+        read(write(tmp_path, "a.json", json.dumps([{"text": "x" * 100}]).encode()))
+
+
 def test_records_larger_than_any_buffer_are_read_and_skipped(tmp_path: Path) -> None:
     large = "large words " * 30_000
     content = make_record("metadata", large.encode()) + make_answer(large) + make_answer(large, "image/png")

@@ -285,3 +285,16 @@ def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
             find(tmp_path)
     finally:
         (tmp_path / "closed").chmod(0o700)
+
+
+def test_links_are_followed_once_and_circles_end(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("one")
+    (tmp_path / "elsewhere" / "b.txt").write_text("two")
+    (tmp_path / "corpus" / "far").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "again.txt").symlink_to(tmp_path / "corpus" / "a.txt")
+    (tmp_path / "corpus" / "circle").symlink_to(tmp_path / "corpus")
+    for place in (tmp_path / "corpus", tmp_path / "corpus" / "**" / "*.txt"):
+        files = open_source([str(place)], ReadingOptions()).files
+        assert sorted(Path(file.address).name for file in files) == ["a.txt", "b.txt"]

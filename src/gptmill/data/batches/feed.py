@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import torch
 
@@ -20,6 +20,7 @@ from gptmill.data.batches.streams import Stream
 
 DEPTH = 3  # micro-batches on their way: enough to hide a slow read, few enough to cost no memory
 JOIN_SECONDS = 10.0
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Delivery:
 
     rows: Rows
     ready: torch.cuda.Event | None
+
+
+class FeedStoppedError(Exception):
+    """The run was asked to stop while it waited for data."""
 
 
 class Feed:
@@ -45,10 +50,19 @@ class Feed:
         self._thread = threading.Thread(target=self._deliver_all, name="gptmill-feed", daemon=True)
         self._thread.start()
 
-    def take(self) -> Rows:
-        """The next micro-batch's rows, for the current stream of the device. Raises what went wrong in reading them."""
+    def take(self, is_stopped: Callable[[], bool] = lambda: False) -> Rows:
+        """The next micro-batch's rows, for the current stream of the device. Raises what went wrong in reading them.
+
+        Raises FeedStoppedError where the wish to stop comes while it waits: a shard may be minutes away.
+        """
         started = time.perf_counter()
-        delivery = self._deliveries.get()
+        while True:
+            try:
+                delivery = self._deliveries.get(timeout=POLL_SECONDS)
+                break
+            except Empty:
+                if is_stopped():
+                    raise FeedStoppedError from None
         self.waited_seconds += time.perf_counter() - started
         if isinstance(delivery, BaseException):
             self._deliveries.put(delivery)

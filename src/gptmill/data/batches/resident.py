@@ -51,7 +51,8 @@ def load_resident(corpora: Corpora, device: torch.device) -> ResidentReader:
                 f"data_on_device keeps whole corpora, and the shards of {shards.address} come from elsewhere; "
                 f"copy them to this machine or leave it out"
             )
-    dtype = corpora.shards[0].manifest.dtype
+    # Other projects' files may be wider than their tokens need.
+    dtype = max((shards.manifest.dtype for shards in corpora.shards), key=lambda name: np.dtype(name).itemsize)
     arrays = [array for shards in corpora.shards for array in shards.train]
     size = sum(len(array) + 1 for array in arrays)
     _check_room(size * np.dtype(dtype).itemsize, device)
@@ -65,9 +66,9 @@ def load_resident(corpora: Corpora, device: torch.device) -> ResidentReader:
             if (largest := int(array.max())) >= corpora.tokenizer.vocab_size:
                 where = f"shard {shard} of {shards.address}"
                 raise make_vocabulary_error(where, largest, corpora.tokenizer.vocab_size)
-            closed = np.append(array, np.array(corpora.tokenizer.end_of_text, dtype=dtype))
+            closed = np.append(array.astype(dtype), np.array(corpora.tokenizer.end_of_text, dtype=dtype))
             signed = closed.view(np.int16 if dtype == "uint16" else np.int32)
-            tokens[place : place + len(closed)] = torch.from_numpy(signed).to(device)
+            tokens[place : place + len(closed)].copy_(torch.from_numpy(signed))  # waits: another stream reads it
             place += len(closed)
     return ResidentReader(tokens, firsts, corpora.tokenizer.end_of_text)
 

@@ -178,7 +178,7 @@ def _check_splits(name: str, journal: Journal) -> None:
         raise UserError("; ".join([cause, "loosen the filters" if dropped else "name files that hold some"]))
     if journal.train.tokens == 0:
         raise UserError(
-            f"all of {name} would go to validation; give more text, a smaller --val_fraction or --split tail"
+            f"{name} would leave nothing to train on; give more text, a smaller --val_fraction or --split tail"
         )
     if journal.val.tokens == 0:
         raise UserError(f"{name} would leave nothing for validation; give more text or --split tail, or --val_source")

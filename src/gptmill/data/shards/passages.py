@@ -44,7 +44,7 @@ class SplitReader:
         tokens = self.tokens[shard]
         return [
             Extract(
-                self._firsts[shard] + first + number,
+                max(0, self._firsts[shard] + first + number),
                 self._find_origin(shard, first + number),
                 bool(first + number >= 0 and starts[first + number] == begin),
                 decode(self.shards.tokenizer, tokens[begin:end].tolist()),

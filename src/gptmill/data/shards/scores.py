@@ -63,6 +63,12 @@ def read_scores(shards: TokenShards, name: str) -> ScoreArray:
     return scores
 
 
+def hash_scores(shards: TokenShards, name: str) -> str:
+    """Names the scores, which may be made anew under the same name."""
+    read_scores(shards, name)
+    return hash_file(shards.folder / SCORES_DIR / f"{name}.npy")
+
+
 def score_by_length(shards: TokenShards) -> ScoreArray:
     """Tokens in each training document, the one that opens it included."""
     sizes = np.array([shard.tokens for shard in shards.manifest.train.shards], dtype=np.int64)

@@ -1,0 +1,108 @@
+"""Several corpora in one run: each has its own order, its own place, and its own share of validation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from windows import make_config, prepare
+
+from gptmill.config.errors import UserError
+from gptmill.data.batches.resident import load_resident
+from gptmill.data.batches.streams import build_stream
+from gptmill.data.batches.validation import ValWindows
+from gptmill.data.corpora import Corpora
+from gptmill.data.shards.scores import score_by_length, write_scores
+
+TEXTS = [("abc " * 100)[: 5 + 37 * number % 301] for number in range(400)]
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
+    """The same text twice: only the corpus' number can tell their orders apart."""
+    folder: Path = tmp_path_factory.mktemp("twins")
+    parts = tuple(prepare(folder / name, TEXTS, shard_tokens=2000) for name in "ab")
+    for part in parts:
+        write_scores(part.folder, "length", score_by_length(part))
+    return Corpora(parts, (Fraction(1), Fraction(1)))
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize(
+    "fields", [{"order": "shuffle"}, {"order": "shards"}, {"order": "curriculum"}, {"documents": "whole"}], ids=str
+)
+def test_corpora_of_a_mixture_have_orders_of_their_own(twins: Corpora, fields: dict[str, str], epoch: int) -> None:
+    stream = build_stream(make_config(**fields, mini_batch_size=2), twins)
+    read: tuple[list[tuple[int, int]], ...] = ([], [])
+    first = epoch * stream.units_per_epoch
+    for start in range(first, first + min(400, stream.units_per_epoch), stream.units_per_batch):
+        places = stream.find(start)
+        for corpus, shard, place in zip(places.corpora, places.shards, places.starts, strict=True):
+            read[corpus].append((int(shard), int(place)))
+    size = min(map(len, read))
+    same = sum(one == other for one, other in zip(read[0][:size], read[1][:size], strict=True))
+    assert same < size / 2
+
+
+def test_shards_ahead_in_a_mixture_are_those_of_each_corpus_own_place(twins: Corpora) -> None:
+    stream = build_stream(make_config(order="sequential"), twins)
+    for start in range(0, stream.units_per_epoch, 4):
+        places, ahead = stream.find(start), stream.list_next_shards(start)
+        for corpus in range(2):
+            assert ahead[corpus][0] == places.shards[places.corpora == corpus][0]
+
+
+def test_resident_tokens_outside_the_vocabulary_are_refused(twins: Corpora) -> None:
+    shards = replace(twins.shards[0], train=(np.array([1, 2, 257], dtype=np.uint16),))
+    with pytest.raises(UserError, match="token 257"):
+        load_resident(Corpora((shards,)), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("wide_first", [False, True])
+def test_resident_tokens_may_come_in_two_widths(twins: Corpora, wide_first: bool) -> None:
+    one, two = twins.shards
+    wide = replace(
+        two,
+        manifest=replace(two.manifest, dtype="uint32"),
+        train=tuple(array.astype(np.uint32) for array in two.train),
+    )
+    mixed = replace(twins, shards=(wide, one) if wide_first else (one, wide))
+    stream = build_stream(make_config(), twins)
+    cpu = torch.device("cpu")
+    for start in (0, 40, 400):
+        expected = load_resident(twins, cpu).read(stream.find(start)).tokens
+        assert torch.equal(load_resident(mixed, cpu).read(stream.find(start)).tokens, expected)
+
+
+def test_validation_of_a_mixture_is_spread_over_each_corpus(tmp_path: Path) -> None:
+    texts = [f"{number:03d} " * 30 for number in range(300)]
+    large, small = prepare(tmp_path / "l", texts), prepare(tmp_path / "s", texts[:150])
+    corpora = Corpora((large, small), (Fraction(3), Fraction(1)))
+    chosen = ValWindows(corpora, 16, 40)
+    counts = corpora.shares.count(40)
+    for corpus, shards in enumerate(corpora.shards):
+        windows = shards.cut(shards.val, 16)
+        own = chosen.read(0, 40).tokens.tolist()
+        spread = np.arange(counts[corpus]) * windows.num_windows // counts[corpus]
+        expected = [
+            shards.val[shard][start : start + 17].tolist() for shard, start in zip(*windows.locate(spread), strict=True)
+        ]
+        corpora_of, _ = corpora.shares.assign(0, 40)
+        assert [row for row, of in zip(own, corpora_of, strict=True) if of == corpus] == expected
+
+
+def test_scores_made_anew_are_another_order(twins: Corpora) -> None:
+    """A run must not go on by them: half of its windows would come twice."""
+    scored = replace(twins, score="length")
+    before = scored.sha256
+    assert before != twins.sha256
+    shards = twins.shards[0]
+    lengths = score_by_length(shards)
+    write_scores(shards.folder, "length", lengths[::-1].copy())
+    assert scored.sha256 != before
+    write_scores(shards.folder, "length", lengths)
+    assert scored.sha256 == before

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gptmill.config.errors import UserError
+from gptmill.data.tokenizers.accelerator import WORTH_STARTING_CHARACTERS, Accelerator, build_accelerator
 from gptmill.data.tokenizers.byte_level import SPELLING, unspell
 from gptmill.data.tokenizers.byte_pairs import BytePairs
 from gptmill.data.tokenizers.protocol import FixedTokenizer, TokenArray
@@ -26,19 +29,35 @@ class Gpt2Tokenizer(FixedTokenizer):
     name = "gpt2"
 
     def __init__(self) -> None:
-        ranks = _make_ranks(_read_table())
-        self.end_of_text = len(ranks)
-        self.vocab_size = len(ranks) + 1
-        self._pairs = BytePairs(WORD_PATTERN, ranks, {END_OF_TEXT: self.end_of_text})
+        self._ranks = _make_ranks(_read_table())
+        self.end_of_text = len(self._ranks)
+        self.vocab_size = len(self._ranks) + 1
+        self._pairs = BytePairs(WORD_PATTERN, self._ranks, {END_OF_TEXT: self.end_of_text})
+        self._characters = 0
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()  # a started accelerator does not travel to another process
+
+    @property
+    def encoder(self) -> str:
+        """The library, with its version, that encodes a corpus here."""
+        return self._accelerator.name if self._accelerator else f"tiktoken {version('tiktoken')}"
 
     def encode(self, text: str) -> TokenArray:
-        return self._pairs.encode(text)
+        self._characters += len(text)
+        accelerator = self._accelerator if self._characters >= WORTH_STARTING_CHARACTERS else None
+        ids = accelerator.encode(text) if accelerator else None
+        return self._pairs.encode(text) if ids is None else ids
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return self._pairs.decode_bytes(ids, self.end_of_text)
 
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "vocab_size": self.vocab_size, "table_sha256": TABLE_SHA256}
+
+    @cached_property
+    def _accelerator(self) -> Accelerator | None:
+        return build_accelerator(WORD_PATTERN, self._ranks, self._pairs)
 
 
 def _read_table() -> str:

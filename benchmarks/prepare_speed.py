@@ -1,9 +1,10 @@
-"""MB/s of `gptmill prepare` beside the tokenizer's own raw speed on the same text, with as many processes.
+"""MB/s of `gptmill prepare` beside the raw speed of GPT-2's tokenizer on the same text, with as many processes.
 
-    python benchmarks/prepare_speed.py books.txt.xz --separator "<|endoftext|>" --processes 2
+    python benchmarks/prepare_speed.py books.txt.xz --separator "\\n<|endoftext|>\\n" --processes 2
 
-Raw speed: every process holds its share of the documents in memory and does nothing but encode them; starting the
-processes and loading the tokenizer are not counted. Prepare: the whole command as a user runs it, from its start to
+Raw speed is that of tiktoken: every process holds its share of the documents in memory and does nothing but encode
+them; starting the processes and loading the tokenizer are not counted. `--without_fast` hides gigatoken, the library of
+the fast extra, from prepare. Prepare: the whole command as a user runs it, from its start to
 its exit: reading, decompressing, splitting, encoding, writing, checksums. The two take turns, because machines drift;
 the table has the median of each. Memory is the most that all processes of the command held together (PSS, from /proc).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -20,25 +22,28 @@ import threading
 import time
 from pathlib import Path
 
+import tiktoken
+
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources import open_documents, open_source
 from gptmill.data.tokenizers import build_tokenizer
+from gptmill.data.tokenizers.gpt2 import WORD_PATTERN
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source")
     parser.add_argument("--separator")
-    parser.add_argument("--tokenizer", default="gpt2")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--without_fast", action="store_true")
     options = parser.parse_args()
     documents = read_all(options.source, ReadingOptions(separator=options.separator))
     megabytes = sum(len(text.encode("utf-8")) for text in documents) / 1e6
-    print(f"{options.source}: {len(documents):,} documents, {megabytes:,.1f} MB of text, {options.tokenizer}")
+    print(f"{options.source}: {len(documents):,} documents, {megabytes:,.1f} MB of text")
     raw, prepared, memory = [], [], []
     for _ in range(options.repeats):
-        raw.append(megabytes / measure_raw(documents, options.tokenizer, options.processes))
+        raw.append(megabytes / measure_raw(documents, options.processes))
         seconds, peak = measure_prepare(options)
         prepared.append(megabytes / seconds)
         memory.append(peak)
@@ -59,31 +64,39 @@ def read_all(place: str, reading: ReadingOptions) -> list[str]:
     return texts
 
 
-def measure_raw(documents: list[str], tokenizer: str, processes: int) -> float:
+def measure_raw(documents: list[str], processes: int) -> float:
     """Seconds from the first process that encodes to the last."""
     shares = [documents[first::processes] for first in range(processes)]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        spans = pool.starmap(encode_share, [(share, tokenizer) for share in shares], chunksize=1)
+        spans = pool.map(encode_share, shares, chunksize=1)
     return max(end for _, end in spans) - min(start for start, _ in spans)
 
 
-def encode_share(texts: list[str], tokenizer_name: str) -> tuple[float, float]:
-    tokenizer = build_tokenizer(tokenizer_name, [])
-    tokenizer.encode("warm")
+def encode_share(texts: list[str]) -> tuple[float, float]:
+    gpt2 = build_tokenizer("gpt2", [])
+    ranks = {gpt2.decode_bytes([token]): token for token in range(gpt2.end_of_text)}
+    encoding = tiktoken.Encoding("gpt2", pat_str=WORD_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    encoding.encode_to_numpy("warm")
     start = time.time()
     for text in texts:
-        tokenizer.encode(text)
+        encoding.encode_to_numpy(text)
     return start, time.time()
 
 
 def measure_prepare(options: argparse.Namespace) -> tuple[float, int]:
     """(seconds, bytes of memory at the peak)."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--tokenizer", options.tokenizer, "--processes", str(options.processes), "--out", f"{folder}/corpus"]
+        flags = ["--processes", str(options.processes), "--out", f"{folder}/corpus"]
         flags += ["--separator", options.separator] if options.separator else []
+        environment = dict(os.environ)
+        if options.without_fast:
+            (Path(folder) / "gigatoken.py").write_text("raise ImportError")
+            environment["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
         start = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", "gptmill", "prepare", options.source, *flags], stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "gptmill", "prepare", options.source, *flags],
+            stdout=subprocess.DEVNULL,
+            env=environment,
         )
         peaks = [0]
         watcher = threading.Thread(target=watch_memory, args=(process, peaks))

@@ -110,7 +110,7 @@ def _open_cluster(address: str) -> Iterator[Workers]:
     except ImportError:
         raise UserError("--cluster needs Dask; install it with: pip install 'gptmill[cluster]'") from None
     try:
-        client = Client(address, timeout="10s", set_as_default=False)
+        client = Client(address, timeout="5s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise UserError(
             f"no Dask scheduler answers at {address} ({error}); start one with: dask scheduler, and name its address"

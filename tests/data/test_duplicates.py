@@ -149,13 +149,13 @@ def test_documents_without_keys_are_never_duplicates(tmp_path: Path) -> None:
 
 def test_an_index_that_cannot_be_gone_on_with_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "seen"
-    with pytest.raises(UserError, match=r"is missing.*--overwrite"):
+    with pytest.raises(UserError, match=r"is missing.*remove the folder"):
         DuplicateIndex(path, EXACT, 3)
     drop(path, EXACT, ["a"])
-    with pytest.raises(UserError, match=r"other keys.*--overwrite"):
+    with pytest.raises(UserError, match=r"other keys.*remove the folder"):
         DuplicateIndex(path, NEAR, 1)
     path.write_bytes(b"no database" * 1000)
-    with pytest.raises(UserError, match=r"cannot be used.*--overwrite"):
+    with pytest.raises(UserError, match=r"cannot be used.*remove the folder"):
         DuplicateIndex(path, EXACT, 1)
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ import pytest
 from gptmill.config.errors import UserError
 from gptmill.config.requests import CleaningOptions, PrepareRequest
 from gptmill.data.files import hold_lock
-from gptmill.data.pipeline import chunks
+from gptmill.data.pipeline import chunks, encoding, passes
 from gptmill.data.pipeline.chunks import START, make_chunks
+from gptmill.data.pipeline.progress import PrepareProgress
+from gptmill.data.pipeline.splitting import write_chunk
 from gptmill.data.pipeline.writer import GrowingArray, ShardWriter, WriterState
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.manifest import Manifest, Split, read_manifest
@@ -212,6 +215,81 @@ if __name__ == "__main__":
     subprocess.run(command, check=True)
     prepare(lines, tmp_path / "unbroken", processes=1)
     assert read_all(tmp_path / "out") == read_all(tmp_path / "unbroken")
+
+
+def test_a_small_file_that_unpacks_to_a_large_one_is_taken_bit_by_bit(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "packed" / lines.name
+    packed.parent.mkdir()
+    shutil.copy2(lines, packed)
+    prepare(lines, tmp_path / "at-once", processes=1)
+    sizes: list[int] = []
+    monkeypatch.setattr(encoding, "PIECE_CHARS", 3000)
+    monkeypatch.setattr(
+        passes, "write_chunk", lambda piece, *rest: (sizes.append(len(piece.tokens)), write_chunk(piece, *rest))
+    )
+    prepare(packed, tmp_path / "bit-by-bit", processes=1)
+    assert len(sizes) > 10
+    assert max(sizes) < 5000
+    assert read_all(tmp_path / "at-once") == read_all(tmp_path / "bit-by-bit")
+
+
+def test_many_tiny_files_are_gathered_but_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_FILES", 10)
+    for number in range(35):
+        (tmp_path / f"{number:02d}.txt").write_text("tiny")
+    reading = PrepareRequest().reading
+    made = make_chunks(open_source([str(tmp_path)], reading).files, reading, START)
+    assert [len(chunk.extents) for chunk in made] == [10, 10, 10, 5]
+
+
+def stop_after(chunks_done: int) -> Callable[[PrepareProgress], None]:
+    left = iter(range(chunks_done))
+
+    def report(_progress: PrepareProgress) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    return report
+
+
+@pytest.fixture
+def interrupted(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A preparation that was stopped in the middle; its folder."""
+    monkeypatch.setattr(passes, "JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(chunks, "list_parts", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_corpus([str(lines)], PrepareRequest(out=str(tmp_path / "out"), tokenizer="byte"), stop_after(9))
+    return tmp_path / "out.partial"
+
+
+def test_what_is_left_of_a_file_that_lost_its_end_is_not_gone_on_with(
+    interrupted: Path, lines: Path, tmp_path: Path
+) -> None:
+    path = interrupted / "train_000000.npy"
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(UserError, match="is shorter than it was"):
+        prepare(lines, tmp_path / "out")
+
+
+def test_a_source_that_was_replaced_is_begun_anew(interrupted: Path, lines: Path, tmp_path: Path) -> None:
+    """By a text of the same size, dated long ago."""
+    lines.write_text(lines.read_text(encoding="utf-8").replace("words", "WORDS"), encoding="utf-8")
+    os.utime(lines, ns=(10**9, 10**9))
+    manifest = prepare(lines, tmp_path / "out")
+    texts = read_texts(tmp_path / "out", manifest.train) + read_texts(tmp_path / "out", manifest.val)
+    assert len(texts) == 400
+    assert not any("words" in text for text in texts)
+    assert not interrupted.exists()
+
+
+def test_a_source_that_changes_meanwhile_is_noticed(lines: Path, tmp_path: Path) -> None:
+    request = PrepareRequest(out=str(tmp_path / "out"), tokenizer="byte")
+    with pytest.raises(UserError, match=r"lines.jsonl changed while it was being prepared"):
+        prepare_corpus([str(lines)], request, lambda _: lines.write_text('{"text": "other"}'))
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_array_that_grew_is_the_file_that_numpy_writes(tmp_path: Path) -> None:

@@ -15,24 +15,21 @@ PLAIN_SECONDS = 10.0
 
 
 class Speed:
-    """What happened since the first report, which may come from the middle of a preparation that goes on."""
+    """How fast it goes since it began, leaving out what an earlier attempt had done."""
 
     def __init__(self) -> None:
-        self._started = 0.0
-        self._first: PrepareProgress | None = None
+        self._started = time.monotonic()
 
     def measure(self, progress: PrepareProgress) -> float:
         """Megabytes of text in a second."""
-        if self._first is None:
-            self._started, self._first = time.monotonic(), progress
-        return (progress.text_bytes - self._first.text_bytes) / max(time.monotonic() - self._started, 1e-3) / 1e6
+        return (progress.text_bytes - progress.text_bytes_kept) / max(time.monotonic() - self._started, 1e-3) / 1e6
 
     def estimate_left(self, progress: PrepareProgress) -> float | None:
         """Seconds, where there is something to estimate them by."""
-        bytes_done = progress.bytes_done - (self._first or progress).bytes_done
-        if not bytes_done or not progress.bytes_total:
+        bytes_new = progress.bytes_done - progress.bytes_kept
+        if bytes_new <= 0 or not progress.bytes_total:
             return None
-        return (progress.bytes_total - progress.bytes_done) * (time.monotonic() - self._started) / bytes_done
+        return (progress.bytes_total - progress.bytes_done) * (time.monotonic() - self._started) / bytes_new
 
 
 @contextmanager
@@ -80,7 +77,6 @@ def _make_plain_report(console: Console) -> Report:
 
     def report(progress: PrepareProgress) -> None:
         nonlocal last_line
-        text_speed = speed.measure(progress)
         if time.monotonic() - last_line < PLAIN_SECONDS:
             return
         last_line = time.monotonic()
@@ -88,7 +84,7 @@ def _make_plain_report(console: Console) -> Report:
         done = f"{progress.bytes_done / 1e6:,.0f}{total} MB read, {progress.tokens:,} tokens"
         left = speed.estimate_left(progress)
         ending = f", {left:,.0f} s left" if left is not None else ""
-        console.print(f"preparing: {done}, {text_speed:.1f} MB/s of text{ending}")
+        console.print(f"preparing: {done}, {speed.measure(progress):.1f} MB/s of text{ending}")
 
     return report
 

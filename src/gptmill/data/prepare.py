@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from contextlib import suppress
 from dataclasses import asdict
@@ -89,7 +90,8 @@ def _describe_source(source: Source) -> dict[str, Any]:
         "files": len(source.files),
         "bytes": source.size_bytes,
         "listing_sha256": source.listing_sha256,
-        "newest_change": source.newest_change,
+        # Of every file: one may be replaced by another of its size that is older than the rest.
+        "changes_sha256": hashlib.sha256(repr([file.changed_ns for file in source.files]).encode()).hexdigest(),
     }
 
 

@@ -33,7 +33,7 @@ class DuplicateIndex:
         if resumed_at == 0:
             _delete(path)
         elif not path.exists():
-            raise UserError(f"{path} is missing, without which duplicates cannot be told; prepare with --overwrite")
+            raise UserError(f"{path} is missing, without which duplicates cannot be told; {self._advise()}")
         with self._explain_errors():
             # No transactions of Python's own: what is not committed here must not be kept by accident.
             self._database = sqlite3.connect(path, timeout=1.0, isolation_level=None)
@@ -69,6 +69,9 @@ class DuplicateIndex:
         """Forgets what was not committed."""
         self._database.close()
 
+    def _advise(self) -> str:
+        return f"remove the folder {self._path.parent} and give the same command again"
+
     def _is_known(self, keys: list[int]) -> bool:
         if not self._pending.keys().isdisjoint(keys):
             return True
@@ -89,7 +92,7 @@ class DuplicateIndex:
             self._database.execute("INSERT INTO about VALUES (?)", (keys,))
         ((known,),) = self._database.execute("SELECT keys FROM about").fetchall()
         if known != keys:
-            raise UserError(f"{self._path} was begun with other keys ({known}, now {keys}); prepare with --overwrite")
+            raise UserError(f"{self._path} was begun with other keys ({known}, now {keys}); {self._advise()}")
         self._database.execute("BEGIN EXCLUSIVE")
         self._database.execute("DELETE FROM seen WHERE position >= ?", (resumed_at,))
 
@@ -98,7 +101,7 @@ class DuplicateIndex:
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
-            advice = "make room if the disk is full, else prepare with --overwrite"
+            advice = f"make room if the disk is full, else {self._advise()}"
             raise UserError(f"the list of documents seen, {self._path}, cannot be used: {error}; {advice}") from None
 
 

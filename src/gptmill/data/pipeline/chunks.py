@@ -9,6 +9,7 @@ from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources import Part, SourceFile, list_parts, open_documents
 
 CHUNK_BYTES = 2 * 2**20  # enough that handing it over costs nothing, little enough that many fit in memory
+CHUNK_FILES = 1024
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,21 @@ class Chunk:
 def make_chunks(files: tuple[SourceFile, ...], options: ReadingOptions, start: Position) -> Iterator[Chunk]:
     """The chunks from `start` on. Small files are gathered; a long stream is read here, the rest by the workers."""
     gathered: list[Extent] = []
+    gathered_bytes = 0
     for number in range(start.file_number, len(files)):
         skipped = start.chunk if number == start.file_number else 0
         parts = list_parts(files[number], options)
         extents = [Extent(number, files[number], part) for part in parts or ()]
         if len(extents) == 1 and not skipped:
             gathered += extents
-            if sum(extent.part.size_bytes for extent in gathered) >= CHUNK_BYTES:
+            gathered_bytes += extents[0].part.size_bytes
+            if gathered_bytes >= CHUNK_BYTES or len(gathered) >= CHUNK_FILES:
                 yield _gather(gathered, number)
-                gathered = []
+                gathered, gathered_bytes = [], 0
             continue
         if gathered:
             yield _gather(gathered, number - 1)
-            gathered = []
+            gathered, gathered_bytes = [], 0
         if parts is None:
             yield from _read_stream(number, files[number], options, skipped)
         for place, extent in enumerate(extents[skipped:], start=skipped + 1):

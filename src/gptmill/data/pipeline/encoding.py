@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
 DRAWS = 2**64
 ALWAYS_VAL, ALWAYS_TRAIN = 0, DRAWS - 1
 OPENING_CHARS = 80
+PIECE_CHARS = 32 * 2**20  # more than any part of a plain file holds; what is packed may hold anything
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,12 @@ class Job:
     """The share at the end of each document that goes to validation; None keeps documents whole."""
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """One document of a chunk: where it came from, and its pieces as (draw, number of tokens)."""
 
     file_number: int
     pieces: tuple[tuple[int, int], ...]
-    keys: NDArray[np.uint64]
+    keys: NDArray[np.uint64] | None
     opening: str
     size_bytes: int
     fault: str | None = None
@@ -55,6 +56,8 @@ class EncodedChunk:
     tokens: TokenArray
     documents: list[Document]
     repaired: int
+    is_whole: bool
+    """Whether the chunk has no more documents."""
 
 
 _tokenizers: dict[str, Tokenizer] = {}
@@ -62,12 +65,22 @@ _cleaners: dict[CleaningOptions, Cleaner] = {}
 
 
 def encode_chunk(chunk: Chunk, job: Job) -> EncodedChunk:
-    """Raises UserError for a text that cannot be read. Tokenizer and cleaner are made once in a process."""
+    """The chunk, or as much of it as may be held in memory. Raises UserError for a text that cannot be read."""
+    return next(encode_pieces(chunk, job))
+
+
+def encode_pieces(chunk: Chunk, job: Job, skipped: int = 0) -> Iterator[EncodedChunk]:
+    """The chunk after its first documents, in pieces of bounded size."""
     if job.fingerprint not in _tokenizers:
         _tokenizers[job.fingerprint] = restore_tokenizer(job.spec, "this preparation")
     if job.cleaning not in _cleaners:
         _cleaners[job.cleaning] = Cleaner(job.cleaning)
-    return _encode(chunk, job, _tokenizers[job.fingerprint], _cleaners[job.cleaning])
+    documents = islice(chunk.read(job.reading), skipped, None)
+    is_whole = False
+    while not is_whole:
+        piece = _encode(documents, job, _tokenizers[job.fingerprint], _cleaners[job.cleaning])
+        is_whole = piece.is_whole
+        yield piece
 
 
 def load_worker() -> None:
@@ -84,12 +97,13 @@ def read_clean(chunks: Iterator[Chunk], reading: ReadingOptions, cleaning: Clean
                 yield text
 
 
-def _encode(chunk: Chunk, job: Job, tokenizer: Tokenizer, cleaner: Cleaner) -> EncodedChunk:
+def _encode(texts: Iterator[tuple[int, str]], job: Job, tokenizer: Tokenizer, cleaner: Cleaner) -> EncodedChunk:
     dtype = choose_dtype(tokenizer.vocab_size)
     opening = np.array([tokenizer.end_of_text], dtype=dtype)
     arrays: list[TokenArray] = [opening[:0]]
-    documents, repaired = [], 0
-    for file_number, original in chunk.read(job.reading):
+    documents, repaired, chars = [], 0, 0
+    for file_number, original in texts:
+        chars += len(original)
         text = cleaner.repair(original)
         repaired += text != original
         content = text.encode("utf-8")
@@ -100,8 +114,11 @@ def _encode(chunk: Chunk, job: Job, tokenizer: Tokenizer, cleaner: Cleaner) -> E
             arrays += [opening, ids]
             pieces.append((draw, len(ids) + 1))
         keys = cleaner.make_keys(text)
-        documents.append(Document(file_number, tuple(pieces), keys, text[:OPENING_CHARS], len(content), fault))
-    return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired)
+        shown = text[:OPENING_CHARS] if fault or len(keys) else ""  # only of one that may be dropped
+        documents.append(Document(file_number, tuple(pieces), keys if len(keys) else None, shown, len(content), fault))
+        if chars >= PIECE_CHARS:
+            return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired, is_whole=False)
+    return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired, is_whole=True)
 
 
 def _split(text: str, content: bytes, file_number: int, job: Job) -> list[tuple[int, str]]:

@@ -39,6 +39,9 @@ class Journal:
     """(-draw, tokens) of the pieces of training that are the first to move if validation is too short: a heap."""
     report: CleaningReport = field(default_factory=CleaningReport)
 
+    def __post_init__(self) -> None:
+        self._drawn_tokens = sum(tokens for _, tokens in self.lowest_draws)
+
     def advance(self, chunk: Chunk) -> None:
         """The chunk is written."""
         self.position = chunk.next
@@ -47,9 +50,12 @@ class Journal:
 
     def remember_draw(self, draw: int, tokens: int) -> None:
         """Keeps the lowest draws of training, no more than would make a validation split."""
+        if self._drawn_tokens >= MIN_VAL_TOKENS and -draw < self.lowest_draws[0][0]:
+            return  # the usual case
         heapq.heappush(self.lowest_draws, (-draw, tokens))
-        while sum(tokens for _, tokens in self.lowest_draws[1:]) >= MIN_VAL_TOKENS:
-            heapq.heappop(self.lowest_draws)
+        self._drawn_tokens += tokens
+        while self._drawn_tokens - self.lowest_draws[0][1] >= MIN_VAL_TOKENS:
+            self._drawn_tokens -= heapq.heappop(self.lowest_draws)[1]
 
     def find_raised_limit(self) -> int | None:
         """The limit at which validation is long enough for a window, if it is not and other documents can move."""
@@ -63,7 +69,7 @@ class Journal:
 
     def save(self, folder: Path) -> None:
         content = {
-            **vars(self),
+            **{name: value for name, value in vars(self).items() if not name.startswith("_")},
             "version": VERSION,
             "position": [self.position.file_number, self.position.chunk],
             "train": self.train.to_json(),
@@ -89,5 +95,5 @@ def read_journal(folder: Path, origin: dict[str, Any]) -> Journal | None:
                 "report": CleaningReport.from_json(content["report"]),
             }
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

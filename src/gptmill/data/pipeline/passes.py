@@ -14,13 +14,14 @@ from gptmill.config.errors import UserError
 from gptmill.data.cleaning import DuplicateIndex
 from gptmill.data.files import write_durably
 from gptmill.data.pipeline.chunks import START, Position, make_chunks
-from gptmill.data.pipeline.encoding import ALWAYS_TRAIN, EncodedChunk, Job, encode_chunk, load_worker, read_clean
+from gptmill.data.pipeline.encoding import Job, encode_chunk, encode_pieces, load_worker, read_clean
 from gptmill.data.pipeline.executors import Workers, count_cores, map_in_order, open_executor
 from gptmill.data.pipeline.journal import FILE_NAME as JOURNAL_NAME
 from gptmill.data.pipeline.journal import Journal, read_journal
 from gptmill.data.pipeline.opened import OpenedCorpus
 from gptmill.data.pipeline.progress import PrepareProgress, Report
 from gptmill.data.pipeline.room import check_room
+from gptmill.data.pipeline.splitting import write_chunk
 from gptmill.data.pipeline.writer import ShardWriter
 from gptmill.data.shards.manifest import (
     DOCUMENTS_DIR,
@@ -31,6 +32,7 @@ from gptmill.data.shards.manifest import (
     read_manifest,
     write_manifest,
 )
+from gptmill.data.sources import SourceFile
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import choose_dtype, make_fingerprint
 
@@ -106,35 +108,20 @@ def _encode_all(
         index = DuplicateIndex(folder / DUPLICATES_NAME, request.cleaning, journal.chunks)
         stack.enter_context(closing(index))
         chunks = make_chunks(corpus.files, request.reading, journal.position)
+        make_progress = partial(_make_progress, corpus, journal, journal.source_bytes, journal.text_bytes)
         saved = time.monotonic()
         for chunk, encoded in map_in_order(partial(encode_chunk, job=job), chunks, workers):
-            _write_chunk(encoded, journal, writers, index)
+            write_chunk(encoded, journal, writers, index)
+            if not encoded.is_whole:  # a small file that unpacks to a large one: the rest bit by bit, here
+                for piece in encode_pieces(chunk, job, len(encoded.documents)):
+                    write_chunk(piece, journal, writers, index)
             journal.advance(chunk)
-            report(_make_progress(journal, corpus))
+            report(make_progress())
             if time.monotonic() - saved >= JOURNAL_SECONDS:
                 _save(folder, journal, writers, index)
                 saved = time.monotonic()
         for writer in writers:
             writer.finish()
-
-
-def _write_chunk(encoded: EncodedChunk, journal: Journal, writers: list[ShardWriter], index: DuplicateIndex) -> None:
-    train, val = writers
-    end = 0
-    for document in encoded.documents:
-        fault = document.fault or index.find_duplicate(document.keys, journal.chunks)
-        if fault:
-            journal.report.add_dropped(fault, document.opening, document.size_bytes)
-        for draw, count in document.pieces:
-            start, end = end, end + count
-            if fault:
-                continue
-            is_val = draw < journal.val_limit
-            (val if is_val else train).write(encoded.tokens[start:end], document.file_number)
-            if not is_val and draw != ALWAYS_TRAIN:
-                journal.remember_draw(draw, count)
-        journal.text_bytes += document.size_bytes
-    journal.report.add_repaired(encoded.repaired)
 
 
 def _save(folder: Path, journal: Journal, writers: list[ShardWriter], index: DuplicateIndex) -> None:
@@ -145,13 +132,20 @@ def _save(folder: Path, journal: Journal, writers: list[ShardWriter], index: Dup
     journal.save(folder)
 
 
-def _make_progress(journal: Journal, corpus: OpenedCorpus) -> PrepareProgress:
-    tokens = journal.train.tokens + journal.val.tokens
-    is_done = journal.position == Position(len(corpus.files), 0)
-    return PrepareProgress(journal.source_bytes, corpus.size_bytes, journal.text_bytes, tokens, is_done)
+def _make_progress(corpus: OpenedCorpus, journal: Journal, bytes_kept: int, text_bytes_kept: int) -> PrepareProgress:
+    return PrepareProgress(
+        bytes_done=journal.source_bytes,
+        bytes_total=corpus.size_bytes,
+        text_bytes=journal.text_bytes,
+        tokens=journal.train.tokens + journal.val.tokens,
+        bytes_kept=bytes_kept,
+        text_bytes_kept=text_bytes_kept,
+        is_done=journal.position == Position(len(corpus.files), 0),
+    )
 
 
 def _finish(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journal: Journal) -> Manifest:
+    _check_unchanged(corpus.files)
     _check_splits(corpus.source.name, journal)
     # As JSON spells them, without its quotes: one name a line, whatever characters it has.
     readable = (os.fsencode(file.name).decode(errors="replace") for file in corpus.files)
@@ -168,6 +162,15 @@ def _finish(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journal: J
     )
     write_manifest(folder, manifest)
     return _tidy(folder, manifest)
+
+
+def _check_unchanged(files: tuple[SourceFile, ...]) -> None:
+    """Raises UserError for a file that is not what it was when the preparation began: its shards would be a mixture."""
+    for file in files:
+        if file.changed_ns and (path := Path(file.address)).is_file():
+            status = path.stat()
+            if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.changed_ns):
+                raise UserError(f"{path} changed while it was being prepared; give the same command again")
 
 
 def _check_splits(name: str, journal: Journal) -> None:

@@ -14,7 +14,10 @@ class PrepareProgress:
     bytes_total: int
     text_bytes: int
     tokens: int
-    is_done: bool = False
+    bytes_kept: int
+    text_bytes_kept: int
+    """What an earlier attempt had done."""
+    is_done: bool
 
 
 Report = Callable[[PrepareProgress], None]

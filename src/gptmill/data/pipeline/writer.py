@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from gptmill.config.errors import UserError
 from gptmill.data.files import flush_to_disk, hash_file
 from gptmill.data.shards.manifest import DOCUMENTS_DIR, ORIGINS_DIR, Shard, Split
 from gptmill.data.tokenizers.protocol import TokenArray
@@ -26,6 +27,10 @@ class GrowingArray:
         self.length = length
         self._dtype = dtype
         self._file: BinaryIO = path.open("r+b" if length else "w+b")
+        if length and self._file.seek(0, io.SEEK_END) < HEADER_BYTES + length * dtype.itemsize:
+            self._file.close()
+            advice = "remove the folder that ends in .partial and give the same command again"
+            raise UserError(f"{path} is shorter than it was; {advice}")
         self._file.truncate(HEADER_BYTES + length * dtype.itemsize)
         self._file.seek(0, io.SEEK_END)
 
@@ -84,6 +89,21 @@ class ShardWriter:
         self._dtype = dtype
         self._shard_tokens = shard_tokens
         self._open_shard()
+
+    def write_run(self, tokens: TokenArray, bounds: NDArray[np.int64], file_numbers: list[int]) -> None:
+        """Documents that follow each other in `tokens`, of which `bounds` has the starts and the last end."""
+        state, count = self.state, len(file_numbers)
+        if state.open_tokens + len(tokens) >= self._shard_tokens:
+            for number, file_number in enumerate(file_numbers):
+                self.write(tokens[bounds[number] : bounds[number + 1]], file_number)
+            return
+        self._starts.append(bounds[:-1] + state.open_tokens)
+        self._origins.append(np.array(file_numbers, np.uint32))
+        self._tokens.append(tokens)
+        state.documents += count
+        state.open_documents += count
+        state.tokens += len(tokens)
+        state.open_tokens += len(tokens)
 
     def write(self, tokens: TokenArray, file_number: int) -> None:
         """One document."""

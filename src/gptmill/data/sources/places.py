@@ -42,7 +42,6 @@ def open_source(places: list[str], options: ReadingOptions) -> Source:
         files=files,
         size_bytes=size_bytes,
         listing_sha256=hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest(),
-        newest_change=max(file.changed_ns for file in files),
         one_document_per_file=all(not file.is_on_hub and is_one_document(file.path_name, options) for file in files),
     )
 

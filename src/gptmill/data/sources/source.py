@@ -48,7 +48,6 @@ class Source:
     files: tuple[SourceFile, ...]
     size_bytes: int
     listing_sha256: str
-    newest_change: int
     one_document_per_file: bool
 
 

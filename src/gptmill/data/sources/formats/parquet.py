@@ -14,6 +14,7 @@ from gptmill.data.sources.storage import StoredFile
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20
 MAX_BATCH_ROWS = 1024
+MAX_GROUP_BYTES = 64 * 2**20  # a larger row group, as pandas writes them, is read by one reader in pieces
 
 
 def read_parquet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
@@ -29,7 +30,7 @@ def read_parquet(stored: StoredFile, options: ReadingOptions, part: Part | None 
         stored.bytes_read += sizes[group]
 
 
-def list_row_group_parts(stored: StoredFile, options: ReadingOptions, part_bytes: int) -> tuple[Part, ...]:
+def list_row_group_parts(stored: StoredFile, options: ReadingOptions, part_bytes: int) -> tuple[Part, ...] | None:
     """Neighbouring row groups together, as long as their text stays under `part_bytes`."""
     parquet = _open(stored, options.text_field)
     metadata = parquet.metadata
@@ -38,6 +39,8 @@ def list_row_group_parts(stored: StoredFile, options: ReadingOptions, part_bytes
     start, text_bytes = 0, 0
     for group in range(metadata.num_row_groups):
         group_bytes = _find_column(metadata.row_group(group), options.text_field).total_uncompressed_size
+        if group_bytes > MAX_GROUP_BYTES:
+            return None
         if group > start and text_bytes + group_bytes > part_bytes:
             parts.append(Part(start, group, sum(sizes[start:group])))
             start, text_bytes = group, 0

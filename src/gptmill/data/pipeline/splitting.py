@@ -1,0 +1,60 @@
+"""The documents of a chunk to the split that each belongs to, in their order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gptmill.data.cleaning import DuplicateIndex
+from gptmill.data.pipeline.encoding import ALWAYS_TRAIN, EncodedChunk
+from gptmill.data.pipeline.journal import Journal
+from gptmill.data.pipeline.writer import ShardWriter
+from gptmill.data.tokenizers.protocol import TokenArray
+
+
+def write_chunk(encoded: EncodedChunk, journal: Journal, writers: list[ShardWriter], index: DuplicateIndex) -> None:
+    """Drops duplicates, and writes the rest; `writers` are those of training and of validation."""
+    train, val = writers
+    run = Run(encoded.tokens)
+    end = 0
+    for document in encoded.documents:
+        fault = document.fault
+        if fault is None and document.keys is not None:
+            fault = index.find_duplicate(document.keys, journal.chunks)
+        if fault:
+            journal.report.add_dropped(fault, document.opening, document.size_bytes)
+        for draw, count in document.pieces:
+            start, end = end, end + count
+            if fault:
+                continue
+            is_val = draw < journal.val_limit
+            run.add(val if is_val else train, start, end, document.file_number)
+            if not is_val and draw != ALWAYS_TRAIN:
+                journal.remember_draw(draw, count)
+        journal.text_bytes += document.size_bytes
+    run.write()
+    journal.report.add_repaired(encoded.repaired)
+
+
+class Run:
+    """Neighbouring pieces that go to one split, to write them together."""
+
+    def __init__(self, tokens: TokenArray) -> None:
+        self._tokens = tokens
+        self._writer: ShardWriter | None = None
+        self._starts: list[int] = []
+        self._files: list[int] = []
+        self._end = 0
+
+    def add(self, writer: ShardWriter, start: int, end: int, file_number: int) -> None:
+        if writer is not self._writer or start != self._end:
+            self.write()
+            self._writer, self._starts, self._files = writer, [], []
+        self._starts.append(start)
+        self._files.append(file_number)
+        self._end = end
+
+    def write(self) -> None:
+        if self._writer is not None:
+            starts = np.array([*self._starts, self._end], np.int64)
+            self._writer.write_run(self._tokens[starts[0] : self._end], starts - starts[0], self._files)
+            self._writer = None

@@ -37,9 +37,12 @@ def shrink(command: str) -> list[str]:
     else:
         assert words[0] == "gptmill", command
         words = [sys.executable, "-m", "gptmill", *words[1:]]
+    verb = words[words.index("gptmill") + 1]
+    if verb == "prepare" and "--tokenizer" not in words:
+        words += ["--tokenizer", "byte"]  # models of fifty thousand tokens are slow on a CPU
     if "--vocab_size" in words:
         words[words.index("--vocab_size") + 1] = "270"
-    if words[words.index("gptmill") + 1] == "train" and "--list_checkpoints" not in words:
+    if verb == "train" and "--list_checkpoints" not in words:
         words += SMALL
         if any(word.startswith("gpt2-") for word in words):
             words += "--force-cpu --num_layers 1 --embd_size 64 --num_heads 1".split()

@@ -152,7 +152,7 @@ def _verify(path: Path, file: CorpusFile, archive: Path | None = None) -> None:
         raise UserError(f"cannot read {path}: {error.strerror or error}; check its permissions") from None
     if found != file.checksum:
         where = f"{file.name} in {archive}" if archive else str(path)
-        raise UserError(f"{where} is not what it should be: {found}, not {file.checksum}; delete it and get it again")
+        raise UserError(f"{where} is not what it should be: {found}, not {file.checksum}; get it again")
 
 
 def _is_packed(name: str) -> bool:

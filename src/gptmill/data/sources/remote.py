@@ -60,7 +60,8 @@ def _open_file_system(place: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(place)
     except ImportError as error:
-        raise UserError(f"{place} needs a package that is not installed: {error}") from None
+        # s3 and the web come with the extra; of other file systems, fsspec names the package.
+        raise UserError(f"{place}: {error}; for s3:// and https:// run: pip install 'gptmill[cloud]'") from None
     except Exception as error:
         raise UserError(f"{place} is no address that can be read: {error}; check how it begins") from None
     return system, str(path)

@@ -287,6 +287,15 @@ def test_a_page_packed_in_an_unknown_way_is_left_out(tmp_path: Path) -> None:
     assert read(write(tmp_path, "a.warc", packed + make_answer("last"))) == ["last"]
 
 
+@pytest.mark.parametrize("ending", ["", "\n"])
+def test_a_table_that_ends_inside_quotes_is_refused(ending: str, tmp_path: Path) -> None:
+    whole = f'id,text\n1,"one ""two"" \n lines"\n2,a 5" pipe{ending}'
+    assert read(write(tmp_path, "a.csv", whole.encode())) == ['one "two" \n lines', 'a 5" pipe']
+    torn = f'id,text\n1,one\n2,"two\n3,three{ending}'
+    with pytest.raises(UserError, match=r"a\.csv ends inside quotes, which were opened in row 2"):
+        read(write(tmp_path, "a.csv", torn.encode()))
+
+
 def test_a_json_value_too_large_to_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gptmill.data.sources.formats.json_records.MAX_VALUE_BYTES", 50)
     with pytest.raises(UserError, match=r"too much to hold at once.*jq"):

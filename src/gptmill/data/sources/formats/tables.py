@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from itertools import chain
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
@@ -11,6 +12,8 @@ from gptmill.data.sources.failures import make_field_error
 from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read_lines
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.storage import StoredFile
+
+END = "\ue000end of file\ue000"  # a row of its own after the last, unless quotes are open there
 
 
 def read_csv(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
@@ -26,15 +29,24 @@ def read_tsv(stored: StoredFile, options: ReadingOptions, part: Part | None = No
 def _read_rows(stored: StoredFile, options: ReadingOptions, delimiter: str) -> Iterator[str]:
     csv.field_size_limit(MAX_LINE_BYTES)
     lines = read_lines(stored.open_data(), stored.address)
-    rows = csv.reader((decode_line(line, stored.address, offset) for offset, line in lines), delimiter=delimiter)
+    texts = (decode_line(line, stored.address, offset) for offset, line in lines)
+    rows = csv.reader(chain(texts, [END]), delimiter=delimiter)
     try:
         header = next(rows, None)
-        if header is None:
+        if header is None or header == [END]:
             return
         if options.text_field not in header:
             raise make_field_error(stored.address, "column", options.text_field, header)
-        column = header.index(options.text_field)
+        column, number = header.index(options.text_field), 1
         for row in rows:
+            if row == [END]:
+                return
+            if row and row[-1].endswith(END):
+                raise UserError(
+                    f"{stored.address} ends inside quotes, which were opened in row {number} after the header; it may "
+                    f"be cut off: get it again, or close them"
+                )
+            number += 1
             if len(row) > column:
                 yield row[column]
             elif row:

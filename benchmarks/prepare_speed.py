@@ -27,7 +27,7 @@ import tiktoken
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources import open_documents, open_source
 from gptmill.data.tokenizers import build_tokenizer
-from gptmill.data.tokenizers.gpt2 import WORD_PATTERN
+from gptmill.data.tokenizers.gpt2 import WORD_PATTERN, Gpt2Tokenizer
 
 
 def main() -> None:
@@ -40,7 +40,8 @@ def main() -> None:
     options = parser.parse_args()
     documents = read_all(options.source, ReadingOptions(separator=options.separator))
     megabytes = sum(len(text.encode("utf-8")) for text in documents) / 1e6
-    print(f"{options.source}: {len(documents):,} documents, {megabytes:,.1f} MB of text")
+    encoder = "tiktoken" if options.without_fast else Gpt2Tokenizer().encoder
+    print(f"{options.source}: {len(documents):,} documents, {megabytes:,.1f} MB of text; prepare encodes by {encoder}")
     raw, prepared, memory = [], [], []
     for _ in range(options.repeats):
         raw.append(megabytes / measure_raw(documents, options.processes))

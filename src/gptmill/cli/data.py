@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gptmill.cli.flags import Command
 from gptmill.config.errors import UserError
 from gptmill.config.requests import DataRequest
 from gptmill.config.schema import build_config
+
+if TYPE_CHECKING:
+    from gptmill.data.shards.opening import TokenShards
 
 FORMS = "info DATA | verify DATA | show DATA | show --run RUN --step N | score DATA"
 SUMMARY = """\
@@ -40,9 +44,8 @@ def run(arguments: list[str]) -> int:
 
 def print_info(place: str, request: DataRequest) -> int:
     from gptmill.data.cleaning import CleaningReport
-    from gptmill.data.shards.opening import open_shards
 
-    shards = open_shards(place, request.tokenizer)
+    shards = open_corpus(place, request)
     manifest = shards.manifest
     lines = [f"{shards.address}: {manifest.fingerprint}, {shards.tokenizer.vocab_size:,} ids as {manifest.dtype}"]
     for name, split in (("train", manifest.train), ("val", manifest.val)):
@@ -77,13 +80,12 @@ def verify(place: str, request: DataRequest) -> int:
 
 
 def print_windows(place: str, request: DataRequest) -> int:
-    from gptmill.data.shards.opening import open_shards
     from gptmill.data.shards.passages import read_windows
 
     for name in ("count", "context_length"):
         if getattr(request, name) < 1:
             raise UserError(f"--{name} {getattr(request, name)}: must be at least 1")
-    shards = open_shards(place, request.tokenizer)
+    shards = open_corpus(place, request)
     windows = read_windows(shards, request.split, request.context_length, request.window, request.count)
     for number, extracts in enumerate(windows, start=request.window):
         sys.stdout.write(f"── {request.split} window {number:,} ".ljust(72, "─") + "\n")
@@ -110,10 +112,9 @@ def print_step(run_name: str, step: int, request: DataRequest) -> int:
 
 def score(place: str, request: DataRequest) -> int:
     from gptmill.cli.progress import show_amount
-    from gptmill.data.shards.opening import open_shards
     from gptmill.data.shards.scores import score_by_length, write_scores
 
-    shards = open_shards(place, request.tokenizer)
+    shards = open_corpus(place, request)
     name = request.name or request.by
     if request.by == "loss":
         if request.run is None:
@@ -131,6 +132,15 @@ def score(place: str, request: DataRequest) -> int:
         f"train by it with: --order curriculum --score {name}\n"
     )
     return 0
+
+
+def open_corpus(place: str, request: DataRequest) -> TokenShards:
+    """Shows how far it is where files have to be hashed first, as those of a copy."""
+    from gptmill.cli.progress import show_amount
+    from gptmill.data.shards.opening import open_shards
+
+    with show_amount("checking") as report:
+        return open_shards(place, request.tokenizer, report=report)
 
 
 def describe_document(number: int, origin: str | None) -> str:

@@ -24,7 +24,7 @@ from gptmill.config.schema import build_config
 from gptmill.data.shards.opening import open_shards
 from gptmill.evals.loss import ValidationLoss
 from gptmill.inference.loading import load_model
-from gptmill.runs.checkpoints import find_latest_checkpoint
+from gptmill.runs.checkpoints.storage import find_latest_checkpoint
 from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.world import World
 

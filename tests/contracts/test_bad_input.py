@@ -15,7 +15,7 @@ from conftest import TINY_FLAGS, GptMill, make_environment
 
 from gptmill.config.errors import UserError
 from gptmill.data.shards.opening import open_shards
-from gptmill.runs.checkpoints import load_checkpoint
+from gptmill.runs.checkpoints.storage import load_checkpoint
 
 WORDS = "the quick brown fox jumps over a lazy dog while rain falls on old stones and rivers rise\n" * 100
 CHECKPOINT = "runs/first/checkpoints/step_000002"

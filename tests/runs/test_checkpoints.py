@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.runs.checkpoints import (
+from gptmill.runs.checkpoints.storage import (
     Checkpoint,
     find_latest_checkpoint,
     list_checkpoints,
@@ -249,7 +249,7 @@ GROUPS = {MANY_GROUPS}
 import os, signal, sys
 from pathlib import Path
 import torch
-from gptmill.runs.checkpoints import Checkpoint, prune_checkpoints, save_checkpoint
+from gptmill.runs.checkpoints.storage import Checkpoint, prune_checkpoints, save_checkpoint
 
 torch.set_num_threads(1)
 

@@ -14,7 +14,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
-from gptmill.runs.checkpoints import Checkpoint, save_checkpoint
+from gptmill.runs.checkpoints.storage import Checkpoint, save_checkpoint
 from gptmill.runs.directory import RunDirectory, create_run, find_newest_run, find_run, list_runs, make_run_name
 
 

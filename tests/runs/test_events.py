@@ -13,10 +13,14 @@ from gptmill.runs.events import (
     CheckpointSaved,
     EvalDone,
     Event,
+    RolledBack,
+    RunCrashed,
     RunFinished,
     RunStarted,
     SampleDrawn,
     StepLogged,
+    UpdateSkipped,
+    Warned,
     from_json,
     to_json,
 )
@@ -27,7 +31,11 @@ EXAMPLES: list[Event] = [
     EvalDone(4, 2.25, 4096, 0.5, time=3.5),
     SampleDrawn(4, "Once ", 'a "fox"\n\u2028\x00 \U0001f98a', time=4.5),
     CheckpointSaved(5, "runs/a/checkpoints/step_000005", 12345, 0.1, time=5.5),
+    UpdateSkipped(6, 3.5, 1.5, [40, 48], time=5.6),
+    RolledBack(5, 7, "spike", 9.5, 120.0, [48, 64], time=5.7),
+    Warned(7, "disk", "the disk is full", time=5.8),
     RunFinished(10, "finished", 12.5, time=6.5),
+    RunCrashed(11, "killed by signal 9", time=7.5),
 ]
 STEP = StepLogged(3, 0.25, 2.5, 6e-4, 1.25, 1000.0, 60.0, time=2.5)
 

@@ -11,7 +11,7 @@ import torch
 from gptmill.config.errors import ConfigError, UserError
 from gptmill.config.requests import LaunchOptions
 from gptmill.config.run import RunConfig
-from gptmill.runs.checkpoints import Checkpoint, save_checkpoint
+from gptmill.runs.checkpoints.storage import Checkpoint, save_checkpoint
 from gptmill.runs.directory import RunDirectory, create_run
 from gptmill.training.launch import make_launch
 

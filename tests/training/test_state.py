@@ -11,7 +11,7 @@ from tiny import Tiny, make_shards, open_tiny
 from torch import Tensor
 
 from gptmill.data.shards.opening import TokenShards
-from gptmill.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from gptmill.runs.checkpoints.storage import Checkpoint, load_checkpoint, save_checkpoint
 
 GROUPS = ("model", "optimizer")
 

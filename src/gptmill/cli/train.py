@@ -60,7 +60,7 @@ def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], LaunchOptio
 
 
 def print_checkpoints(folder: Path) -> None:
-    from gptmill.runs.checkpoints import list_checkpoints
+    from gptmill.runs.checkpoints.storage import list_checkpoints
 
     sys.stdout.write(f"{'step':>9} {'val loss':>9} {'MB':>9}  saved              path\n")
     for info in list_checkpoints(folder):

@@ -12,10 +12,18 @@ from gptmill.config.run import DeviceName
 class LaunchOptions:
     """This start of the run"""
 
-    resume: Literal["latest"] | None = None
-    """Go on from the latest checkpoint of run_name, or of the newest run if none is named."""
+    resume: str | None = None
+    """Go on from latest, best, a step, or a checkpoint's path; auto: from latest, or anew where there is no run."""
+    allow_changes: bool = False
+    """Let the resumed run change what makes it differ from the unbroken one."""
     list_checkpoints: bool = False
     """List the run's checkpoints and exit."""
+    time_limit: str | None = None
+    """Save and stop before this much time has passed, such as 3h50m."""
+    supervise: bool = False
+    """Start the run again when it crashes or hangs, from its newest sound checkpoint."""
+    max_restarts: int = 10
+    """supervise: how many times."""
     force_cpu: bool = False
     """Do exactly one step on the CPU and exit: a smoke test of the whole pipeline."""
 
@@ -112,6 +120,26 @@ class DataRequest:
     """Folder in which a run given by name is looked up."""
     device: DeviceName = "auto"
     """score: where to run the model."""
+
+
+@dataclass(frozen=True)
+class CheckpointsRequest:
+    """A run's checkpoints"""
+
+    logdir: str = "runs"
+    """Folder in which a run given by name is looked up."""
+    keep: int | None = None
+    """prune: how many rolling checkpoints to keep (default: the run's keep_checkpoints)."""
+
+
+@dataclass(frozen=True)
+class ProofRequest:
+    """Proof"""
+
+    steps: int = 20
+    """Steps to train, once straight and once with a kill in the middle."""
+    keep_runs: str | None = None
+    """Folder in which the two runs are kept (default: a temporary one)."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Literal
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+GuardMode = Literal["off", "warn", "heal"]
 OrderName = Literal["shuffle", "shards", "sequential", "curriculum"]
 DocumentsName = Literal["packed", "masked", "whole"]
 
@@ -119,9 +120,43 @@ class CheckpointConfig:
     """Checkpoints"""
 
     checkpoint_freq: int = 250
-    """Steps between checkpoints; the end is always saved."""
+    """Steps between rolling checkpoints; the end is always saved."""
     keep_checkpoints: int = 10
-    """How many of the newest checkpoints are kept."""
+    """How many rolling checkpoints are kept, beside latest, latest_backup, best_model, epochs and milestones."""
+    milestone_freq: int | None = None
+    """Steps between checkpoints that are kept for ever (default: none)."""
+    save_in_background: bool = True
+    """Write checkpoints while training goes on; otherwise training waits until they are durable."""
+    copy_to: str | None = None
+    """Address to copy checkpoints to, such as s3://bucket/runs (needs the cloud extra)."""
+    copy_tiers: str = "best_model,epoch,milestone"
+    """Which of latest, best_model, epoch, rolling and milestone are copied there."""
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """Guard: what is done when training goes wrong"""
+
+    guard: GuardMode = "heal"
+    """off; warn: updates that are not finite are skipped; heal: also go back behind a spike and skip its data."""
+    guard_window: int = 128
+    """Steps that make up the recent band of loss and gradient norm."""
+    spike_threshold: float = 10.0
+    """How far above the band a spike is, in robust standard deviations."""
+    max_skips: int = 5
+    """Updates skipped in a row before the run goes back."""
+    max_rollbacks: int = 5
+    """Times that the run goes back before it stops with an explanation."""
+    snapshot_freq: int = 50
+    """Steps between snapshots in the host's memory, from which the run goes back."""
+    early_stop_patience: int | None = None
+    """Evaluations without improvement after which training ends (default: it goes on to its last step)."""
+    early_stop_min_delta: float = 0.0
+    """How much lower a validation loss must be to count as an improvement."""
+    hang_factor: float | None = 50.0
+    """A step is hung after so many times the usual one ("none" never ends a worker)."""
+    hang_seconds: float = 300.0
+    """But never sooner than this."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +183,8 @@ class MachineConfig:
     """auto takes bf16 on a GPU that has it, fp16 on one that has not, fp32 elsewhere."""
     compile: bool = False
     """Compile the model with torch.compile: minutes at the start, faster steps after."""
+    deterministic: bool = False
+    """Use only algorithms that give the same bits every time, where a GPU's fastest do not."""
 
 
 @dataclass(frozen=True)
@@ -160,5 +197,6 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)

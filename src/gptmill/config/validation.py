@@ -15,6 +15,7 @@ from gptmill.config.stages import parse_context_stages
 
 MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200
+MIN_GUARD_WINDOW = 16  # fewer steps are no band
 Values = dict[str, Any]
 
 
@@ -135,14 +136,25 @@ RANGES = (
     Range("num_layers embd_size num_heads context_length", lambda value: value >= 1, "must be at least 1"),
     Range("total_batch_size mini_batch_size num_epochs", lambda value: value >= 1, "must be at least 1"),
     Range("steps_per_epoch max_steps eval_freq eval_tokens", lambda value: value >= 1, "must be at least 1"),
-    Range("checkpoint_freq keep_checkpoints log_freq", lambda value: value >= 1, "must be at least 1"),
-    Range("warmup_steps sample_tokens", lambda value: value >= 0, "must not be negative"),
-    Range("weight_decay min_lr", lambda value: 0 <= value < math.inf, "must be finite and not negative"),
-    Range("max_lr eps grad_clip cache_gb", lambda value: 0 < value < math.inf, "must be finite and greater than 0"),
+    Range("checkpoint_freq keep_checkpoints milestone_freq log_freq", lambda value: value >= 1, "must be at least 1"),
+    Range("max_skips snapshot_freq early_stop_patience", lambda value: value >= 1, "must be at least 1"),
+    Range("guard_window", lambda value: value >= MIN_GUARD_WINDOW, f"must be at least {MIN_GUARD_WINDOW}"),
+    Range("hang_factor", lambda value: 1 < value < math.inf, "must be greater than 1"),
+    Range("warmup_steps sample_tokens max_rollbacks", lambda value: value >= 0, "must not be negative"),
+    Range(
+        "weight_decay min_lr early_stop_min_delta hang_seconds",
+        lambda value: 0 <= value < math.inf,
+        "must be finite and not negative",
+    ),
+    Range(
+        "max_lr eps grad_clip cache_gb spike_threshold",
+        lambda value: 0 < value < math.inf,
+        "must be finite and greater than 0",
+    ),
     Range("dropout label_smoothing beta1 beta2", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     Range("val_fraction", lambda value: 0 < value < 1, "must lie between 0 and 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must lie between 0 and {MAX_SEED}"),
-    Range("logdir data_dir corpus tokenizer", lambda value: value != "", "must not be empty"),
+    Range("logdir data_dir corpus tokenizer copy_to", lambda value: value != "", "must not be empty"),
     Range("score", is_folder_name, "must be a plain name, as given to gptmill data score"),
     Range("run_name", is_folder_name, "must be a plain folder name; set its parent with logdir"),
 )

@@ -12,7 +12,7 @@ from gptmill.config.schema import build_config
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.models.gpt import GPT, pad_vocab
-from gptmill.runs.checkpoints import load_checkpoint
+from gptmill.runs.checkpoints.storage import load_checkpoint
 
 
 @dataclass(frozen=True)

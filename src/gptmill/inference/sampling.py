@@ -10,7 +10,7 @@ from gptmill.config.requests import SampleRequest
 from gptmill.config.validation import MAX_SEED
 from gptmill.inference.generator import SamplingRule, generate
 from gptmill.inference.loading import LoadedModel, load_model
-from gptmill.runs.checkpoints import find_latest_checkpoint, make_checkpoint_name
+from gptmill.runs.checkpoints.storage import find_latest_checkpoint, make_checkpoint_name
 from gptmill.runs.directory import find_run
 from gptmill.runtime.device import choose_device
 

@@ -18,7 +18,7 @@ from gptmill.data.shards.scores import ScoreArray
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.inference.loading import LoadedModel, load_model
 from gptmill.models.gpt import GPT, IGNORED_TARGET
-from gptmill.runs.checkpoints import find_latest_checkpoint
+from gptmill.runs.checkpoints.storage import find_latest_checkpoint
 from gptmill.runs.directory import find_run
 from gptmill.runtime.device import choose_device
 from gptmill.runtime.precision import choose_precision, make_autocast

@@ -38,6 +38,16 @@ class RunStarted(Event):
     version: str
     torch_version: str
     val_loss: float | None
+    code: str = ""
+    """Fingerprint of gptmill's own source."""
+    data: str = ""
+    """Checksum of the corpora."""
+    resumed_from: str = ""
+    """The checkpoint that this process went on from; empty for a run that begins."""
+    parent: str = ""
+    """The checkpoint of another run that this run began from."""
+    changes: list[str] = field(default_factory=list)
+    """What is different in the config since the last start."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,8 @@ class StepLogged(Event):
     seconds_left: float
     data_wait: float = 0.0
     """Share of the time in which training waited for data."""
+    skipped: int = 0
+    """Updates skipped so far because they were not finite."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,39 @@ class CheckpointSaved(Event):
     path: str
     size_bytes: int
     seconds: float
+    """From the start of the save until it was durable; training waited for `stalled_seconds` of it."""
+    stalled_seconds: float = 0.0
+    tiers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class UpdateSkipped(Event):
+    """A loss or gradient that was not finite; the model stayed as it was."""
+
+    loss: float
+    grad_norm: float
+    windows: list[int]
+    """First window of the step's data, and the one after its last."""
+
+
+@dataclass(frozen=True)
+class RolledBack(Event):
+    """The run went back to `step`, and will leave out `windows` from now on."""
+
+    from_step: int
+    reason: str
+    loss: float
+    grad_norm: float
+    windows: list[int]
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    """Something that the user should know of, while the run goes on."""
+
+    about: str
+    """disk, save, copy, guard, checkpoint or hang."""
+    message: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +137,28 @@ class RunFinished(Event):
     seconds: float
 
 
-EVENTS = {kind.__name__: kind for kind in (RunStarted, StepLogged, EvalDone, SampleDrawn, CheckpointSaved, RunFinished)}
+@dataclass(frozen=True)
+class RunCrashed(Event):
+    """A process ended without a word; found by the supervisor, or at the next start."""
+
+    reason: str
+
+
+EVENTS = {
+    kind.__name__: kind
+    for kind in (
+        RunStarted,
+        StepLogged,
+        EvalDone,
+        SampleDrawn,
+        CheckpointSaved,
+        UpdateSkipped,
+        RolledBack,
+        Warned,
+        RunFinished,
+        RunCrashed,
+    )
+}
 
 
 def to_json(event: Event) -> str:

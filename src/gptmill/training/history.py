@@ -12,7 +12,7 @@ from gptmill.config.schema import build_config
 from gptmill.data.batches.streams import build_stream
 from gptmill.data.corpora import open_corpora
 from gptmill.data.shards.passages import Extract, SplitReader
-from gptmill.runs.checkpoints import load_newest_checkpoint
+from gptmill.runs.checkpoints.storage import load_newest_checkpoint
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import RunStarted
 from gptmill.runs.report import read_events

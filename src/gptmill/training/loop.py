@@ -27,7 +27,7 @@ from gptmill.data.pipeline.progress import Report
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
-from gptmill.runs.checkpoints import load_newest_checkpoint, prune_checkpoints, save_checkpoint
+from gptmill.runs.checkpoints.storage import load_newest_checkpoint, prune_checkpoints, save_checkpoint
 from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import CheckpointSaved, EvalDone, Event, RunFinished, RunStarted
 from gptmill.runs.lock import lock_run

@@ -15,7 +15,7 @@ from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
 from gptmill.data.corpora import Corpora
 from gptmill.models.gpt import GPT, build_gpt
-from gptmill.runs.checkpoints import Checkpoint
+from gptmill.runs.checkpoints.storage import Checkpoint
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.optimizers import build_optimizer

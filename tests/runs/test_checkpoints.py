@@ -21,8 +21,10 @@ from gptmill.runs.checkpoints.storage import (
     Checkpoint,
     find_latest_checkpoint,
     list_checkpoints,
+    list_step_folders,
     load_checkpoint,
     prune_checkpoints,
+    read_step,
     save_checkpoint,
 )
 
@@ -109,11 +111,14 @@ def test_checkpoint_json_is_json_for_every_reader_even_when_the_loss_is_nan(tmp_
     json.loads((info.path / "checkpoint.json").read_text(encoding="utf-8"), parse_constant=refuse)
 
 
-def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, make_checkpoint(1, {"try": 1}))
-    save_checkpoint(tmp_path, make_checkpoint(1, {"try": 2}))
-    (info,) = list_checkpoints(tmp_path)
-    assert load_checkpoint(info.path, GROUPS).values == {"try": 2}
+def test_saving_the_same_step_again_leaves_the_first_as_it_is(tmp_path: Path) -> None:
+    for attempt in (1, 2, 3):
+        save_checkpoint(tmp_path, make_checkpoint(1, {"try": attempt}))
+    save_checkpoint(tmp_path, make_checkpoint(0))
+    paths = list_step_folders(tmp_path)
+    assert [path.name for path in paths] == ["step_000000", "step_000001", "step_000001_2", "step_000001_3"]
+    assert [read_step(path) for path in paths] == [0, 1, 1, 1]
+    assert [load_checkpoint(path, GROUPS).values for path in paths[1:]] == [{"try": 1}, {"try": 2}, {"try": 3}]
 
 
 def test_a_partial_folder_is_never_listed_and_does_not_hinder_the_next_save(tmp_path: Path) -> None:

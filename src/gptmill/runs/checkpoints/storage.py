@@ -1,96 +1,165 @@
-"""Checkpoints: safetensors and JSON in a folder that appears by one rename. No pickle is ever read.
+"""Checkpoints on disk: safetensors and JSON in a folder that appears by one rename and is never written to again.
 
 `step_000250/` holds model.safetensors, optimizer.safetensors and checkpoint.json; the JSON is written last and
-bears the checksums of the others.
+bears the checksums of the others. Step 250 of a second life of the run, after it went back, is `step_000250_2/`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
-import time
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.data.files import flush_to_disk, hash_file
-from gptmill.runs.finite import replace_non_finite
+from gptmill.data.files import flush_to_disk
+from gptmill.runs.checkpoints.content import Checkpoint as Checkpoint
+from gptmill.runs.checkpoints.content import CheckpointInfo
+from gptmill.runs.checkpoints.manifest import FILE_NAME, make_manifest, read_manifest, write_manifest
+from gptmill.runs.checkpoints.tensor_files import FileSum, check_file, measure_tensors, read_tensors, write_tensors
 
-FORMAT = "gptmill-checkpoint"
-VERSION = 1
-MANIFEST = "checkpoint.json"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A run's state at a step: groups of named tensors, and the rest as JSON."""
-
-    step: int
-    tensors: dict[str, dict[str, Tensor]]
-    values: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """What can be told of a checkpoint without loading it."""
-
-    path: Path
-    step: int
-    size_bytes: int
-    saved_at: float
-    val_loss: float | None
+STEP_FOLDER = re.compile(r"step_([0-9]+)(?:_([0-9]+))?")
+LEFTOVERS = (".step_*.partial", ".step_*.deleted")
+BLOCK_BYTES = 4096  # what file systems round up to
+UNKNOWN = FileSum("0" * 64, 2**63 - 1)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> CheckpointInfo:
-    """Writes beside, flushes, and renames: a reader sees the whole checkpoint or none."""
-    final = folder / make_checkpoint_name(checkpoint.step)
+    """Writes beside, flushes, and renames: a reader sees the whole checkpoint or none.
+
+    Raises OSError as it comes, and has then taken back what it had written.
+    """
+    remove_leftovers(folder)
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        flush_to_disk(folder.parent)
+    final = _find_free_path(folder, checkpoint.step)
     partial = folder / f".{final.name}.partial"
+    partial.mkdir()
     try:
-        for leftover in folder.glob(".step_*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _write_files(partial, checkpoint)
-        if final.exists():
-            _delete(final)
+        files = {}
+        for group, tensors in checkpoint.tensors.items():
+            path = partial / f"{group}.safetensors"
+            assert FILE_NAME.fullmatch(path.name), path.name
+            files[path.name] = write_tensors(path, tensors)
+        write_manifest(partial, make_manifest(checkpoint, files))
+        flush_to_disk(partial)
         partial.rename(final)
-        flush_to_disk(folder)
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"cannot save checkpoint {final}: {error}; make room there, then go on with --resume latest"
-        ) from None
+    except BaseException:
+        _remove(partial)
+        raise
+    flush_to_disk(folder)
     return read_info(final)
 
 
 def load_checkpoint(path: Path, groups: tuple[str, ...]) -> Checkpoint:
     """Reads a checkpoint and the tensor groups asked for; raises UserError unless every byte is as it was saved."""
-    content = _read_manifest(path)
+    manifest = read_manifest(path)
+    _check_name(path, manifest.step)
     tensors = {}
     for group in groups:
-        file = path / f"{group}.safetensors"
-        expected = content["files"].get(file.name)
-        if expected is None or not file.is_file():
-            raise UserError(f"checkpoint {path} is incomplete: it has no {file.name}")
-        if hash_file(file) != expected["sha256"]:
-            raise UserError(f"checkpoint {path} is damaged: the checksum of {file.name} is wrong")
-        try:
-            tensors[group] = load_file(file)
-        except SafetensorError as error:
-            raise UserError(f"checkpoint {path} is damaged: {file.name}: {error}") from None
-    return Checkpoint(content["step"], tensors, content["values"])
+        name = f"{group}.safetensors"
+        if name not in manifest.files or not os.path.lexists(path / name):
+            raise UserError(f"checkpoint {path} is incomplete: it has no {name}")
+        tensors[group] = read_tensors(path / name, manifest.files[name])
+    return Checkpoint(manifest.step, tensors, manifest.values)
+
+
+def read_info(path: Path) -> CheckpointInfo:
+    """What the manifest says; raises UserError if that is unsound."""
+    manifest = read_manifest(path)
+    size_bytes = sum(file.size_bytes for file in manifest.files.values())
+    losses = (manifest.values.get("train_loss"), manifest.values.get("val_loss"))
+    return CheckpointInfo(path, manifest.step, size_bytes, manifest.saved_at, *losses)
+
+
+def find_damage(path: Path, *, thorough: bool) -> str:
+    """What is wrong with a checkpoint, "" if nothing is; the files' bytes are only read if thorough."""
+    try:
+        manifest = read_manifest(path)
+        _check_name(path, manifest.step)
+        for name, expected in manifest.files.items():
+            if not os.path.lexists(path / name):
+                raise UserError(f"checkpoint {path} is incomplete: it has no {name}")
+            check_file(path / name, expected, thorough=thorough)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def list_step_folders(folder: Path) -> list[Path]:
+    """Folders named like checkpoints, oldest first; nothing in them is read."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return sorted((folder / name for name in names if STEP_FOLDER.fullmatch(name)), key=_read_place)
+
+
+def read_step(path: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    return _read_place(path)[0]
+
+
+def delete_checkpoint(path: Path) -> None:
+    """Out of sight first: a kill in the middle must not leave half a checkpoint that looks whole."""
+    hidden = path.with_name(f".{path.name}.deleted")
+    _remove(hidden)
+    path.rename(hidden)
+    _remove(hidden)  # what a reader still holds open goes with the next save
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Deletes what saves and deletions that were killed have left behind."""
+    for pattern in LEFTOVERS:
+        for leftover in folder.glob(pattern):
+            _remove(leftover)
+
+
+def measure_checkpoint(checkpoint: Checkpoint) -> int:
+    """The bytes that saving it will take, rounded up as file systems do."""
+    files = {f"{group}.safetensors": measure_tensors(tensors) for group, tensors in checkpoint.tensors.items()}
+    manifest = len(make_manifest(checkpoint, dict.fromkeys(files, UNKNOWN)))
+    return sum(files.values()) + manifest + BLOCK_BYTES * (len(files) + 2)
+
+
+def make_checkpoint_name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def _find_free_path(folder: Path, step: int) -> Path:
+    name = make_checkpoint_name(step)
+    names = (name if number == 1 else f"{name}_{number}" for number in count(1))
+    return next(folder / candidate for candidate in names if not os.path.lexists(folder / candidate))
+
+
+def _read_place(path: Path) -> tuple[int, int, str]:
+    """From the millionth step on, names no longer sort like numbers."""
+    match = STEP_FOLDER.fullmatch(path.name)
+    if match is None:
+        raise UserError(f"{path} is not named like a checkpoint, such as {make_checkpoint_name(250)}")
+    return int(match[1]), int(match[2] or 1), path.name
+
+
+def _check_name(path: Path, step: int) -> None:
+    """A folder that took another's name would be taken for that step."""
+    if STEP_FOLDER.fullmatch(path.name) and read_step(path) != step:
+        raise UserError(f"checkpoint {path} is not what its name says: it was saved at step {step}; name it so")
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def load_newest_checkpoint(folder: Path, groups: tuple[str, ...]) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that is sound, and what is wrong with those that are newer."""
     complaints: list[str] = []
-    for path in reversed(_list_paths(folder)):
+    for path in reversed(list_step_folders(folder)):
         try:
             return load_checkpoint(path, groups), complaints
         except UserError as error:
@@ -101,7 +170,7 @@ def load_newest_checkpoint(folder: Path, groups: tuple[str, ...]) -> tuple[Check
 def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
     """A run's checkpoints, oldest first; one whose description cannot be read is left out."""
     infos = []
-    for path in _list_paths(folder):
+    for path in list_step_folders(folder):
         try:
             infos.append(read_info(path))
         except UserError:
@@ -122,84 +191,7 @@ def prune_checkpoints(folder: Path, keep: int, newest: int) -> None:
 
     Later steps are of a past that was given up: a damaged checkpoint, say, that the run had to go back behind.
     """
-    paths = _list_paths(folder)
-    later = [path for path in paths if _read_step(path) > newest]
+    paths = list_step_folders(folder)
+    later = [path for path in paths if read_step(path) > newest]
     for path in [*later, *paths[: len(paths) - len(later)][:-keep]]:
-        _delete(path)
-
-
-def make_checkpoint_name(step: int) -> str:
-    return f"step_{step:06d}"
-
-
-def read_info(path: Path) -> CheckpointInfo:
-    content = _read_manifest(path)
-    size_bytes = sum(file["bytes"] for file in content["files"].values())
-    return CheckpointInfo(path, content["step"], size_bytes, content["saved_at"], content["values"].get("val_loss"))
-
-
-def _list_paths(folder: Path) -> list[Path]:
-    """Folders named like checkpoints, by step: from the millionth on, names no longer sort like numbers."""
-    return sorted((path for path in folder.glob("step_*") if re.fullmatch(r"step_[0-9]+", path.name)), key=_read_step)
-
-
-def _read_step(path: Path) -> int:
-    return int(path.name.removeprefix("step_"))
-
-
-def _delete(path: Path) -> None:
-    """Out of sight first: a kill in the middle must not leave half a checkpoint that looks whole."""
-    hidden = path.with_name(f".{path.name}.deleted")
-    shutil.rmtree(hidden, ignore_errors=True)
-    path.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)  # what a reader still holds open goes with the next save
-
-
-def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
-    files: dict[str, dict[str, Any]] = {}
-    for group, tensors in checkpoint.tensors.items():
-        path = folder / f"{group}.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        path.chmod(0o666 & ~_read_umask())  # safetensors makes its files private to the user
-        flush_to_disk(path)
-        files[path.name] = {"sha256": hash_file(path), "bytes": path.stat().st_size}
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "step": checkpoint.step,
-        "saved_at": time.time(),
-        "files": files,
-        "values": replace_non_finite(checkpoint.values),
-    }
-    text = json.dumps({**content, "sha256": _hash_content(content)}, indent=1, allow_nan=False)
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
-    flush_to_disk(folder / MANIFEST)
-    flush_to_disk(folder)
-
-
-def _read_umask() -> int:
-    """What the user wants kept from others; the system only tells it to who sets it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / MANIFEST
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT or content["version"] != VERSION:
-            found = f"{content['format']} version {content['version']}"
-            raise UserError(f"{file} is {found}; this gptmill reads {FORMAT} version {VERSION}")
-        if content.pop("sha256") != _hash_content(content):
-            raise UserError(f"checkpoint {path} is damaged: the checksum of {MANIFEST} is wrong")
-    except OSError as error:
-        raise UserError(f"cannot read checkpoint {file}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"checkpoint {path} is damaged: {MANIFEST}: {type(error).__name__}: {error}") from None
-    return content
-
-
-def _hash_content(content: dict[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True).encode()
-    return hashlib.sha256(canonical).hexdigest()
+        delete_checkpoint(path)

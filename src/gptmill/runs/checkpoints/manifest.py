@@ -1,0 +1,146 @@
+"""checkpoint.json: what a checkpoint holds and the checksums of its files. Trusted by nobody who reads it.
+
+Whoever made it can have made its checksums fit. So every type, name and size is looked at before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gptmill.config.errors import UserError
+from gptmill.runs.checkpoints.content import Checkpoint
+from gptmill.runs.checkpoints.plain_files import open_plain
+from gptmill.runs.checkpoints.tensor_files import FileSum, write_all
+from gptmill.runs.finite import replace_non_finite
+
+FORMAT = "gptmill-checkpoint"
+VERSION = 1
+MANIFEST = "checkpoint.json"
+MAX_BYTES = 64 << 20  # most of it the tokenizer: the largest published ones take a sixth of this
+MAX_STEP = 2**63 - 1
+END_OF_TIME = 253_402_300_800.0  # the year 10,000, which no calendar in Python knows
+FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}\.safetensors")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+LOSSES = ("train_loss", "val_loss")
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The sound content of a checkpoint.json."""
+
+    step: int
+    saved_at: float
+    files: dict[str, FileSum]
+    values: dict[str, Any]
+
+
+def make_manifest(checkpoint: Checkpoint, files: dict[str, FileSum]) -> bytes:
+    """The text of a checkpoint.json that says now as its time."""
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "step": checkpoint.step,
+        "saved_at": time.time(),
+        "files": {name: {"sha256": file.sha256, "bytes": file.size_bytes} for name, file in files.items()},
+        "values": replace_non_finite(checkpoint.values),
+    }
+    text = _dump({**content, "sha256": _hash_content(content)})
+    assert len(text) <= MAX_BYTES, "no one could read it again"
+    return text
+
+
+def write_manifest(folder: Path, text: bytes) -> None:
+    """Writes and flushes; the files that it speaks of must be durable by now."""
+    with (folder / MANIFEST).open("xb", buffering=0) as file:
+        write_all(file, text)
+        os.fsync(file.fileno())
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint's folder; raises UserError unless it is as some gptmill wrote it, to the byte."""
+    file = path / MANIFEST
+    text = _read_text(path)
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("it is no object")
+        if (content["format"], content["version"]) != (FORMAT, VERSION):
+            found = f"{content['format']} version {content['version']}"
+            raise UserError(f"{file} is {found[:100]}; this gptmill reads {FORMAT} version {VERSION}")
+        is_exact = _dump(content) == text
+        if content.pop("sha256") != _hash_content(content) or not is_exact:
+            raise UserError(f"checkpoint {path} is damaged: the checksum of {MANIFEST} is wrong")
+        return _check_content(content)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"checkpoint {path} is damaged: {MANIFEST}: {reason[:200]}") from None
+
+
+def _read_text(path: Path) -> bytes:
+    if path.is_file():
+        if path.suffix in PICKLES:
+            raise UserError(f"{path} is a pickle, which could run code; gptmill does not open those")
+        raise UserError(f"{path} is a file; a checkpoint of gptmill is a folder with {MANIFEST} in it")
+    if path.is_dir() and not os.path.lexists(path / MANIFEST):
+        pickle = next((file.name for file in path.iterdir() if file.suffix in PICKLES), None)
+        if pickle is not None:
+            raise UserError(f"{path / pickle} is a pickle, which could run code; gptmill does not open those")
+    with open_plain(path / MANIFEST) as file:
+        try:
+            text = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise UserError(f"cannot read checkpoint {path / MANIFEST}: {error.strerror or error}") from None
+    if len(text) > MAX_BYTES:
+        raise UserError(f"{path / MANIFEST} has more than {MAX_BYTES >> 20} MB; use another checkpoint")
+    return text
+
+
+def _check_content(content: dict[str, Any]) -> Manifest:
+    """Raises ValueError, or KeyError for what is missing."""
+    step, saved_at, files, values = (content[name] for name in ("step", "saved_at", "files", "values"))
+    if not _is_count(step) or step > MAX_STEP:
+        raise ValueError("its step is no number of a step")
+    if not _is_number(saved_at) or not 0 <= saved_at < END_OF_TIME:
+        raise ValueError("its saved_at is no time")
+    if not isinstance(files, dict) or not isinstance(values, dict):
+        raise ValueError("its files or values are no object")
+    for name in LOSSES:
+        if values.get(name) is not None and not _is_number(values[name]):
+            raise ValueError(f"its {name} is no number")
+    return Manifest(step, float(saved_at), {name: _check_file(name, file) for name, file in files.items()}, values)
+
+
+def _check_file(name: str, file: Any) -> FileSum:
+    if not FILE_NAME.fullmatch(name):
+        raise ValueError(f"{name[:100]!r} is no plain NAME.safetensors")
+    if not isinstance(file, dict) or not isinstance(file["sha256"], str) or not SHA256.fullmatch(file["sha256"]):
+        raise ValueError(f"the sha256 of {name} is none")
+    if not _is_count(file["bytes"]):
+        raise ValueError(f"the bytes of {name} are no number of bytes")
+    return FileSum(file["sha256"], file["bytes"])
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _dump(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=1, allow_nan=False).encode()
+
+
+def _hash_content(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True).encode()
+    return hashlib.sha256(canonical).hexdigest()

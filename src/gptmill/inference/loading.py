@@ -1,17 +1,23 @@
-"""Opens the model inside a checkpoint."""
+"""Opens the model inside a checkpoint, which may be a stranger's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from gptmill.config.run import ModelConfig
-from gptmill.config.schema import build_config
+from gptmill.config.errors import UserError
+from gptmill.config.run import ModelConfig, RunConfig
+from gptmill.config.schema import build_config, list_fields, parse_value
+from gptmill.config.validation import RANGES
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.models.gpt import GPT, pad_vocab
+from gptmill.runs.checkpoints.content import check_tensors
 from gptmill.runs.checkpoints.storage import load_checkpoint
 
 
@@ -26,11 +32,51 @@ class LoadedModel:
 
 def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
     """The model of a checkpoint on a device; only its weights are read, not the optimizer's state."""
+    place = f"checkpoint {checkpoint}"
     saved = load_checkpoint(checkpoint, groups=("model",))
-    tokenizer = restore_tokenizer(saved.values["tokenizer"], f"checkpoint {checkpoint}")
-    check_fingerprint(saved.values["tokenizer_fingerprint"], make_fingerprint(tokenizer), f"checkpoint {checkpoint}")
-    config = build_config(ModelConfig, saved.values["config"])
+    for name in ("config", "tokenizer", "tokenizer_fingerprint"):
+        if name not in saved.values:
+            raise UserError(f"{place} holds no {name}; use one that gptmill train has saved")
+    config = read_model_config(saved.values["config"], place)
+    tokenizer = restore_tokenizer(saved.values["tokenizer"], place)
+    check_fingerprint(str(saved.values["tokenizer_fingerprint"])[:200], make_fingerprint(tokenizer), place)
+    tensors = saved.tensors["model"]
+    _check_size(config, pad_vocab(tokenizer.vocab_size), tensors, place)
     with torch.device("meta"):
         model = GPT(config, pad_vocab(tokenizer.vocab_size))
-    model.load_state_dict(saved.tensors["model"], assign=True)
+    check_tensors(tensors, model.state_dict(), place)
+    model.load_state_dict(tensors, assign=True)
     return LoadedModel(model.to(device).eval(), tokenizer, saved.step)
+
+
+def read_model_config(values: Any, place: str) -> ModelConfig:
+    """The model's part of a config that was saved in `place`; raises UserError for one that no run could have had."""
+    if not isinstance(values, dict):
+        raise UserError(f"the config in {place} is none; use another checkpoint")
+    known = {field.name for field in list_fields(RunConfig)}
+    if unknown := sorted(values.keys() - known):
+        raise UserError(f"the config in {place} has {unknown[0]!r:.100}, unknown to this gptmill; update gptmill")
+    arguments = {}
+    for field in list_fields(ModelConfig):
+        if field.name in values:
+            raw = values[field.name]
+            try:
+                arguments[field.name] = None if raw is None and field.optional else parse_value(field, raw)
+            except ValueError as error:
+                raise UserError(f"the config in {place} is damaged: {field.name} = {raw!r:.100}: {error}") from None
+    config = build_config(ModelConfig, arguments)
+    for limit in RANGES:
+        for name in arguments.keys() & set(limit.names.split()):
+            if not limit.is_valid(arguments[name]):
+                raise UserError(f"the config in {place} is damaged: {name} = {arguments[name]!r:.100} {limit.rule}")
+    if config.embd_size % config.num_heads:
+        raise UserError(f"the config in {place} is damaged: its num_heads does not divide its embd_size")
+    return config
+
+
+def _check_size(config: ModelConfig, padded_vocab_size: int, tensors: Mapping[str, Tensor], place: str) -> None:
+    """A model of a thousand million layers must not be built only to find that the file holds none of them."""
+    largest = max((tensor.numel() for tensor in tensors.values()), default=0)
+    rows = max(config.context_length, padded_vocab_size)
+    if config.num_layers > len(tensors) or rows * config.embd_size > largest:
+        raise UserError(f"the tensors in {place} are fewer or smaller than its config says; use another checkpoint")

@@ -43,8 +43,10 @@ def restore_tokenizer(spec: dict[str, Any], where: str) -> Tokenizer:
         if spec["name"] == JsonTokenizer.name:
             return JsonTokenizer.restore(spec)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"the description of the tokenizer in {where} is damaged ({error!r}); make it again") from None
-    raise UserError(f"{where} needs the tokenizer {spec['name']!r}, unknown to this gptmill; update gptmill")
+        raise UserError(
+            f"the description of the tokenizer in {where} is damaged ({error!r:.200}); make it again"
+        ) from None
+    raise UserError(f"{where} needs the tokenizer {spec['name']!r:.200}, unknown to this gptmill; update gptmill")
 
 
 def identify_tokenizer(name: str) -> str:

@@ -34,7 +34,11 @@ class CharTokenizer:
 
     @classmethod
     def restore(cls, spec: dict[str, Any]) -> Self:
-        return cls(spec["alphabet"])
+        alphabet = spec["alphabet"]
+        if not isinstance(alphabet, str) or list(alphabet) != sorted(set(alphabet)):
+            raise ValueError("its alphabet is not in order")
+        alphabet.encode()  # half a surrogate pair is no character
+        return cls(alphabet)
 
     def encode(self, text: str) -> TokenArray:
         points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

@@ -52,9 +52,16 @@ def make_byte_pairs(definition: dict[str, Any], library: Library) -> BytePairs |
         same = _splits_alike(pattern, json.dumps(definition["pre_tokenizer"])) and all(
             library.encode(probe, add_special_tokens=False).ids == pairs.encode(probe).tolist() for probe in PROBES
         )
-    except ValueError:  # a pattern that tiktoken cannot read
+    except BaseException as error:  # a pattern that one of the two cannot read, or takes for ever to
+        if not is_failure(error):
+            raise
         return None
     return pairs if same else None
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether a library failed, rather than the user stopped it; where Rust panics, that is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _find_pattern(definition: dict[str, Any]) -> str | None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from gptmill.config.errors import UserError
 from gptmill.data.tokenizers.byte_level import unspell
-from gptmill.data.tokenizers.fast_path import make_byte_pairs
+from gptmill.data.tokenizers.fast_path import is_failure, make_byte_pairs
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ FILE_NAME = "tokenizer.json"
 END_MARKS = (
     "<|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> <|eos|> </s> <eos> <EOS> [EOS] <|eot_id|> <|im_end|> [SEP]"
 ).split()
+MAX_BYTES = 256 << 20  # of a definition; the largest published ones take a sixth of this
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -59,7 +60,7 @@ class JsonTokenizer:
     @classmethod
     def restore(cls, spec: dict[str, Any]) -> Self:
         try:
-            definition = zlib.decompress(base64.b64decode(spec["json_zlib_base64"]))
+            definition = zlib.decompressobj().decompress(base64.b64decode(spec["json_zlib_base64"]), MAX_BYTES)
         except zlib.error as error:
             raise ValueError(str(error)) from None
         if hashlib.sha256(definition).hexdigest() != spec["sha256"]:
@@ -91,7 +92,12 @@ class JsonTokenizer:
         }
 
     def _encode(self, text: str) -> TokenArray:
-        (encoded,) = self._library.encode_batch_fast([text], add_special_tokens=False)
+        try:
+            (encoded,) = self._library.encode_batch_fast([text], add_special_tokens=False)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise UserError(f"{self.name} cannot encode a text ({error}); use another tokenizer") from None
         return np.array(encoded.ids, dtype=self._dtype)
 
 
@@ -120,11 +126,15 @@ def _load_library(definition: str, where: str) -> Library:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         library = Library.from_str(definition)
-    except Exception as error:  # it raises nothing more special
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise UserError(
             f"the library tokenizers cannot read {where} ({error}); save it again with its present version"
         ) from None
     library.encode_special_tokens = True  # as plain text, whatever the text looks like
+    library.no_truncation()
+    library.no_padding()
     return library
 
 

@@ -39,15 +39,15 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], p
     """Raises UserError unless `found`, read from `place`, has the names, shapes and types of `expected`."""
     both = sorted(found.keys() & expected.keys())
     complaints = {
-        "it lacks": sorted(expected.keys() - found.keys()),
-        "it has, in excess,": sorted(found.keys() - expected.keys()),
+        "missing:": sorted(expected.keys() - found.keys()),
+        "unknown:": [f"{name!r:.100}" for name in sorted(found.keys() - expected.keys())],
         "of another shape:": [
-            f"{name} {_show(found[name])}, not {_show(expected[name])}"
+            f"{name} is {_show(found[name])}, not {_show(expected[name])}"
             for name in both
             if found[name].shape != expected[name].shape
         ],
         "of another type:": [
-            f"{name} {found[name].dtype}, not {expected[name].dtype}"
+            f"{name} is {found[name].dtype}, not {expected[name].dtype}"
             for name in both
             if found[name].dtype != expected[name].dtype
         ],
@@ -58,7 +58,7 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], p
 
 
 def _show(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "of one number"
+    return " x ".join(map(str, tensor.shape)) or "a single number"
 
 
 def _enumerate(names: Sequence[str]) -> str:

@@ -67,41 +67,43 @@ def write_manifest(folder: Path, text: bytes) -> None:
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint's folder; raises UserError unless it is as some gptmill wrote it, to the byte."""
-    file = path / MANIFEST
-    text = _read_text(path)
+    try:
+        text = _read_text(path)
+    except OSError as error:
+        raise UserError(f"cannot read checkpoint {path / MANIFEST}: {error.strerror or error}") from None
     try:
         content = json.loads(text)
         if not isinstance(content, dict):
             raise ValueError("it is no object")
         if (content["format"], content["version"]) != (FORMAT, VERSION):
-            found = f"{content['format']} version {content['version']}"
-            raise UserError(f"{file} is {found[:100]}; this gptmill reads {FORMAT} version {VERSION}")
+            found = f"{content['format']!r:.50} version {content['version']!r:.50}"
+            raise UserError(f"{path / MANIFEST} is {found}; this gptmill reads {FORMAT} version {VERSION}")
         is_exact = _dump(content) == text
         if content.pop("sha256") != _hash_content(content) or not is_exact:
             raise UserError(f"checkpoint {path} is damaged: the checksum of {MANIFEST} is wrong")
         return _check_content(content)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"checkpoint {path} is damaged: {MANIFEST}: {reason[:200]}") from None
+        raise UserError(f"checkpoint {path} is damaged: {MANIFEST}: {reason:.200}") from None
 
 
 def _read_text(path: Path) -> bytes:
     if path.is_file():
-        if path.suffix in PICKLES:
-            raise UserError(f"{path} is a pickle, which could run code; gptmill does not open those")
+        _refuse_pickle(path)
         raise UserError(f"{path} is a file; a checkpoint of gptmill is a folder with {MANIFEST} in it")
     if path.is_dir() and not os.path.lexists(path / MANIFEST):
-        pickle = next((file.name for file in path.iterdir() if file.suffix in PICKLES), None)
-        if pickle is not None:
-            raise UserError(f"{path / pickle} is a pickle, which could run code; gptmill does not open those")
+        for other in path.iterdir():
+            _refuse_pickle(other)
     with open_plain(path / MANIFEST) as file:
-        try:
-            text = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise UserError(f"cannot read checkpoint {path / MANIFEST}: {error.strerror or error}") from None
+        text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise UserError(f"{path / MANIFEST} has more than {MAX_BYTES >> 20} MB; use another checkpoint")
     return text
+
+
+def _refuse_pickle(path: Path) -> None:
+    if path.suffix in PICKLES:
+        raise UserError(f"{path} is a pickle, which could run code; gptmill does not open those")
 
 
 def _check_content(content: dict[str, Any]) -> Manifest:
@@ -116,7 +118,7 @@ def _check_content(content: dict[str, Any]) -> Manifest:
     for name in LOSSES:
         if values.get(name) is not None and not _is_number(values[name]):
             raise ValueError(f"its {name} is no number")
-    return Manifest(step, float(saved_at), {name: _check_file(name, file) for name, file in files.items()}, values)
+    return Manifest(step, saved_at, {name: _check_file(name, file) for name, file in files.items()}, values)
 
 
 def _check_file(name: str, file: Any) -> FileSum:

@@ -145,7 +145,8 @@ def _read_place(path: Path) -> tuple[int, int, str]:
 
 def _check_name(path: Path, step: int) -> None:
     """A folder that took another's name would be taken for that step."""
-    if STEP_FOLDER.fullmatch(path.name) and read_step(path) != step:
+    real = path.resolve()  # of a tier, the folder that it points to
+    if STEP_FOLDER.fullmatch(real.name) and read_step(real) != step:
         raise UserError(f"checkpoint {path} is not what its name says: it was saved at step {step}; name it so")
 
 

@@ -21,10 +21,13 @@ from gptmill.runs.events import (
     CheckpointSaved,
     EvalDone,
     Event,
+    RolledBack,
     RunFinished,
     RunStarted,
     SampleDrawn,
     StepLogged,
+    UpdateSkipped,
+    Warned,
     from_json,
 )
 from gptmill.runs.trackers import TrackerGroup, open_trackers
@@ -155,6 +158,9 @@ class Failing:
         if event.step == self.at_step:
             raise OSError(28, "No space left on device")
 
+    def rewind(self, step: int) -> None:
+        self.track(make_step(step))
+
     def close(self) -> None:
         self.closed += 1
         if self.at_step is None:
@@ -189,6 +195,35 @@ def test_a_tracker_that_cannot_be_closed_does_not_end_the_run(capsys: pytest.Cap
         trackers.track(make_step(1))
     assert second.closed == 1
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_tracker_that_cannot_go_back_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failing = Failing(at_step=3)
+    with TrackerGroup([failing, TextLog(tmp_path / "log.txt", 0)]) as trackers:
+        for step in (1, 2):
+            trackers.track(make_step(step))
+        trackers.track(make_step(9))
+        trackers.rewind(3)
+        trackers.track(make_step(4))
+    assert failing.seen == [1, 2, 9, 3]
+    assert "Failing failed while going back to step 3" in capsys.readouterr().err
+    assert [line[0] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["1", "2", "4"]
+
+
+def test_a_sample_that_does_not_fit_is_lost_and_the_next_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write_half(path: Path, text: str, **_options: object) -> int:
+        path.write_bytes(text.encode()[: len(text) // 2])
+        raise OSError(28, "No space left on device")
+
+    tracker = SampleFiles(tmp_path / "samples", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", write_half)
+        tracker.track(SampleDrawn(5, "Say ", "something"))
+    tracker.track(SampleDrawn(10, "Say ", "something"))
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["step_000010.txt"]
+    assert "sample of step 5 is lost" in capsys.readouterr().err
 
 
 def test_an_error_of_the_run_is_not_swallowed(tmp_path: Path) -> None:
@@ -241,6 +276,24 @@ def test_tensorboard_of_a_run_begun_again_before_its_first_checkpoint_has_every_
         run = create_run(str(tmp_path), "again", RunConfig())
         write(TensorBoard(run.tensorboard, 0), make_events(1, last))
     assert read_steps(run.tensorboard, "loss/train") == list(range(1, 21))
+
+
+def test_tensorboard_of_a_run_that_went_back_has_every_step_once(tmp_path: Path) -> None:
+    tracker = TensorBoard(tmp_path, 0)
+    for first, last, back_to in ((1, 20, 10), (11, 14, 12), (13, 15, 0), (1, 20, 20)):
+        for event in make_events(first, last):
+            tracker.track(replace(event, loss=5 + back_to) if isinstance(event, StepLogged) else event)
+        tracker.rewind(back_to)
+    tracker.close()
+    scalars = read_tensorboard(tmp_path).Scalars("loss/train")
+    assert [scalar.step for scalar in scalars] == list(range(1, 21))
+    assert {scalar.value for scalar in scalars} == {25.0}
+
+
+def test_tensorboard_shows_skipped_updates_once_there_are_some(tmp_path: Path) -> None:
+    write(TensorBoard(tmp_path, 0), [make_step(1), replace(make_step(2), skipped=1), replace(make_step(3), skipped=2)])
+    scalars = read_tensorboard(tmp_path).Scalars("guard/skipped")
+    assert [(scalar.step, scalar.value) for scalar in scalars] == [(2, 1), (3, 2)]
 
 
 # A process that is killed right after a checkpoint, as the operating system or a scheduler does it.
@@ -323,6 +376,74 @@ def test_a_loss_that_explodes_still_fits_on_a_line() -> None:
     assert max(map(len, read_console(console).split("\n"))) <= 120
 
 
+INCIDENTS: list[Event] = [
+    replace(make_step(7), skipped=2),
+    UpdateSkipped(8, math.nan, 3.2, [64, 72]),
+    RolledBack(5, 8, "loss 9.2 is [far] above its band", 9.2, 3.2, [1056, 1072]),
+    Warned(5, "disk", "the disk is [nearly] full"),
+]
+INCIDENT_LINES = (
+    "step 8: loss nan, gradient norm 3.2: update skipped (3 so far)",
+    "step 8: loss 9.2 is [far] above its band: back to step 5; windows 1,056 to 1,071 are left out",
+    "warning: the disk is [nearly] full",
+)
+
+
+def test_plain_lines_tell_what_went_wrong() -> None:
+    console = make_console(is_terminal=False)
+    tracker = PlainLines(console)
+    for event in [START, *INCIDENTS]:
+        tracker.track(event)
+    lines = read_console(console).splitlines()
+    assert "skipped 2" in next(line for line in lines if line.startswith("step 7/20 | ")).split(" | ")
+    assert lines[-3:] == list(INCIDENT_LINES)
+
+
+def test_the_live_display_tells_what_went_wrong_in_yellow() -> None:
+    console = make_console(is_terminal=True)
+    display = LiveDisplay(console)
+    for event in [START, *INCIDENTS]:
+        display.track(event)
+    display.close()
+    for line in INCIDENT_LINES:
+        assert f"\x1b[33m{line}\x1b[0m" in read_console(console)
+
+
+def test_skips_are_counted_once_whichever_event_comes_first() -> None:
+    console = make_console(is_terminal=False)
+    tracker = PlainLines(console)
+    for step, skipped in ((1, 1), (2, 2)):
+        tracker.track(UpdateSkipped(step, math.nan, 1.0, [0, 8]))
+        tracker.track(replace(make_step(step), skipped=skipped))
+    for step, skipped in ((3, 3), (4, 4)):
+        tracker.track(replace(make_step(step), skipped=skipped))
+        tracker.track(UpdateSkipped(step, math.nan, 1.0, [0, 8]))
+    counts = [line.split("(")[1] for line in read_console(console).splitlines() if "update skipped" in line]
+    assert counts == [f"{number} so far)" for number in (1, 2, 3, 4)]
+
+
+def test_a_run_that_only_skips_does_not_flood_the_output() -> None:
+    console = make_console(is_terminal=False)
+    tracker = PlainLines(console)
+    for step in range(1, 1001):
+        tracker.track(UpdateSkipped(step, math.nan, 1.0, [0, 8]))
+    lines = read_console(console).splitlines()
+    assert [line.split(":")[0] for line in lines[:10]] == [f"step {step}" for step in range(1, 11)]
+    assert len(lines) < 100
+
+
+def test_the_live_display_goes_back_with_the_run() -> None:
+    console = make_console(is_terminal=True)
+    display = LiveDisplay(console)
+    for event in (START, EvalDone(15, 5.5, 64, 0.1), make_step(17)):
+        display.track(event)
+    display.rewind(10)
+    shown = make_console(is_terminal=False)
+    shown.print(display._render())
+    display.close()
+    assert "10/20" in read_console(shown)
+
+
 @pytest.mark.parametrize("loss", [2.5, math.nan, math.inf])
 def test_the_live_display_shows_progress_on_a_terminal(loss: float) -> None:
     console = make_console(is_terminal=True)
@@ -364,6 +485,25 @@ def test_a_run_writes_all_its_files_and_tensorboard_when_asked(
         assert [path.name for path in run.samples.iterdir()] == ["step_000005.txt"]
         assert run.tensorboard.is_dir() == use_tensorboard
     assert "12,345 parameters" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_back_sets_all_its_trackers_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory(tmp_path)
+    rollback = RolledBack(10, 20, "spike", 9.0, 1.0, [152, 160])
+    with open_trackers(run, TrackingConfig(use_tensorboard=True), 0) as trackers:
+        for event in [*make_events(1, 20), CheckpointSaved(10, "p", 9, 0.1)]:
+            trackers.track(event)
+        trackers.rewind(10)
+        for event in [rollback, *make_events(11, 13)]:
+            trackers.track(event)
+    expected = [*make_events(1, 10), CheckpointSaved(10, "p", 9, 0.1), rollback, *make_events(11, 13)]
+    found = [replace(event, time=0.0) for event in read_jsonl(run.events) if event is not None]
+    assert found == [replace(event, time=0.0) for event in expected]
+    logged = [line.split()[0] for line in run.text_log.read_text("utf-8").splitlines() if "train" in line]
+    assert logged == [str(step) for step in range(1, 14)]
+    assert sorted(path.name for path in run.samples.iterdir()) == ["step_000005.txt", "step_000010.txt"]
+    assert read_steps(run.tensorboard, "loss/train") == list(range(1, 14))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_resumed_run_sets_all_its_trackers_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,20 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from gptmill.runs.events import EvalDone, Event, RunFinished, RunStarted, StepLogged
+from gptmill.runs.events import (
+    EvalDone,
+    Event,
+    RolledBack,
+    RunFinished,
+    RunStarted,
+    StepLogged,
+    UpdateSkipped,
+    Warned,
+)
 from gptmill.runs.trackers.protocol import Tracker
 
 PLAIN_SECONDS = 5.0  # a line in a log file every so often, whatever the speed
+MAX_SKIP_LINES = 10  # then one every so often as well: a run may skip for hours
 
 
 def build_console() -> Tracker:
@@ -38,8 +48,11 @@ class PlainLines:
         self._max_steps = 0
         self._val_loss: float | None = None
         self._last_line = -math.inf
+        self._incidents = Incidents()
 
     def track(self, event: Event) -> None:
+        for line in self._incidents.describe(event):
+            self._say(line)
         if isinstance(event, RunStarted):
             self._max_steps = event.max_steps
             self._val_loss = event.val_loss
@@ -54,6 +67,10 @@ class PlainLines:
             self._say(describe_eval(event))
         elif isinstance(event, RunFinished):
             self._say(describe_end(event))
+
+    def rewind(self, step: int) -> None:
+        self._val_loss = None
+        self._incidents.rewind(step)
 
     def close(self) -> None:
         pass
@@ -72,9 +89,12 @@ class LiveDisplay:
         self._console = console
         self._numbers = Text()
         self._val_loss: float | None = None
+        self._incidents = Incidents()
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4)
 
     def track(self, event: Event) -> None:
+        for line in self._incidents.describe(event):
+            self._console.print(line, markup=False, style="yellow")
         if isinstance(event, RunStarted):
             self._console.print(describe_start(event), markup=False)
             self._progress.update(self._task, total=event.max_steps, completed=event.step)
@@ -90,11 +110,50 @@ class LiveDisplay:
             self.close()
             self._console.print(describe_end(event), markup=False)
 
+    def rewind(self, step: int) -> None:
+        self._val_loss = None
+        self._incidents.rewind(step)
+        self._progress.update(self._task, completed=step)
+
     def close(self) -> None:
         self._live.stop()
 
     def _render(self) -> Group:
         return Group(self._progress, self._numbers)
+
+
+class Incidents:
+    """What went wrong, as lines; it counts the updates that were skipped."""
+
+    def __init__(self) -> None:
+        self._skipped = 0
+        self._counted_until = 0
+        self._last_line = -math.inf
+
+    def describe(self, event: Event) -> list[str]:
+        """The lines that tell of the event: none for one that is no incident."""
+        if isinstance(event, StepLogged):
+            self._skipped, self._counted_until = event.skipped, event.step
+        elif isinstance(event, UpdateSkipped):
+            if event.step > self._counted_until:  # else the step's own event counted it already
+                self._skipped += 1
+            return self._describe_skip(event)
+        elif isinstance(event, RolledBack):
+            return [describe_rollback(event)]
+        elif isinstance(event, Warned):
+            return [f"warning: {event.message}"]
+        return []
+
+    def rewind(self, step: int) -> None:
+        self._counted_until = min(self._counted_until, step)
+
+    def _describe_skip(self, event: UpdateSkipped) -> list[str]:
+        now = time.monotonic()
+        if self._skipped > MAX_SKIP_LINES and now - self._last_line < PLAIN_SECONDS:
+            return []
+        self._last_line = now
+        numbers = f"loss {event.loss:.4g}, gradient norm {event.grad_norm:.4g}"
+        return [f"step {event.step:,}: {numbers}: update skipped ({self._skipped:,} so far)"]
 
 
 def describe_start(event: RunStarted) -> str:
@@ -117,6 +176,7 @@ def describe_step(event: StepLogged, val_loss: float | None, *, eta: bool = True
         f"lr {event.lr:.2e}",
         f"norm {event.grad_norm:.3f}",
         f"{event.tokens_per_second:,.0f} tok/s",
+        f"skipped {event.skipped:,}" if event.skipped else "",
         f"eta {_format_seconds(event.seconds_left)}" if eta else "",
     ]
     return " | ".join(part for part in parts if part)
@@ -125,6 +185,11 @@ def describe_step(event: StepLogged, val_loss: float | None, *, eta: bool = True
 def describe_eval(event: EvalDone) -> str:
     perplexity = f"{event.perplexity:,.2f}" if event.perplexity < 1e9 else f"{event.perplexity:.3g}"
     return f"step {event.step:,}: val loss {event.val_loss:.4f}, perplexity {perplexity}"
+
+
+def describe_rollback(event: RolledBack) -> str:
+    left_out = f"; windows {event.windows[0]:,} to {event.windows[1] - 1:,} are left out" if event.windows else ""
+    return f"step {event.from_step:,}: {event.reason}: back to step {event.step:,}{left_out}"
 
 
 def describe_end(event: RunFinished) -> str:

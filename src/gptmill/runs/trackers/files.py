@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from gptmill.data.files import write_durably
 from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged, to_json
+from gptmill.runs.trackers.appending import AppendedFile
 
 
 class JsonLines:
     """Every event, one JSON object a line."""
 
     def __init__(self, path: Path, resumed_at: int) -> None:
-        _drop_later_lines(path, resumed_at, lambda line: int(json.loads(line)["step"]))
-        self._file = path.open("a", encoding="utf-8")
+        self._file = AppendedFile(path)
+        self.rewind(resumed_at)
 
     def track(self, event: Event) -> None:
-        self._file.write(to_json(event) + "\n")
-        self._file.flush()
+        self._file.write_line(to_json(event))
+
+    def rewind(self, step: int) -> None:
+        _drop_later_lines(self._file, step, lambda line: int(json.loads(line)["step"]))
 
     def close(self) -> None:
         self._file.close()
@@ -29,15 +33,17 @@ class TextLog:
     """`250 train 3.456789` and `250 val 3.4568`."""
 
     def __init__(self, path: Path, resumed_at: int) -> None:
-        _drop_later_lines(path, resumed_at, lambda line: int(line.split()[0]))
-        self._file = path.open("a", encoding="utf-8")
+        self._file = AppendedFile(path)
+        self.rewind(resumed_at)
 
     def track(self, event: Event) -> None:
         if isinstance(event, StepLogged):
-            self._file.write(f"{event.step} train {event.loss:.6f}\n")
+            self._file.write_line(f"{event.step} train {event.loss:.6f}")
         elif isinstance(event, EvalDone):
-            self._file.write(f"{event.step} val {event.val_loss:.4f}\n")
-        self._file.flush()
+            self._file.write_line(f"{event.step} val {event.val_loss:.4f}")
+
+    def rewind(self, step: int) -> None:
+        _drop_later_lines(self._file, step, lambda line: int(line.split()[0]))
 
     def close(self) -> None:
         self._file.close()
@@ -48,30 +54,38 @@ class SampleFiles:
 
     def __init__(self, folder: Path, resumed_at: int) -> None:
         self._folder = folder
-        for path in folder.glob("step_*.txt"):
-            step = path.stem.removeprefix("step_")
-            if step.isascii() and step.isdigit() and int(step) > resumed_at:
-                path.unlink()
+        self.rewind(resumed_at)
 
     def track(self, event: Event) -> None:
-        if isinstance(event, SampleDrawn):
+        if not isinstance(event, SampleDrawn):
+            return
+        path = self._folder / f"step_{event.step:06d}.txt"
+        try:
             self._folder.mkdir(exist_ok=True)
-            (self._folder / f"step_{event.step:06d}.txt").write_text(event.prompt + event.text + "\n", encoding="utf-8")
+            path.write_text(event.prompt + event.text + "\n", encoding="utf-8")
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):
+                sys.stderr.write(f"warning: the sample of step {event.step} is lost: {error}\n")
+
+    def rewind(self, step: int) -> None:
+        for path in self._folder.glob("step_*.txt"):
+            number = path.stem.removeprefix("step_")
+            if number.isascii() and number.isdigit() and int(number) > step:
+                path.unlink()
 
     def close(self) -> None:
         pass
 
 
-def _drop_later_lines(path: Path, resumed_at: int, read_step: Callable[[str], int]) -> None:
-    """Keeps the lines of steps up to `resumed_at`; also drops a line that a kill cut short."""
-    if not path.exists():
-        return
-    kept = []
-    whole_lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    for line in whole_lines:
+def _drop_later_lines(file: AppendedFile, last: int, read_step: Callable[[str], int]) -> None:
+    """Keeps the lines of steps up to `last`; also drops what is no line of ours."""
+
+    def is_kept(line: str) -> bool:
         try:
-            if read_step(line) <= resumed_at:
-                kept.append(line + "\n")
+            return read_step(line) <= last
         except (ValueError, KeyError, IndexError, TypeError):
-            continue
-    write_durably(path, "".join(kept))
+            return False
+
+    file.keep_only(is_kept)

@@ -16,6 +16,9 @@ class Tracker(Protocol):
 
     def track(self, event: Event) -> None: ...
 
+    def rewind(self, step: int) -> None:
+        """Forgets all steps after `step`: the run went back."""
+
     def close(self) -> None: ...
 
 
@@ -28,6 +31,11 @@ class TrackerGroup:
     def track(self, event: Event) -> None:
         for tracker in list(self._trackers):
             self._attempt(tracker, partial(tracker.track, event), f"at step {event.step}")
+
+    def rewind(self, step: int) -> None:
+        """Has every tracker forget all steps after `step`; what made the run go back is told afterwards."""
+        for tracker in list(self._trackers):
+            self._attempt(tracker, partial(tracker.rewind, step), f"while going back to step {step}")
 
     def __enter__(self) -> TrackerGroup:
         return self

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gptmill.runs.display import make_plain
 from gptmill.runs.events import CheckpointSaved, EvalDone, Event, SampleDrawn, StepLogged
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 
 class TensorBoard:
-    """An event file per process; a resumed one tells TensorBoard to forget the steps after its start."""
+    """An event file per process, and one more each time that the run goes back.
+
+    A later file tells TensorBoard to forget the steps after its own start.
+    """
 
     def __init__(self, folder: Path, resumed_at: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and wanted by few runs
-
-        self._writer = SummaryWriter(str(folder), purge_step=resumed_at + 1 if resumed_at else None)
+        self._folder = folder
+        self._writer = _open_writer(folder, resumed_at + 1 if resumed_at else None)
 
     def track(self, event: Event) -> None:
         for name, value in _list_scalars(event).items():
@@ -24,8 +30,18 @@ class TensorBoard:
         if isinstance(event, CheckpointSaved):
             self._writer.flush()  # what the checkpoint holds must not be missing from the curves after a kill
 
+    def rewind(self, step: int) -> None:
+        self._writer.close()
+        self._writer = _open_writer(self._folder, step + 1)
+
     def close(self) -> None:
         self._writer.close()
+
+
+def _open_writer(folder: Path, purge_step: int | None) -> SummaryWriter:
+    from torch.utils.tensorboard import SummaryWriter  # slow to import, and wanted by few runs
+
+    return SummaryWriter(str(folder), purge_step=purge_step)
 
 
 def _make_block(text: str) -> str:
@@ -35,13 +51,14 @@ def _make_block(text: str) -> str:
 
 def _list_scalars(event: Event) -> dict[str, float]:
     if isinstance(event, StepLogged):
-        return {
+        scalars = {
             "loss/train": event.loss,
             "optimizer/lr": event.lr,
             "optimizer/grad_norm": event.grad_norm,
             "speed/tokens_per_second": event.tokens_per_second,
             "progress/epoch": event.epoch,
         }
+        return {**scalars, "guard/skipped": event.skipped} if event.skipped else scalars
     if isinstance(event, EvalDone):
         return {"loss/val": event.val_loss, "perplexity/val": event.perplexity}
     return {}

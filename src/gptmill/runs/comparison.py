@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.runs.checkpoints.storage import load_checkpoint
+from gptmill.runs.checkpoints.manifest import read_manifest
+from gptmill.runs.checkpoints.storage import find_damage
 
 PIECE_NUMBERS = 1 << 20  # of a tensor that are compared at once
 NAMED_TENSORS = 10  # that differ most
@@ -88,12 +89,18 @@ class Comparison:
 
 def compare_checkpoints(first: Path, second: Path) -> Comparison:
     """Raises UserError for a checkpoint that cannot be read. Checksums of tensors are left to `verify`."""
-    one, other = (load_checkpoint(path, groups=()) for path in (first, second))
+    for path in (first, second):
+        if damage := find_damage(path, thorough=False):
+            raise UserError(damage)
+    one, other = read_manifest(first), read_manifest(second)
     before, after = dict(one.values), dict(other.values)
     config = _list_changes(before.pop("config", {}), after.pop("config", {}))
     values = _list_changes({"step": one.step, **before}, {"step": other.step, **after})
-    names = sorted({path.name for folder in (first, second) for path in folder.glob("*.safetensors")})
-    return Comparison(first, second, config, values, [_compare_files(first / name, second / name) for name in names])
+    groups = [
+        _compare_files(first / name if name in one.files else None, second / name if name in other.files else None)
+        for name in sorted({**one.files, **other.files})
+    ]
+    return Comparison(first, second, config, values, groups)
 
 
 def describe_comparison(comparison: Comparison) -> str:
@@ -116,7 +123,9 @@ def describe_comparison(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _compare_files(first: Path, second: Path) -> GroupComparison:
+def _compare_files(first: Path | None, second: Path | None) -> GroupComparison:
+    """A checkpoint that has no such file has none of its tensors."""
+    group = (first or second or Path()).stem
     with ExitStack() as stack:
         one, other = _open(first, stack), _open(second, stack)
         names, other_names = (set(file.keys()) if file is not None else set() for file in (one, other))
@@ -132,15 +141,13 @@ def _compare_files(first: Path, second: Path) -> GroupComparison:
     differing.sort(key=_rank, reverse=True)
     missing, new = sorted(names - other_names), sorted(other_names - names)
     return GroupComparison(
-        first.stem, identical, len(differing), differing[:NAMED_TENSORS], reshaped, missing=missing, new=new
+        group, identical, len(differing), differing[:NAMED_TENSORS], reshaped, missing=missing, new=new
     )
 
 
-def _open(path: Path, stack: ExitStack) -> Any:
-    """The file, which reads tensors when they are asked for; None where a checkpoint has none of that name."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise UserError(f"{path} is no plain file; such a checkpoint is not gptmill's: do not use it")
-    if not path.exists():
+def _open(path: Path | None, stack: ExitStack) -> Any:
+    """The file, which reads tensors when they are asked for."""
+    if path is None:
         return None
     try:
         return stack.enter_context(safe_open(path, framework="pt"))

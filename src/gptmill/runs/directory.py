@@ -32,6 +32,14 @@ class RunDirectory:
         return self.path / "events.jsonl"
 
     @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
+    def heartbeat(self) -> Path:
+        return self.path / "heartbeat"
+
+    @property
     def text_log(self) -> Path:
         return self.path / "log.txt"
 

@@ -6,6 +6,7 @@ from gptmill.config.run import TrackingConfig
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.trackers.console import build_console
 from gptmill.runs.trackers.files import JsonLines, SampleFiles, TextLog
+from gptmill.runs.trackers.ledger import Ledger
 from gptmill.runs.trackers.protocol import Tracker, TrackerGroup
 from gptmill.runs.trackers.tensorboard import TensorBoard
 
@@ -13,6 +14,7 @@ from gptmill.runs.trackers.tensorboard import TensorBoard
 def open_trackers(run: RunDirectory, config: TrackingConfig, resumed_at: int) -> TrackerGroup:
     """The run's trackers, set back to the step that it goes on from, so that no step is told twice."""
     trackers: list[Tracker] = [
+        Ledger(run),  # first: it looks for signs of a crash in what the others cut back
         JsonLines(run.events, resumed_at),
         TextLog(run.text_log, resumed_at),
         SampleFiles(run.samples, resumed_at),

@@ -16,7 +16,14 @@ from conftest import GptMill, make_environment
 import gptmill as package
 from gptmill.cli.main import VERBS
 from gptmill.config.recipes import list_recipes, load_recipe
-from gptmill.config.requests import DataRequest, LaunchOptions, PrepareRequest, SampleRequest, TokenizerRequest
+from gptmill.config.requests import (
+    CheckpointsRequest,
+    DataRequest,
+    LaunchOptions,
+    PrepareRequest,
+    SampleRequest,
+    TokenizerRequest,
+)
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, list_fields
 
@@ -26,6 +33,7 @@ CONFIGS = {
     "sample": (SampleRequest,),
     "config": (RunConfig,),
     "data": (DataRequest,),
+    "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
 }
 FOUNDING_FLAGS = (

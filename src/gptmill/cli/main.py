@@ -21,6 +21,7 @@ VERBS = {
     "train": "train a model by a recipe, or go on with a run",
     "sample": "let a trained model write",
     "data": "look into a prepared corpus, verify it, score its documents",
+    "checkpoints": "list, verify, prune and compare a run's checkpoints; the run's ledger",
     "config": "show recipes and what they resolve to",
 }
 EXIT_USER_ERROR = 2
@@ -87,7 +88,8 @@ def run_verb(verb: str, arguments: list[str]) -> int:
 
 
 def describe_verbs() -> str:
-    lines = [f"  {verb:<10}{summary}" for verb, summary in VERBS.items()]
+    width = max(map(len, VERBS)) + 2
+    lines = [f"  {verb:<{width}}{summary}" for verb, summary in VERBS.items()]
     return "\n".join(
         [
             "gptmill: text in, trained GPT out",

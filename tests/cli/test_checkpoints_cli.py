@@ -1,0 +1,188 @@
+"""gptmill checkpoints, as a user runs it: the table, the check of every byte, pruning, differences and the ledger."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import GptMill
+
+from gptmill.cli.checkpoints import print_checkpoints, show_age
+from gptmill.cli.main import run_guarded
+from gptmill.config.run import CheckpointConfig, RunConfig
+from gptmill.runs.checkpoints.content import Checkpoint
+from gptmill.runs.checkpoints.storage import list_step_folders, save_checkpoint
+from gptmill.runs.checkpoints.tiers import BEST, link_tiers, make_rolling_name, read_tiers
+from gptmill.runs.directory import RunDirectory, create_run
+from gptmill.runs.events import Warned
+from gptmill.runs.ledger import append_event
+from gptmill.runs.lock import lock_run
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """`runs/saved`, which has no checkpoints yet and keeps two."""
+    monkeypatch.chdir(tmp_path)
+    return create_run("runs", "saved", replace(RunConfig(), checkpoints=CheckpointConfig(keep_checkpoints=2)))
+
+
+@pytest.fixture
+def saved(run: RunDirectory) -> RunDirectory:
+    """Steps 10, 20 and 30, all rolling; 10 is the best."""
+    for step in (10, 20, 30):
+        generator = torch.Generator().manual_seed(0)
+        model = {"wide": torch.randn(50, 40, generator=generator) + (step == 30), "same": torch.ones(3)}
+        values = {"train_loss": step / 10, "val_loss": step / 20, "config": {"max_lr": 1.0 / step, "seed": 1}}
+        info = save_checkpoint(run.checkpoints, Checkpoint(step, {"model": model}, values))
+        tiers = [make_rolling_name(step)] + ([BEST] if step == 10 else [])
+        link_tiers(run.checkpoints, info.path, tiers, keep=10)
+    return run
+
+
+def call(*words: str) -> int:
+    return run_guarded(["checkpoints", *words])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+def test_list_is_a_table_of_step_tiers_losses_size_age_and_state(saved: RunDirectory, capsys: Capture) -> None:
+    manifest = saved.checkpoints / "step_000020/checkpoint.json"
+    manifest.write_text("{}", encoding="utf-8")
+    file = saved.checkpoints / "step_000030/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert call("list", "saved") == 0
+    head, first, second, third, total = capsys.readouterr().out.splitlines()
+    assert re.split(r"  +", head.strip()) == "step/tiers/train loss/val loss/MB/age/state/path".split("/")
+    cells = re.split(r"  +", first.strip())
+    assert cells[:5] == ["10", "best_model, rolling_step_000010", "1.0000", "0.5000", "0.0"]
+    assert re.fullmatch(r"\d+ s", cells[5])
+    assert cells[6:] == ["whole", "runs/saved/checkpoints/step_000010"]
+    cells = re.split(r"  +", second.strip())
+    assert cells[:4] == ["20", "latest_backup, rolling_step_000020", "-", "-"]
+    assert "damaged" in cells[6]
+    cells = re.split(r"  +", third.strip())
+    assert cells[:4] == ["30", "latest, rolling_step_000030", "3.0000", "1.5000"]
+    assert "model.safetensors" in cells[6]
+    bytes_held = sum(path.stat().st_size for path in saved.checkpoints.glob("step_*/*"))
+    assert total == f"3 checkpoints, {bytes_held / 1e6:,.1f} MB in all"
+
+
+def test_the_table_is_the_one_of_the_folder(saved: RunDirectory, capsys: Capture) -> None:
+    assert call("list", str(saved.path)) == 0
+    listed = capsys.readouterr().out
+    print_checkpoints(saved.checkpoints)
+    assert capsys.readouterr().out == listed
+
+
+def test_without_checkpoints_there_is_a_sentence(run: RunDirectory, capsys: Capture) -> None:
+    for words in (["list"], ["verify"], ["prune"]):
+        assert call(*words, "saved") == 0
+        assert capsys.readouterr().out == f"{run.path} has no checkpoints yet\n"
+
+
+def test_verify_reads_every_byte_and_says_what_would_be_resumed(saved: RunDirectory, capsys: Capture) -> None:
+    assert call("verify", "saved") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "step_000010: sound",
+        "step_000020: sound",
+        "step_000030: sound",
+        "--resume latest would take step_000030",
+    ]
+    flip(saved.checkpoints / "step_000030/model.safetensors")
+    assert call("list", "saved") == 0
+    assert "damaged" not in capsys.readouterr().out, "the quick look cannot see a flipped bit"
+    assert call("verify", "saved") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "checksum of model.safetensors" in lines[2]
+    assert lines[3] == "--resume latest would take step_000020"
+    for path in list_step_folders(saved.checkpoints)[:2]:
+        (path / "model.safetensors").unlink()
+    assert call("verify", "saved") == 1
+    assert "no sound checkpoint" in capsys.readouterr().out
+
+
+def test_prune_keeps_as_many_as_the_run_or_the_flag_says(saved: RunDirectory, capsys: Capture) -> None:
+    info = save_checkpoint(saved.checkpoints, Checkpoint(40, {"model": {"x": torch.zeros(250_000)}}, {"val_loss": 9.0}))
+    link_tiers(saved.checkpoints, info.path, [make_rolling_name(40)], keep=10)
+    assert call("prune", "saved") == 0
+    # 10 is the best one; 30 and 40 are the newest two.
+    assert capsys.readouterr().out.splitlines() == ["deleted step_000020", "0.0 MB freed, 3 checkpoints kept"]
+    info = save_checkpoint(saved.checkpoints, Checkpoint(50, {"model": {}}, {"val_loss": 9.0}))
+    link_tiers(saved.checkpoints, info.path, [make_rolling_name(50)], keep=10)
+    info = save_checkpoint(saved.checkpoints, Checkpoint(60, {"model": {}}, {"val_loss": 9.0}))
+    link_tiers(saved.checkpoints, info.path, [make_rolling_name(60)], keep=10)
+    assert call("prune", "saved", "--keep", "1") == 0
+    # 50 is latest_backup.
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["deleted step_000030", "deleted step_000040", "1.0 MB freed, 3 checkpoints kept"]
+    assert [path.name for path in list_step_folders(saved.checkpoints)] == ["step_000010", "step_000050", "step_000060"]
+    assert call("prune", "saved", "--keep", "1") == 0
+    assert capsys.readouterr().out == "0.0 MB freed, 3 checkpoints kept\n"
+
+
+def test_prune_does_not_run_beside_training(saved: RunDirectory, gptmill: GptMill) -> None:
+    before = read_tiers(saved.checkpoints)
+    with lock_run(saved):
+        process = gptmill("checkpoints", "prune", "saved", "--keep", "0", check=False)
+    assert process.returncode == 2
+    assert "another process" in process.stderr
+    assert read_tiers(saved.checkpoints) == before
+
+
+@pytest.mark.parametrize("words", [["10"], ["best_model", "latest"], ["best", "30"], ["step_000010"], ["10", "PATH"]])
+def test_diff_takes_steps_tiers_and_paths(words: list[str], saved: RunDirectory, capsys: Capture) -> None:
+    path = str(saved.checkpoints / "step_000030")
+    assert call("diff", "saved", *(path if word == "PATH" else word for word in words)) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("runs/saved/checkpoints/step_000010 -> runs/saved/checkpoints/step_000030\n")
+    assert "max_lr: 0.1 -> 0.0333" in output
+    assert "step: 10 -> 30" in output
+    assert "train_loss: 1.0 -> 3.0" in output
+    assert "model: 1 of 2 tensors are bit-identical" in output
+    assert "wide: by up to 1, its norm by +" in output
+
+
+def test_ledger_tells_the_life_of_the_run(saved: RunDirectory, capsys: Capture) -> None:
+    append_event(saved, Warned(5, "disk", "nearly full \x1b[2J"))
+    assert call("ledger", "saved") == 0
+    output = capsys.readouterr().out
+    assert "warning: nearly full ·[2J" in output
+    assert "\ngoodput " in output
+
+
+def test_an_age_is_in_the_largest_unit_that_it_fills() -> None:
+    ages = {5: "5 s", 200: "3 min", 7300: "2 h", 90_000: "1 d", 900_000: "10 d", -3: "0 s"}
+    assert {seconds: show_age(seconds) for seconds in ages} == ages
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "its forms are"),
+        (["list"], "its forms are"),
+        (["list", "saved", "10"], "its forms are"),
+        (["weigh", "saved"], "its forms are"),
+        (["diff", "saved"], "its forms are"),
+        (["diff", "saved", "10", "20", "30"], "its forms are"),
+        (["diff", "saved", "11"], "there is no checkpoint '11'"),
+        (["diff", "saved", "epoch_00001"], "best_model"),
+        (["diff", "saved", "."], "checkpoint.json"),
+        (["list", "svaed"], "did you mean saved?"),
+        (["prune", "saved", "--keep", "-1"], "at least 0"),
+        (["list", "saved", "--keep", "1"], "--keep is for"),
+        (["verify", "saved", "--deep"], "unknown flag"),
+    ],
+)
+@pytest.mark.usefixtures("saved")
+def test_mistakes_get_a_sentence(words: list[str], expected: str, capsys: Capture) -> None:
+    assert call(*words) == 2
+    assert expected in capsys.readouterr().err

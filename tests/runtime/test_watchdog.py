@@ -144,7 +144,7 @@ def test_a_rank_that_waits_for_one_that_gets_on_does_not_hang(tmp_path: Path) ->
         least_seconds=1,
     )
     wait_until_exists(tmp_path / "run/heartbeat/rank_00000.json")
-    waiting = start(tmp_path, 'wait_for("saved")', 1, 2)
+    waiting = start(tmp_path, 'wait_for("saved")', 1, 2, least_seconds=1)
     time.sleep(2)
     (tmp_path / "saved").touch()
     for process in (busy, waiting):

@@ -8,7 +8,7 @@ from torch import nn
 
 from gptmill.config.run import ModelConfig, OptimizerConfig
 from gptmill.models.gpt import build_gpt
-from gptmill.training.optimizers import build_optimizer
+from gptmill.training.optimizers import build_optimizer, step_unless
 
 CONFIG = OptimizerConfig(max_lr=3e-4, weight_decay=0.25, beta1=0.8, beta2=0.9, eps=1e-6)
 
@@ -50,3 +50,28 @@ def test_a_step_without_gradient_shrinks_matrices_and_leaves_vectors() -> None:
     for name, parameter in model.named_parameters():
         expected = 2.0 * (1 - 3e-4 * 0.25) if parameter.dim() == 2 else 2.0
         assert parameter.detach().mean().item() == pytest.approx(expected, rel=1e-6), name
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_a_bad_step_changes_nothing_and_a_good_one_what_it_always_does(is_bad: bool) -> None:
+    plain, asked = build_model(), build_model()
+    optimizers = [build_optimizer(model, CONFIG, torch.device("cpu")) for model in (plain, asked)]
+    for _ in range(2):
+        for model in (plain, asked):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 0.5)
+        if not is_bad:
+            optimizers[0].step()
+        step_unless(optimizers[1], torch.tensor(is_bad))
+    for one, other in zip(plain.parameters(), asked.parameters(), strict=True):
+        assert one.equal(other)
+        state = optimizers[1].state[other]
+        assert state["step"].item() == (0 if is_bad else 2)
+        assert bool(state["exp_avg"].any()) is not is_bad
+
+
+def test_an_optimizer_that_would_ignore_the_wish_is_refused() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    with pytest.raises(AssertionError, match="fused"):
+        step_unless(torch.optim.AdamW([parameter], fused=False), torch.tensor(True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 import torch
 from tiny import CPU, Tiny, make_shards, open_tiny
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
+from gptmill.data.batches.feed import open_feed
 from gptmill.data.shards.opening import TokenShards
 from gptmill.evals.loss import ValidationLoss
 from gptmill.models.gpt import GPT
 from gptmill.runtime.signals import StopFlag
 from gptmill.training.schedules import make_lr
+from gptmill.training.step import train_step
 
 # AdamW's first update is lr * g / (|g| + eps): an eps above the rounding noise of g keeps the noise out of it.
 SMOOTH: dict[str, Any] = {"eps": 1e-3, "max_lr": 1e-3, "warmup_steps": 0}
@@ -42,6 +46,22 @@ def compute_norm(gradients: dict[str, Tensor]) -> float:
     return torch.cat([gradient.flatten() for gradient in gradients.values()]).norm().item()
 
 
+def copy_everything(tiny: Tiny) -> dict[str, Tensor]:
+    """Parameters, moments and the optimizer's counters."""
+    return {**tiny.copy_parameters(), **{name: t.clone() for name, t in tiny.state._name_optimizer_state().items()}}
+
+
+def poison(tiny: Tiny, value: float) -> RemovableHandle:
+    """One element of one gradient becomes `value`, in every step until the handle is removed."""
+
+    def spoil(gradient: Tensor) -> Tensor:
+        spoilt = gradient.clone()
+        spoilt.view(-1)[3] = value
+        return spoilt
+
+    return next(tiny.state.model.parameters()).register_hook(spoil)
+
+
 def are_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
@@ -52,8 +72,8 @@ def test_micro_batches_add_up_to_the_whole_batch(shards: TokenShards, mini_batch
     parts = open_tiny(shards, mini_batch_size=mini_batch_size, **SMOOTH)
     assert (whole.plan.micro_batches, parts.plan.micro_batches) == (1, 8 // mini_batch_size)
     for _ in range(3):
-        loss, norm, _ = whole.step().read()
-        assert parts.step().read() == (pytest.approx(loss, rel=1e-6), pytest.approx(norm, rel=1e-5), False)
+        loss, norm, *_ = whole.step().read()
+        assert parts.step().read()[:2] == (pytest.approx(loss, rel=1e-6), pytest.approx(norm, rel=1e-5))
     expected = whole.copy_parameters()
     for name, parameter in parts.copy_parameters().items():
         torch.testing.assert_close(parameter, expected[name], rtol=0, atol=1e-6, msg=name)
@@ -64,7 +84,7 @@ def test_the_loss_and_the_norm_are_those_of_the_whole_batch(shards: TokenShards,
     tiny = open_tiny(shards, mini_batch_size=2, label_smoothing=label_smoothing)
     for _ in range(3):
         loss, gradients = compute_by_hand(tiny, label_smoothing)
-        read_loss, read_norm, _ = tiny.step().read()
+        read_loss, read_norm, *_ = tiny.step().read()
         assert read_loss == pytest.approx(loss, rel=1e-5)
         assert read_norm == pytest.approx(compute_norm(gradients), rel=1e-4)
 
@@ -77,7 +97,7 @@ def test_the_update_is_adamw_s_with_the_clipped_gradient(shards: TokenShards, gr
     norm = compute_norm(gradients)
     shrink = 1.0 if grad_clip is None else min(1.0, grad_clip / norm)
     assert (shrink < 1) == (grad_clip in (0.05, 0.5))
-    _, read_norm, _ = tiny.step().read()
+    _, read_norm, *_ = tiny.step().read()
     assert read_norm == pytest.approx(norm, rel=1e-4)  # the norm from before clipping
     for name, parameter in tiny.copy_parameters().items():
         gradient = gradients[name] * shrink
@@ -180,3 +200,104 @@ def test_dropout_is_drawn_anew_at_every_step(shards: TokenShards) -> None:
 @pytest.mark.parametrize(("number", "asked"), [(0, False), (2, True), (15, True)])
 def test_the_wish_to_stop_travels_in_the_stats(shards: TokenShards, number: int, asked: bool) -> None:
     assert open_tiny(shards).step(StopFlag(number)).read()[2] is asked
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("guard", ["warn", "heal"])
+def test_an_update_that_is_not_finite_leaves_everything_as_it_was(
+    shards: TokenShards, guard: str, precision: str, value: float
+) -> None:
+    tiny = open_tiny(shards, guard=guard, precision=precision)
+    for _ in range(2):
+        tiny.step()
+    before = copy_everything(tiny)
+    assert any(name.endswith("/step") for name in before)
+    handle = poison(tiny, value)
+    numbers = tiny.step().read()
+    assert math.isfinite(numbers.loss)
+    assert not math.isfinite(numbers.grad_norm)
+    assert not numbers.is_finite
+    assert numbers.is_overflow == (precision == "fp16")
+    assert are_equal(copy_everything(tiny), before)
+    assert (tiny.state.step, tiny.state.windows_read) == (3, 24)
+    handle.remove()
+    assert tiny.step().read().is_finite
+    assert not are_equal(copy_everything(tiny), before)
+
+
+def test_the_very_first_update_can_be_left_out(shards: TokenShards) -> None:
+    tiny, clean = open_tiny(shards), open_tiny(shards)
+    handle = poison(tiny, math.nan)
+    tiny.step()
+    handle.remove()
+    clean.state.step, clean.state.windows_read = 1, 8
+    tiny.step()
+    clean.step()
+    assert are_equal(copy_everything(tiny), copy_everything(clean))
+
+
+def test_a_loss_that_is_not_finite_is_enough(shards: TokenShards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients of a loss may be finite where it is not, as of one that has an infinite constant in it."""
+    tiny = open_tiny(shards)
+    tiny.step()
+    before, forward = copy_everything(tiny), tiny.state.model.forward
+    monkeypatch.setattr(tiny.state.model, "forward", lambda *inputs: forward(*inputs) + math.inf)
+    numbers = tiny.step().read()
+    assert math.isinf(numbers.loss)
+    assert math.isfinite(numbers.grad_norm)
+    assert are_equal(copy_everything(tiny), before)
+
+
+def test_without_the_guard_a_poisoned_update_is_done(shards: TokenShards) -> None:
+    tiny = open_tiny(shards, guard="off")
+    poison(tiny, math.nan)
+    tiny.step()
+    assert any(parameter.isnan().any() for parameter in tiny.copy_parameters().values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_guard_changes_no_bit_of_a_finite_step(shards: TokenShards, precision: str) -> None:
+    guarded, free = (open_tiny(shards, guard=guard, precision=precision) for guard in ("heal", "off"))
+    for _ in range(4):
+        assert guarded.step().read() == free.step().read()
+    assert are_equal(copy_everything(guarded), copy_everything(free))
+
+
+def test_an_fp16_gradient_that_stays_infinite_is_no_overflow_for_ever(shards: TokenShards) -> None:
+    tiny = open_tiny(shards, precision="fp16")
+    poison(tiny, math.inf)
+    numbers = [tiny.step().read() for _ in range(18)]
+    assert [entry.scale for entry in numbers] == [2.0**power for power in range(16, -2, -1)]
+    assert [entry.is_overflow for entry in numbers] == [True] * 16 + [False] * 2
+
+
+def test_a_step_jumps_over_what_is_left_out(shards: TokenShards) -> None:
+    straight, jumping = open_tiny(shards), open_tiny(shards)
+    jumping.state.skipped_windows = [(10, 21)]
+    assert (straight.step().windows, jumping.step().windows) == ((0, 8), (0, 8))
+    straight.state.windows_read = 21
+    seen = straight.read_next_batch().tokens
+    assert jumping.read_next_batch().tokens.equal(seen)
+    jumped, same = jumping.step(), straight.step()
+    assert jumped.windows == same.windows == (21, 29)
+    assert jumped.read() == same.read()
+    assert jumping.state.windows_read == 29
+
+
+def test_a_step_that_gets_no_data_leaves_the_position(shards: TokenShards) -> None:
+    tiny = open_tiny(shards)
+    tiny.state.skipped_windows = [(0, 8)]
+    with (
+        open_feed(tiny.stream, tiny.reader, CPU.device, []) as feed,
+        pytest.raises(EOFError),
+    ):
+        train_step(tiny.state, feed, tiny.config, tiny.plan, CPU, StopFlag())
+    assert (tiny.state.step, tiny.state.windows_read) == (0, 0)
+
+
+def test_a_step_says_what_it_is_about_to_do(shards: TokenShards) -> None:
+    tiny, phases = open_tiny(shards), list[str]()
+    with open_feed(tiny.stream, tiny.reader, CPU.device, [0, 4]) as feed:
+        train_step(tiny.state, feed, tiny.config, tiny.plan, CPU, StopFlag(), phases.append)
+    assert phases == ["waiting for data", "computing"] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from gptmill.models.gpt import IGNORED_TARGET
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import World
 from gptmill.training.plan import TrainPlan, make_plan
+from gptmill.training.skipping import make_starts, skip_over
 from gptmill.training.state import TrainState, build_state
 from gptmill.training.step import StepStats, train_step
 
@@ -64,10 +64,12 @@ class Tiny:
     state: TrainState
 
     def step(self, stop: StopFlag | None = None) -> StepStats:
-        with open_feed(
-            self.stream, self.reader, CPU.device, count(self.state.windows_read, self.stream.units_per_batch)
-        ) as feed:
-            return train_step(self.state, feed, self.config, self.plan, CPU, stop or StopFlag())
+        state = self.state
+        starts = make_starts(
+            state.skipped_windows, state.windows_read, self.plan, CPU.rank, CPU.size, self.stream.units_per_batch
+        )
+        with open_feed(self.stream, self.reader, CPU.device, starts) as feed:
+            return train_step(state, feed, self.config, self.plan, CPU, stop or StopFlag())
 
     @property
     def reader(self) -> HostReader:
@@ -75,7 +77,8 @@ class Tiny:
 
     def read_next_batch(self) -> Batch:
         """All windows of the next step at once."""
-        first, size = self.state.windows_read, self.stream.units_per_batch
+        first = skip_over(self.state.skipped_windows, self.state.windows_read, self.plan.windows_per_step)
+        size = self.stream.units_per_batch
         parts = [
             self.reader.read(self.stream.find(start)).tokens
             for start in range(first, first + self.plan.windows_per_step, size)

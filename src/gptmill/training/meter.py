@@ -42,11 +42,11 @@ class Meter:
         if self._pending is None:
             return
         stats, self._pending = self._pending, None
-        loss, norm, stop_asked = stats.read()
-        self.stop_asked = self.stop_asked or stop_asked
+        numbers = stats.read()
+        self.stop_asked = self.stop_asked or numbers.stop_asked
         self._measure(stats)
         if stats.step % self._log_freq == 0 or stats.step == self._plan.max_steps:
-            self._log(stats, loss, norm)
+            self._log(stats, numbers.loss, numbers.grad_norm)
 
     def restart_clock(self) -> None:
         """Leaves out what was not training: call after an evaluation or a save."""

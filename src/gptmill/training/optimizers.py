@@ -1,9 +1,13 @@
-"""Optimizers, built for a model."""
+"""Optimizers, built for a model.
+
+Every optimizer of gptmill honours `found_inf`, the attribute by which torch's GradScaler tells a fused optimizer to
+leave everything as it is: where this tensor is 1, step() changes no parameter, no moment and no counter.
+"""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gptmill.config.run import OptimizerConfig
 
@@ -24,3 +28,16 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.dev
         eps=config.eps,
         fused=device.type in FUSED_DEVICES,
     )
+
+
+def step_unless(optimizer: torch.optim.Optimizer, is_bad: Tensor) -> None:
+    """Updates, or leaves everything as it is where `is_bad` holds. On CUDA the device decides, and no one waits."""
+    if is_bad.device.type == "mps":
+        # Its fused kernel ignored found_inf until pytorch/pytorch#186360; the host reads every step there anyway.
+        if not is_bad.item():
+            optimizer.step()
+        return
+    assert all(group["fused"] for group in optimizer.param_groups), "only fused optimizers can leave an update out"
+    vars(optimizer)["found_inf"] = is_bad.float()
+    optimizer.step()
+    del vars(optimizer)["found_inf"]

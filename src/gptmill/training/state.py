@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ class TrainState:
     step: int = 0
     windows_read: int = 0
     val_loss: float | None = None
+    skipped_windows: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of data that the run leaves out."""
 
     def hold_back_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
         """The context of a micro-batch. Ranks exchange gradients in the last only; DDP must know before the forward."""

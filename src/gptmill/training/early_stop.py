@@ -1,0 +1,63 @@
+"""Early stopping: the validation losses of a run, the best of them, and whether waiting for a better one is over."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+class EarlyStop:
+    """Counts evaluations since the loss last fell by more than `min_delta`. A loss that is not a number never did.
+
+    The best loss is the lowest of all, by however little: which model to keep is another question than when to stop.
+    """
+
+    def __init__(self, patience: int | None, min_delta: float) -> None:
+        self._patience = patience
+        self._min_delta = min_delta
+        self._mark = math.inf
+        self.best_loss = math.inf
+        self.best_step = 0
+        self.evaluations_since = 0
+        self.is_best = False
+        """Whether the newest loss is lower than all before it."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether training should end."""
+        return self._patience is not None and self.evaluations_since >= self._patience
+
+    def note(self, step: int, val_loss: float) -> None:
+        """Takes the loss of an evaluation."""
+        self.is_best = val_loss < self.best_loss
+        if self.is_best:
+            self.best_loss, self.best_step = val_loss, step
+        if val_loss < self._mark - self._min_delta:
+            self._mark, self.evaluations_since = val_loss, 0
+        else:
+            self.evaluations_since += 1
+
+    def reason(self) -> str:
+        """Why training ends here."""
+        by = f" by more than {self._min_delta:g}" if self._min_delta else ""
+        best = f"; the best was {self.best_loss:.4f} at step {self.best_step}" if self.best_loss < math.inf else ""
+        return f"the validation loss has not fallen{by} in {self.evaluations_since} evaluations{best}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """As JSON knows it: None for a loss that there has not been."""
+        return {
+            "best_loss": None if self.best_loss == math.inf else self.best_loss,
+            "best_step": self.best_step,
+            "mark": None if self._mark == math.inf else self._mark,
+            "evaluations_since": self.evaluations_since,
+            "is_best": self.is_best,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Becomes what was saved; fresh where nothing was."""
+        best, mark = state.get("best_loss"), state.get("mark")
+        self.best_loss = math.inf if best is None else best
+        self.best_step = state.get("best_step", 0)
+        self._mark = math.inf if mark is None else mark
+        self.evaluations_since = state.get("evaluations_since", 0)
+        self.is_best = state.get("is_best", False)

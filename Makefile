@@ -1,15 +1,19 @@
 # make demo: install, prepare, train and show, in one go.   make test: install what the tests need and run them.
+# make torture: the promises again, with hundreds of kills and thousands of flipped bits.
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: demo test lint clean
+.PHONY: demo test torture lint clean
 demo: $(VENV)/.installed
 	$(VENV)/bin/gptmill train demo
 
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -n 2
+
+torture: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pytest -m torture -s
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check

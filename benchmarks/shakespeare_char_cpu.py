@@ -23,8 +23,7 @@ from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
 from gptmill.data.shards.opening import open_shards
 from gptmill.evals.loss import ValidationLoss
-from gptmill.inference.loading import load_model
-from gptmill.runs.checkpoints.storage import find_latest_checkpoint
+from gptmill.inference.loading import load_run_model
 from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.world import World
 
@@ -51,7 +50,7 @@ def score_whole_split(place: Path) -> float:
     """The last checkpoint's loss over every validation window, not only those that training looks at."""
     shards = open_shards(place / "data")
     cpu = torch.device("cpu")
-    loaded = load_model(find_latest_checkpoint(RunDirectory(place / "runs" / "bench").checkpoints), cpu)
+    loaded = load_run_model(RunDirectory(place / "runs" / "bench"), "latest", cpu)
     values = load_recipe(RECIPE) | {"eval_tokens": shards.manifest.val.tokens, "precision": "fp32"}
     evaluator = ValidationLoss(build_config(RunConfig, values), shards, World(0, 1, cpu))
     with torch.no_grad():

@@ -89,7 +89,7 @@ def test_a_run_without_checkpoints_is_named(gptmill: GptMill, tmp_path: Path) ->
 
 def test_a_step_that_was_not_saved_is_named(finished: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint of step 2;"):
-        open_sampler("tiny", SampleRequest(step=2, device="cpu", logdir=str(finished / "runs")))
+        open_sampler("tiny", SampleRequest(checkpoint="2", device="cpu", logdir=str(finished / "runs")))
 
 
 def test_wrong_settings_are_all_listed_before_anything_is_read(gptmill: GptMill) -> None:

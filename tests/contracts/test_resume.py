@@ -68,7 +68,7 @@ def kill_at_step(folder: Path, step: int, *arguments: str) -> None:
 
 def assert_same_end(one: Path, other: Path, windows_read: int = STEPS * 8) -> None:
     """Same weights, optimizer, data position and log, byte for byte."""
-    last = f"checkpoints/step_{STEPS:06d}"
+    last = "checkpoints/latest"
     for name in (f"{last}/model.safetensors", f"{last}/optimizer.safetensors", "log.txt"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     values = [json.loads((run / last / "checkpoint.json").read_text())["values"] for run in (one, other)]
@@ -156,7 +156,10 @@ def test_kill_before_the_first_checkpoint_starts_over(tmp_path: Path, gptmill: G
     assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGUSR2, 140)]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_saves_and_exits_cleanly(
     tmp_path: Path, gptmill: GptMill, corpus: list[str], number: int, code: int
 ) -> None:
@@ -170,7 +173,7 @@ def test_a_signal_saves_and_exits_cleanly(
     assert "--resume latest" in output
     log = (tmp_path / "runs/stopped/log.txt").read_text().splitlines()
     last_step = int([line for line in log if "train" in line][-1].split()[0])
-    assert (tmp_path / f"runs/stopped/checkpoints/step_{last_step:06d}").is_dir()
+    assert (tmp_path / "runs/stopped/checkpoints/latest").resolve().name == f"step_{last_step:06d}"
     gptmill("train", "--run_name", "stopped", "--resume", "latest")
     assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/stopped")
 

@@ -41,10 +41,11 @@ def is_sound(path: Path) -> bool:
     try:
         load_checkpoint(path, GROUPS)
     except UserError as error:
-        assert found, f"only noticed when loaded: {error}"
-        return False
-    assert not found, f"not noticed when loaded: {found}"
-    return True
+        noticed = str(error)
+    else:
+        noticed = ""
+    assert bool(found) == bool(noticed), f"when looked at: {found!r}; when loaded: {noticed!r}"
+    return not found
 
 
 def overwrite(file: Path, place: int, byte: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from gptmill.config.errors import ConfigError, UserError
 from gptmill.config.requests import LaunchOptions
 from gptmill.config.run import RunConfig
+from gptmill.config.schema import list_values
 from gptmill.runs.checkpoints.storage import Checkpoint, save_checkpoint
 from gptmill.runs.directory import RunDirectory, create_run
 from gptmill.training.launch import make_launch
@@ -52,8 +53,9 @@ def start(recipe: str, steps: tuple[int, ...] = (10,), **flags: Any) -> RunDirec
     tracking = make_launch(recipe, flags, NEW).config.tracking
     assert tracking.run_name is not None
     run = create_run(tracking.logdir, tracking.run_name, make_launch(recipe, flags, NEW).config)
+    values = {"config": list_values(make_launch(recipe, flags, NEW).config)} if steps else {}
     for step in steps:
-        save_checkpoint(run.checkpoints, Checkpoint(step, {"model": {"w": torch.zeros(1)}}, {}))
+        save_checkpoint(run.checkpoints, Checkpoint(step, {"model": {"w": torch.zeros(1)}}, values))
     return run
 
 
@@ -162,7 +164,7 @@ def test_a_recipe_s_own_logdir_and_name_are_where_its_run_is_resumed(recipe: str
 def test_changed_flags_are_taken_and_reported(recipe: str, logdir: str) -> None:
     start(recipe, logdir=logdir, run_name="r")
     flags = {"logdir": logdir, "run_name": "r", "max_steps": 40, "grad_clip": None, "max_lr": 2e-3}
-    launch = make_launch(None, flags, RESUME)
+    launch = make_launch(None, flags, LaunchOptions(resume="latest", allow_changes=True))
     assert launch.config.training.max_steps == 40
     assert launch.config.optimizer.grad_clip is None
     assert launch.changes == ("max_steps: 20 -> 40", "grad_clip: 1.0 -> None")
@@ -175,19 +177,77 @@ def test_changed_flags_are_taken_and_reported(recipe: str, logdir: str) -> None:
         ("embd_size", 64),
         ("num_heads", 2),
         ("context_length", 8),
+    ],
+)
+@pytest.mark.parametrize("allow_changes", [False, True])
+def test_no_run_can_change_the_shape_of_its_model(
+    recipe: str, logdir: str, name: str, value: object, allow_changes: bool
+) -> None:
+    start(recipe, logdir=logdir, run_name="r")
+    options = LaunchOptions(resume="latest", allow_changes=allow_changes)
+    with pytest.raises(UserError, match=rf"cannot change {name} from \S+ to {value}"):
+        make_launch(None, {"logdir": logdir, "run_name": "r", name: value}, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
         ("dropout", 0.5),
         ("seed", 6),
         ("order", "shards"),
         ("score", "loss"),
         ("documents", "masked"),
+        ("max_lr", 0.5),
+        ("weight_decay", 0.5),
+        ("total_batch_size", 256),
+        ("label_smoothing", 0.5),
+        ("precision", "bf16"),
     ],
 )
-def test_a_resumed_run_cannot_change_its_model_or_its_data_order(
+def test_what_makes_another_run_of_it_is_only_changed_on_purpose(
     recipe: str, logdir: str, name: str, value: object
 ) -> None:
     start(recipe, logdir=logdir, run_name="r")
-    with pytest.raises(UserError, match=rf"cannot change {name} from \S+ to {value}"):
-        make_launch(None, {"logdir": logdir, "run_name": "r", name: value}, RESUME)
+    flags = {"logdir": logdir, "run_name": "r", name: value}
+    with pytest.raises(UserError, match=rf"changes {name} from \S+ to {value}.*--allow_changes"):
+        make_launch(None, flags, RESUME)
+    launch = make_launch(None, flags, LaunchOptions(resume="latest", allow_changes=True))
+    assert [change.split(":")[0] for change in launch.changes] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_steps", 99), ("checkpoint_freq", 3), ("eval_freq", 3), ("guard", "off"), ("log_freq", 2)]
+)
+def test_how_far_a_run_goes_and_how_it_is_watched_may_change(
+    recipe: str, logdir: str, name: str, value: object
+) -> None:
+    start(recipe, logdir=logdir, run_name="r")
+    assert make_launch(None, {"logdir": logdir, "run_name": "r", name: value}, RESUME).changes
+
+
+def test_auto_begins_where_there_is_nothing_to_go_on_with(recipe: str, logdir: str) -> None:
+    flags = {"logdir": logdir, "run_name": "r"}
+    assert make_launch(recipe, flags, LaunchOptions(resume="auto")).resumed is None
+    run = start(recipe, **flags)
+    assert make_launch(recipe, flags, LaunchOptions(resume="auto")).resumed == run
+
+
+def test_a_checkpoint_of_another_run_begins_a_new_one(recipe: str, logdir: str) -> None:
+    run = start(recipe, steps=(10, 20), logdir=logdir, run_name="r")
+    path = run.checkpoints / "step_000010"
+    own = make_launch(None, {}, LaunchOptions(resume=str(path)))
+    assert (own.resumed, own.wanted, own.parent) == (RunDirectory(run.path.resolve()), "10", None)
+    fork = make_launch(None, {"logdir": logdir, "run_name": "fork"}, LaunchOptions(resume=str(path)))
+    assert (fork.resumed, fork.parent) == (None, path.resolve())
+    assert fork.config.model.num_layers == 3
+    with pytest.raises(UserError, match="no such checkpoint"):
+        make_launch(None, {}, LaunchOptions(resume=str(path) + "9"))
+
+
+@pytest.mark.parametrize("text", ["soon", "", "5", "-3h"])
+def test_a_time_limit_that_is_none_is_refused(recipe: str, text: str) -> None:
+    with pytest.raises(UserError, match="--time_limit"):
+        make_launch(recipe, {"run_name": "r"}, LaunchOptions(time_limit=text))
 
 
 def test_the_same_model_and_seed_may_be_repeated(recipe: str, logdir: str) -> None:
@@ -231,7 +291,7 @@ def test_force_cpu_is_not_silently_ignored_when_a_run_is_resumed(recipe: str, lo
 def test_the_size_of_a_micro_batch_is_fixed_where_it_decides_the_groups(recipe: str, logdir: str) -> None:
     start(recipe, logdir=logdir, run_name="whole", documents="whole")
     start(recipe, logdir=logdir, run_name="packed")
-    with pytest.raises(UserError, match="cannot change mini_batch_size from 4 to 2"):
+    with pytest.raises(UserError, match="changes mini_batch_size from 4 to 2"):
         make_launch(None, {"logdir": logdir, "run_name": "whole", "mini_batch_size": 2}, RESUME)
     launch = make_launch(None, {"logdir": logdir, "run_name": "packed", "mini_batch_size": 2}, RESUME)
     assert launch.config.training.mini_batch_size == 2

@@ -9,8 +9,10 @@ import pytest
 import torch
 from tiny import CPU, make_config, make_shards, plan_for
 
+from gptmill.config.run import GuardConfig
 from gptmill.runs.events import StepLogged
 from gptmill.runtime.timing import Moment
+from gptmill.training.guard import Guard
 from gptmill.training.meter import Meter
 from gptmill.training.plan import TrainPlan
 from gptmill.training.step import StepStats
@@ -43,7 +45,7 @@ def plan(text_file: Path) -> TrainPlan:
 @pytest.mark.parametrize("flush_every", [1, 3, 100])
 def test_every_step_is_told_once_and_in_order(plan: TrainPlan, on_gpu: bool, flush_every: int) -> None:
     told: list[StepLogged] = []
-    meter = Meter(plan, 1, told.append)
+    meter = Meter(plan, 1, Guard(GuardConfig()), told.append)
     for step in range(1, 21):
         meter.push(make_stats(step, arrived=LateMoment(CPU.device) if on_gpu else None))
         if step % flush_every == 0:
@@ -60,14 +62,14 @@ def test_every_step_is_told_once_and_in_order(plan: TrainPlan, on_gpu: bool, flu
 
 def test_on_the_cpu_a_step_is_told_at_once(plan: TrainPlan) -> None:
     told: list[StepLogged] = []
-    Meter(plan, 1, told.append).push(make_stats(1))
+    Meter(plan, 1, Guard(GuardConfig()), told.append).push(make_stats(1))
     assert [event.step for event in told] == [1]
 
 
 def test_on_a_gpu_a_step_is_told_when_the_next_is_under_way(plan: TrainPlan) -> None:
     told: list[StepLogged] = []
     events = [LateMoment(CPU.device) for _ in range(3)]
-    meter = Meter(plan, 1, told.append)
+    meter = Meter(plan, 1, Guard(GuardConfig()), told.append)
     for step, event in enumerate(events, 1):
         meter.push(make_stats(step, arrived=event))
         assert [told_event.step for told_event in told] == list(range(1, step))
@@ -82,7 +84,7 @@ def test_on_a_gpu_a_step_is_told_when_the_next_is_under_way(plan: TrainPlan) -> 
 )
 def test_the_log_frequency_thins_the_steps_and_keeps_the_last(plan: TrainPlan, log_freq: int, steps: list[int]) -> None:
     told: list[StepLogged] = []
-    meter = Meter(plan, log_freq, told.append)
+    meter = Meter(plan, log_freq, Guard(GuardConfig()), told.append)
     for step in range(1, 21):
         meter.push(make_stats(step))
         meter.flush()
@@ -92,7 +94,7 @@ def test_the_log_frequency_thins_the_steps_and_keeps_the_last(plan: TrainPlan, l
 def test_speed_is_tokens_per_second_of_training(plan: TrainPlan) -> None:
     told: list[StepLogged] = []
     started = time.perf_counter()
-    meter = Meter(plan, 4, told.append)
+    meter = Meter(plan, 4, Guard(GuardConfig()), told.append)
     for step in range(1, 9):
         meter.push(make_stats(step, seconds=0.005))
     elapsed = time.perf_counter() - started
@@ -102,7 +104,7 @@ def test_speed_is_tokens_per_second_of_training(plan: TrainPlan) -> None:
 
 def test_time_between_two_steps_counts_as_training_and_an_evaluation_does_not(plan: TrainPlan) -> None:
     told: list[StepLogged] = []
-    meter = Meter(plan, 1, told.append)
+    meter = Meter(plan, 1, Guard(GuardConfig()), told.append)
     meter.push(make_stats(1))
     time.sleep(0.1)
     meter.push(make_stats(2))
@@ -116,7 +118,7 @@ def test_time_between_two_steps_counts_as_training_and_an_evaluation_does_not(pl
 
 def test_the_time_left_shrinks_to_nothing(plan: TrainPlan) -> None:
     told: list[StepLogged] = []
-    meter = Meter(plan, 1, told.append)
+    meter = Meter(plan, 1, Guard(GuardConfig()), told.append)
     for step in range(1, 21):
         meter.push(make_stats(step))
     assert all(event.seconds_left > 0 for event in told[:-1])
@@ -126,7 +128,7 @@ def test_the_time_left_shrinks_to_nothing(plan: TrainPlan) -> None:
 
 @pytest.mark.parametrize("log_freq", [1, 10])
 def test_the_wish_to_stop_is_seen_and_not_forgotten(plan: TrainPlan, log_freq: int) -> None:
-    meter = Meter(plan, log_freq, lambda _event: None)
+    meter = Meter(plan, log_freq, Guard(GuardConfig()), lambda _event: None)
     meter.push(make_stats(1))
     assert not meter.stop_asked
     meter.push(make_stats(2, stop=True))

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Tiny, make_shards, open_tiny
+from tiny import CPU, Tiny, make_shards, open_tiny
 from torch import Tensor
 
 from gptmill.data.shards.opening import TokenShards
 from gptmill.runs.checkpoints.storage import Checkpoint, load_checkpoint, save_checkpoint
+from gptmill.training.session import make_origin
 
 GROUPS = ("model", "optimizer")
 
@@ -23,7 +24,7 @@ def shards(text_file: Path) -> TokenShards:
 
 def save(tiny: Tiny, folder: Path) -> Checkpoint:
     """The state as it comes back from the disk."""
-    info = save_checkpoint(folder, tiny.state.make_checkpoint(tiny.config, tiny.corpora))
+    info = save_checkpoint(folder, tiny.state.make_checkpoint({}))
     return load_checkpoint(info.path, GROUPS)
 
 
@@ -34,7 +35,7 @@ def are_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def assert_same_state(one: Tiny, other: Tiny) -> None:
-    first, second = (tiny.state.make_checkpoint(tiny.config, tiny.corpora) for tiny in (one, other))
+    first, second = (tiny.state.make_checkpoint({}) for tiny in (one, other))
     assert first.step == second.step
     assert first.values == second.values
     for group in GROUPS:
@@ -60,7 +61,7 @@ def test_a_restored_state_goes_on_as_the_unbroken_one(
     if unbroken.state.scaler.is_enabled():
         unbroken.state.scaler.update(2.0**11)  # not the scale that a fresh scaler has
     restored = open_tiny(shards, **fields)
-    restored.state.restore(save(unbroken, tmp_path))
+    restored.state.restore(save(unbroken, tmp_path), "here")
     assert (restored.state.step, restored.state.windows_read, restored.state.val_loss) == (4, 32, 3.14159)
     assert restored.state.scaler.get_scale() == unbroken.state.scaler.get_scale()
     assert_same_state(restored, unbroken)
@@ -71,7 +72,7 @@ def test_a_restored_state_goes_on_as_the_unbroken_one(
 
 def test_a_state_that_has_done_no_step_can_be_restored(shards: TokenShards, tmp_path: Path) -> None:
     unbroken, restored = open_tiny(shards), open_tiny(shards)
-    restored.state.restore(save(unbroken, tmp_path))
+    restored.state.restore(save(unbroken, tmp_path), "here")
     assert restored.step().read() == unbroken.step().read()
     assert_same_state(restored, unbroken)
 
@@ -79,7 +80,7 @@ def test_a_state_that_has_done_no_step_can_be_restored(shards: TokenShards, tmp_
 def test_making_a_checkpoint_changes_nothing(shards: TokenShards) -> None:
     saved, untouched = open_tiny(shards), open_tiny(shards)
     for _ in range(3):
-        saved.state.make_checkpoint(saved.config, saved.corpora)
+        saved.state.make_checkpoint({})
         assert saved.step().read() == untouched.step().read()
     assert_same_state(saved, untouched)
 
@@ -87,7 +88,7 @@ def test_making_a_checkpoint_changes_nothing(shards: TokenShards) -> None:
 def test_the_optimizer_s_tensors_are_saved_under_the_parameters_names(shards: TokenShards) -> None:
     tiny = open_tiny(shards)
     tiny.step()
-    checkpoint = tiny.state.make_checkpoint(tiny.config, tiny.corpora)
+    checkpoint = tiny.state.make_checkpoint({})
     parameters = dict(tiny.state.model.named_parameters())
     keys = ("exp_avg", "exp_avg_sq", "step")
     assert checkpoint.tensors["optimizer"].keys() == {f"{name}/{key}" for name in parameters for key in keys}
@@ -100,18 +101,18 @@ def test_the_optimizer_s_tensors_are_saved_under_the_parameters_names(shards: To
 def test_the_order_of_the_saved_tensors_does_not_matter(shards: TokenShards) -> None:
     unbroken, restored = open_tiny(shards), open_tiny(shards)
     unbroken.step()
-    saved = unbroken.state.make_checkpoint(unbroken.config, unbroken.corpora)
+    saved = unbroken.state.make_checkpoint({})
     tensors = {
         group: {name: tensor.clone() for name, tensor in reversed(saved.tensors[group].items())} for group in GROUPS
     }
-    restored.state.restore(Checkpoint(saved.step, tensors, saved.values))
+    restored.state.restore(Checkpoint(saved.step, tensors, saved.values), "here")
     assert restored.step().read() == unbroken.step().read()
     assert_same_state(restored, unbroken)
 
 
 def test_a_checkpoint_tells_what_made_it(shards: TokenShards) -> None:
     tiny = open_tiny(shards, seed=7)
-    values = tiny.state.make_checkpoint(tiny.config, tiny.corpora).values
+    values = tiny.state.make_checkpoint(make_origin(tiny.config, tiny.corpora, None, CPU)).values
     assert values["config"]["seed"] == 7
     assert values["config"]["embd_size"] == 16
     assert values["tokenizer"] == {"name": "byte", "vocab_size": 257}
@@ -123,7 +124,7 @@ def test_a_checkpoint_tells_what_made_it(shards: TokenShards) -> None:
 def test_a_run_can_go_on_in_another_precision(shards: TokenShards, tmp_path: Path, before: str, after: str) -> None:
     first, second = open_tiny(shards, precision=before), open_tiny(shards, precision=after)
     first.step()
-    second.state.restore(save(first, tmp_path))
+    second.state.restore(save(first, tmp_path), "here")
     assert second.step().read()[0] == pytest.approx(first.step().read()[0], rel=1e-2)
 
 
@@ -137,7 +138,7 @@ def test_compiled_and_plain_states_have_the_same_names_and_go_on_from_each_other
     names = [name for group in GROUPS for name in checkpoint.tensors[group]]
     assert names
     assert not [name for name in names if "_orig_mod" in name or "module." in name]
-    plain.state.restore(checkpoint)
+    plain.state.restore(checkpoint, "here")
     assert plain.step().read()[0] == pytest.approx(compiled.step().read()[0], rel=1e-5)
-    compiled.state.restore(save(plain, tmp_path))
+    compiled.state.restore(save(plain, tmp_path), "here")
     assert_same_state(compiled, plain)

@@ -48,7 +48,9 @@ def compute_norm(gradients: dict[str, Tensor]) -> float:
 
 def copy_everything(tiny: Tiny) -> dict[str, Tensor]:
     """Parameters, moments and the optimizer's counters."""
-    return {**tiny.copy_parameters(), **{name: t.clone() for name, t in tiny.state._name_optimizer_state().items()}}
+    live = tiny.state.make_checkpoint({}).tensors["optimizer"]
+    moments = {name: tensor.clone() for name, tensor in live.items()}
+    return {**tiny.copy_parameters(), **moments}
 
 
 def poison(tiny: Tiny, value: float) -> RemovableHandle:

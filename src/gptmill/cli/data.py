@@ -119,9 +119,13 @@ def score(place: str, request: DataRequest) -> int:
     if request.by == "loss":
         if request.run is None:
             raise UserError("gptmill data score --by loss needs the model that judges: add --run RUN")
-        from gptmill.inference.scoring import load_run_model, score_by_loss
+        from gptmill.inference.loading import load_run_model
+        from gptmill.inference.scoring import score_by_loss
+        from gptmill.runs.directory import find_run
+        from gptmill.runtime.device import choose_device
 
-        loaded = load_run_model(request.run, request.logdir, request.device)
+        run = find_run(request.run, request.logdir)
+        loaded = load_run_model(run, "latest", choose_device(request.device))
         with show_amount("scoring", "tokens") as report:
             scores = score_by_loss(loaded, shards, report)
     else:

@@ -13,7 +13,7 @@ SUMMARY = "Lets the model of a run write. RUN is a run's name or the path of its
 
 
 def run(arguments: list[str]) -> int:
-    command = Command("sample", "RUN", SUMMARY, (SampleRequest,))
+    command = Command("sample", "RUN", SUMMARY, (SampleRequest,), aliases={"step": "checkpoint"})
     parsed = command.parse(arguments)
     command.check_words(parsed.words, 1, 1)
     request = build_config(SampleRequest, parsed.values)

@@ -6,15 +6,18 @@ import os
 import shlex
 import shutil
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptmill.cli.flags import Command
+from gptmill.cli.checkpoints import print_checkpoints
+from gptmill.cli.flags import Command, spell_flags
+from gptmill.config.errors import UserError
 from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
 from gptmill.config.requests import LaunchOptions
-from gptmill.config.run import RunConfig
+from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields
+from gptmill.runs.directory import RunDirectory, choose_run, find_free_name, make_run_name
 
 if TYPE_CHECKING:
     from gptmill.training.loop import Outcome
@@ -27,15 +30,18 @@ RECIPE is the path of a .toml file, or one of these:
 
 def run(arguments: list[str]) -> int:
     recipe, flags, options = parse(arguments)
-    from gptmill.training.launch import choose_run, make_launch
-
     if options.list_checkpoints:
         print_checkpoints(choose_run(recipe, flags).checkpoints)
         return 0
-    launch = make_launch(recipe, flags, options)
+    if options.supervise:
+        return run_supervised(recipe, flags, options)
+    if options.resume is None and wants_to_go_on(recipe, flags):
+        options = replace(options, resume="auto")
     from gptmill.cli.progress import show_preparing
+    from gptmill.training.launch import make_launch
     from gptmill.training.loop import train
 
+    launch = make_launch(recipe, flags, options)
     is_main = os.environ.get("RANK", "0") == "0"
     for change in launch.changes if is_main else ():
         sys.stdout.write(f"changed since the run began: {change}\n")
@@ -43,7 +49,42 @@ def run(arguments: list[str]) -> int:
         outcome = train(launch, report)
     if is_main:
         print_outcome(outcome, recipe)
-    return 128 + outcome.stopped_by if outcome.stopped_by else 0
+    return outcome.exit_code
+
+
+def run_supervised(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> int:
+    """The same command in a process of its own, under a name that its successors can go on with."""
+    from gptmill.training.supervision import supervise
+
+    if "RANK" in os.environ:
+        raise UserError(
+            "torchrun starts its own workers again; instead of --supervise give it --max-restarts=N, "
+            "and gptmill train --run_name NAME --resume auto"
+        )
+    if options.resume is None or options.resume == "auto":
+        tracking = build_config(TrackingConfig, {**(load_recipe(recipe) if recipe else {}), **flags})
+        name = tracking.run_name or find_free_name(tracking.logdir, make_run_name(recipe))
+        run = RunDirectory(Path(tracking.logdir) / name)
+    else:
+        run = choose_run(recipe, flags)
+    kept = {"resume": options.resume, "time_limit": options.time_limit, "allow_changes": options.allow_changes}
+    given = {name: value for name, value in kept.items() if value}
+    words = [recipe] if recipe else []
+    arguments = [*words, *spell_flags({**flags, **given, "run_name": run.path.name, "logdir": str(run.path.parent)})]
+    return supervise(arguments, run, options.max_restarts, lambda text: print_line(f"gptmill: {text}"))
+
+
+def wants_to_go_on(recipe: str | None, flags: dict[str, Any]) -> bool:
+    """Whether a run of this name exists and the user, asked for it, wants to go on with it."""
+    tracking = build_config(TrackingConfig, {**(load_recipe(recipe) if recipe else {}), **flags})
+    if tracking.run_name is None or "RANK" in os.environ or not (sys.stdin and sys.stdin.isatty()):
+        return False
+    run = RunDirectory(Path(tracking.logdir) / tracking.run_name)
+    if not run.has_checkpoints:
+        return False
+    sys.stdout.write(f"run {run.path} has checkpoints already; go on with it? [Y/n] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes", "")
 
 
 def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], LaunchOptions]:
@@ -59,16 +100,6 @@ def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], LaunchOptio
     return (parsed.words[0] if parsed.words else None), flags, build_config(LaunchOptions, parsed.values)
 
 
-def print_checkpoints(folder: Path) -> None:
-    from gptmill.runs.checkpoints.storage import list_checkpoints
-
-    sys.stdout.write(f"{'step':>9} {'val loss':>9} {'MB':>9}  saved              path\n")
-    for info in list_checkpoints(folder):
-        loss = f"{info.val_loss:.4f}" if info.val_loss is not None else "-"
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.saved_at))
-        sys.stdout.write(f"{info.step:>9,} {loss:>9} {info.size_bytes / 1e6:>9.1f}  {when}   {info.path}\n")
-
-
 def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     """What was learnt, and what one could do next; after a stop, only how to go on."""
     from gptmill.runs.report import make_report
@@ -79,8 +110,8 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     )
     name = shlex.quote(outcome.run.path.name)
     go_on = f"{program} train --run_name {name}{place} --resume latest"
-    if outcome.stopped_by:
-        sys.stdout.write(f"saved; go on with: {go_on}\n")
+    if outcome.exit_code:
+        sys.stdout.write(f"{describe_end(outcome)}; go on with: {go_on}\n")
         return
     prompt = outcome.config.evaluation.sample_prompt
     asking = f" --prompt {shlex.quote(prompt)}" if prompt.isprintable() else ""
@@ -92,6 +123,15 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
         f"  {program} train {shlex.quote(recipe or 'demo')} --corpus YOUR_TEXT.txt",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def describe_end(outcome: Outcome) -> str:
+    """What there is to go on with, for a run that is not done."""
+    return "saved" if outcome.reason.startswith("stopped") else outcome.reason
+
+
+def print_line(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def find_program() -> str:

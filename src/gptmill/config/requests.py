@@ -160,8 +160,8 @@ class SampleRequest:
     """Draw from the likeliest tokens that together hold this probability."""
     seed: int = 42
     """Seed of the draw; sample i uses seed + i."""
-    step: int | None = None
-    """Step of the checkpoint to use (default: the newest)."""
+    checkpoint: str = "latest"
+    """Checkpoint to use: latest, best, or a step (also --step)."""
     device: DeviceName = "auto"
     """Where to run the model."""
     logdir: str = "runs"

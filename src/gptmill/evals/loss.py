@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -27,12 +28,14 @@ class ValidationLoss:
         self._separator = None if config.data.documents == "packed" else corpora.tokenizer.end_of_text
         self._precision = choose_precision(config.machine.precision, world.device)
 
-    def evaluate(self, model: GPT, step: int) -> EvalDone:
+    def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
         started = time.monotonic()
         world, size = self._world, self._batch_size
         total = torch.zeros((), device=world.device)
         # Every rank runs the same number of batches: a rank past the end scores windows that are all ignored.
         for first in range(0, self._windows.num_chosen, size * world.size):
+            if is_stopped():
+                break  # and still meet the other ranks below, who may not know yet
             rows = self._windows.read(first + world.rank * size, size).to(world.device)
             batch = make_batch(rows, IGNORED_TARGET, self._separator)
             with make_autocast(self._precision, world.device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import takewhile
 
 from gptmill.config.errors import UserError
@@ -29,9 +30,10 @@ class Samples:
         except UserError as error:
             raise UserError(f"sample_prompt = {config.sample_prompt!r}: {error}") from None
 
-    def evaluate(self, model: GPT, step: int) -> SampleDrawn | None:
+    def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool]) -> SampleDrawn | None:
         if not self._is_main:
             return None
         tokens = generate(model, self._prompt, self._config.sample_tokens, RULE, self._tokenizer.vocab_size, self._seed)
-        document = list(takewhile(lambda token: token != self._tokenizer.end_of_text, tokens))
+        end = self._tokenizer.end_of_text
+        document = list(takewhile(lambda token: token != end and not is_stopped(), tokens))
         return SampleDrawn(step, self._config.sample_prompt, decode(self._tokenizer, document))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,17 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.config.run import ModelConfig, RunConfig
-from gptmill.config.schema import build_config, list_fields, parse_value
+from gptmill.config.run import ModelConfig
+from gptmill.config.schema import build_config
+from gptmill.config.settings import read_settings
 from gptmill.config.validation import RANGES
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.models.gpt import GPT, pad_vocab
-from gptmill.runs.checkpoints.content import check_tensors
+from gptmill.runs.checkpoints.choosing import has_checkpoints, load_chosen
+from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runs.checkpoints.storage import load_checkpoint
+from gptmill.runs.directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,23 @@ class LoadedModel:
     step: int
 
 
+def load_run_model(run: RunDirectory, wanted: str, device: torch.device) -> LoadedModel:
+    """The model of a run's checkpoint: latest, best, or a step's. A damaged latest is passed over, with a warning."""
+    if not has_checkpoints(run.checkpoints):
+        raise UserError(f"{run.path} has no checkpoint yet; let it train until its first one is saved")
+    chosen = load_chosen(run.checkpoints, wanted, groups=("model",))
+    for complaint in chosen.complaints:
+        sys.stderr.write(f"warning: {complaint}; using step {chosen.checkpoint.step} instead\n")
+    return build_loaded(chosen.checkpoint, f"checkpoint {chosen.path}", device)
+
+
 def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
-    """The model of a checkpoint on a device; only its weights are read, not the optimizer's state."""
-    place = f"checkpoint {checkpoint}"
-    saved = load_checkpoint(checkpoint, groups=("model",))
+    """The model of a checkpoint on a device."""
+    return build_loaded(load_checkpoint(checkpoint, groups=("model",)), f"checkpoint {checkpoint}", device)
+
+
+def build_loaded(saved: Checkpoint, place: str, device: torch.device) -> LoadedModel:
+    """The model of a checkpoint's weights, ready to use; the optimizer's state is not asked for."""
     for name in ("config", "tokenizer", "tokenizer_fingerprint"):
         if name not in saved.values:
             raise UserError(f"{place} holds no {name}; use one that gptmill train has saved")
@@ -51,19 +68,7 @@ def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
 
 def read_model_config(values: Any, place: str) -> ModelConfig:
     """The model's part of a config that was saved in `place`; raises UserError for one that no run could have had."""
-    if not isinstance(values, dict):
-        raise UserError(f"the config in {place} is none; use another checkpoint")
-    known = {field.name for field in list_fields(RunConfig)}
-    if unknown := sorted(values.keys() - known):
-        raise UserError(f"the config in {place} has {unknown[0]!r:.100}, unknown to this gptmill; update gptmill")
-    arguments = {}
-    for field in list_fields(ModelConfig):
-        if field.name in values:
-            raw = values[field.name]
-            try:
-                arguments[field.name] = None if raw is None and field.optional else parse_value(field, raw)
-            except ValueError as error:
-                raise UserError(f"the config in {place} is damaged: {field.name} = {raw!r:.100}: {error}") from None
+    arguments = read_settings(ModelConfig, values, place)
     config = build_config(ModelConfig, arguments)
     for limit in RANGES:
         for name in arguments.keys() & set(limit.names.split()):

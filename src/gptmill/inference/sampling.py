@@ -9,8 +9,7 @@ from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import SampleRequest
 from gptmill.config.validation import MAX_SEED
 from gptmill.inference.generator import SamplingRule, generate
-from gptmill.inference.loading import LoadedModel, load_model
-from gptmill.runs.checkpoints.storage import find_latest_checkpoint, make_checkpoint_name
+from gptmill.inference.loading import LoadedModel, load_run_model
 from gptmill.runs.directory import find_run
 from gptmill.runtime.device import choose_device
 
@@ -39,14 +38,7 @@ def open_sampler(run_name: str, request: SampleRequest) -> Sampler:
     if problems := find_problems(request):
         raise ConfigError(problems)
     run = find_run(run_name, request.logdir)
-    path = find_latest_checkpoint(run.checkpoints)
-    if request.step is not None:
-        path = run.checkpoints / make_checkpoint_name(request.step)
-        if not path.exists():
-            raise UserError(
-                f"run {run.path} has no checkpoint of step {request.step}; leave out --step to use the newest"
-            )
-    loaded = load_model(path, choose_device(request.device))
+    loaded = load_run_model(run, request.checkpoint, choose_device(request.device))
     try:
         prompt = [loaded.tokenizer.end_of_text, *loaded.tokenizer.encode(request.prompt).tolist()]
     except UserError as error:

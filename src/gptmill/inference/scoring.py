@@ -9,18 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptmill.config.run import DeviceName
 from gptmill.data.batches.batch import Batch, make_batch
 from gptmill.data.batches.documents import DocumentGroups, cut_documents
 from gptmill.data.batches.rows import HostReader, Places
 from gptmill.data.shards.opening import TokenShards
 from gptmill.data.shards.scores import ScoreArray
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
-from gptmill.inference.loading import LoadedModel, load_model
+from gptmill.inference.loading import LoadedModel
 from gptmill.models.gpt import GPT, IGNORED_TARGET
-from gptmill.runs.checkpoints.storage import find_latest_checkpoint
-from gptmill.runs.directory import find_run
-from gptmill.runtime.device import choose_device
 from gptmill.runtime.precision import choose_precision, make_autocast
 
 ROWS = 8  # full windows at once
@@ -28,11 +24,6 @@ LOGITS_AT_ONCE = 1024  # positions whose logits are held: a vocabulary wide, the
 
 Report = Callable[[int, int], None]
 """Told (tokens done, tokens in all)."""
-
-
-def load_run_model(run_name: str, logdir: str, device: DeviceName) -> LoadedModel:
-    """The newest model of a run given by its name or its folder."""
-    return load_model(find_latest_checkpoint(find_run(run_name, logdir).checkpoints), choose_device(device))
 
 
 @torch.no_grad()

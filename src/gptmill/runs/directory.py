@@ -8,9 +8,12 @@ import time
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from gptmill.config.errors import UserError, suggest
-from gptmill.config.run import RunConfig
+from gptmill.config.recipes import load_recipe
+from gptmill.config.run import RunConfig, TrackingConfig
+from gptmill.config.schema import build_config
 from gptmill.config.toml import dump_toml
 from gptmill.data.files import write_durably
 
@@ -108,6 +111,13 @@ def find_run(name_or_path: str, logdir: str) -> RunDirectory:
     names = [run.path.name for run in list_runs(logdir)]
     near = suggest(name_or_path, names)
     raise UserError(f"there is no run {name_or_path!r} in {logdir}/{near}; give a run's name or the path of its folder")
+
+
+def choose_run(recipe: str | None, flags: dict[str, Any]) -> RunDirectory:
+    """The existing run that was named, or the newest of the recipe."""
+    tracking = build_config(TrackingConfig, {**(load_recipe(recipe) if recipe else {}), **flags})
+    name, logdir = tracking.run_name, tracking.logdir
+    return find_run(name, logdir) if name else find_newest_run(logdir, recipe)
 
 
 def find_newest_run(logdir: str, recipe: str | None) -> RunDirectory:

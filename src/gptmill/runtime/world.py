@@ -52,6 +52,10 @@ class World:
         if failures.item():
             raise UserError("stopped, because rank 0 did")
 
+    def is_any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        return bool(self.sum_over_ranks(torch.tensor(float(flag), device=self.device)).item())
+
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Sums in place, on the device, without waiting for it."""
         if self.is_distributed:

@@ -12,10 +12,11 @@ from gptmill.config.schema import build_config
 from gptmill.data.batches.streams import build_stream
 from gptmill.data.corpora import open_corpora
 from gptmill.data.shards.passages import Extract, SplitReader
-from gptmill.runs.checkpoints.storage import load_newest_checkpoint
+from gptmill.runs.checkpoints.choosing import load_chosen
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import RunStarted
 from gptmill.runs.report import read_events
+from gptmill.training.skipping import find_step_windows
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,26 @@ def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
     if step > last:
         raise UserError(f"--step {step}: run {run.path} has done {last} steps; give one of them")
     corpora = open_corpora(config.data)
+    skipped_windows: list[tuple[int, int]] = []
     if run.has_checkpoints:
-        checkpoint, _ = load_newest_checkpoint(run.checkpoints, groups=())
-        if checkpoint.values.get("corpus_sha256") != corpora.sha256:
+        values = load_chosen(run.checkpoints, "latest", groups=()).checkpoint.values
+        skipped_windows = [(first, end) for first, end in values.get("skipped_windows", [])]
+        if values.get("corpus_sha256") != corpora.sha256:
             raise UserError(f"run {run.path} was trained on other tokens or scores than {corpora.name} holds now")
     stream = build_stream(config, corpora)
     training = config.training
+    if step <= starts[0].step:
+        raise UserError(f"--step {step}: run {run.path} began at step {starts[0].step}, with {starts[0].parent}")
     # A run may go on with another total_batch_size; mini_batch_size changes the micro-batch of a row, not its place.
+    # What came before the run, in one that it began with, is taken to have had batches like its first.
     sizes = [
-        next(start.tokens_per_step for start in reversed(starts) if start.step < number) // config.model.context_length
+        next((start.tokens_per_step for start in reversed(starts) if start.step < number), starts[0].tokens_per_step)
+        // config.model.context_length
         for number in range(1, step + 1)
     ]
     readers = [SplitReader(shards, "train") for shards in corpora.shards]
     rows_per_unit = training.mini_batch_size // stream.units_per_batch  # a window, or a group of documents
-    first, end = sum(sizes[:-1]) // rows_per_unit, sum(sizes) // rows_per_unit
+    first, end = find_step_windows(skipped_windows, [size // rows_per_unit for size in sizes])
     for start_unit in range(first, end, stream.units_per_batch):
         places = stream.find(start_unit)
         lengths = [places.width] * len(places.starts) if places.lengths is None else places.lengths.tolist()

@@ -1,77 +1,175 @@
-"""From what the user typed to what will run: recipe and flags, or a run to go on with."""
+"""From what the user typed to what will run: recipe and flags, or a run or checkpoint to go on with."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe, make_config
 from gptmill.config.requests import LaunchOptions
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields, list_values
+from gptmill.config.settings import read_settings
 from gptmill.config.smoke import make_smoke_config
 from gptmill.config.validation import check_config
-from gptmill.runs.directory import RunDirectory, check_unused, find_free_name, find_newest_run, find_run, make_run_name
+from gptmill.data.files import find_cache_dir
+from gptmill.runs.checkpoints.copies import fetch_checkpoint
+from gptmill.runs.checkpoints.storage import load_checkpoint
+from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
 from gptmill.runtime.world import read_world_size
 
-# What a run cannot change half-way and still be the same run. Its corpora are told by their checksums instead.
-FIXED_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"}) | {
-    "seed",
-    "order",
-    "score",
-    "documents",
-}
+# What the weights themselves depend on: no run can change it.
+SHAPE_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"}) - {"dropout"}
+# What decides the numbers of the steps to come: changed, the run is another than the unbroken one. Its corpora are
+# told by their checksums instead, and how far it goes is the user's to say.
+EXACT_FIELDS = (
+    frozenset({field.name for field in list_fields(RunConfig) if field.section == "optimizer"})
+    | {"seed", "order", "score", "documents", "dropout", "precision"}
+    | {"total_batch_size", "context_stages", "label_smoothing"}
+)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A config that is sound, and the run that it goes on with, if any."""
+    """A config that is sound, and what it goes on with, if anything."""
 
     config: RunConfig
-    resumed: RunDirectory | None
+    resumed: RunDirectory | None = None
+    """The run that goes on."""
+    wanted: str = "latest"
+    """Which of its checkpoints: latest, best, or a step."""
+    parent: Path | None = None
+    """The checkpoint of another run, or of none, that a new run begins with."""
     changes: tuple[str, ...] = ()
+    allows_changes: bool = False
+    deadline: float | None = None
+    """When the process must have stopped, on the monotonic clock."""
 
 
 def make_launch(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> Launch:
     """Raises UserError for anything that is wrong with what was asked."""
-    if options.resume is not None and options.force_cpu:
+    deadline = _make_deadline(options.time_limit)
+    if options.resume is None:
+        return replace(_make_new(recipe, flags, options), deadline=deadline)
+    if options.force_cpu:
         raise UserError("--force-cpu does one step of a new run and cannot go on with one; leave out --resume")
-    if options.resume is not None:
-        return _make_resume(choose_run(recipe, flags), flags)
+    return replace(_make_resume(recipe, flags, options), deadline=deadline)
+
+
+def _make_new(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> Launch:
     config = make_config(recipe, flags)
     if options.force_cpu:
         config = make_smoke_config(config, read_world_size())
-    name = config.tracking.run_name
-    if name is None:
-        name = find_free_name(config.tracking.logdir, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
-    config = replace(config, tracking=replace(config.tracking, run_name=name))
+    config = _name_run(config, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
     check_config(config, read_world_size())
-    check_unused(RunDirectory(Path(config.tracking.logdir) / name))
-    return Launch(config, None)
+    check_unused(_find_folder(config))
+    return Launch(config)
 
 
-def choose_run(recipe: str | None, flags: dict[str, Any]) -> RunDirectory:
-    """The existing run that was named, or the newest of the recipe."""
-    tracking = build_config(TrackingConfig, {**(load_recipe(recipe) if recipe else {}), **flags})
-    name, logdir = tracking.run_name, tracking.logdir
-    return find_run(name, logdir) if name else find_newest_run(logdir, recipe)
+def _make_resume(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> Launch:
+    wanted = options.resume
+    assert wanted is not None
+    if wanted == "auto":
+        try:
+            run = choose_run(recipe, flags)
+        except UserError:
+            return _make_new(recipe, flags, options)
+        return _go_on(run, "latest", flags, options)
+    if wanted in ("latest", "best") or wanted.isdecimal():
+        return _go_on(choose_run(recipe, flags), wanted, flags, options)
+    path = _find_checkpoint(wanted)
+    owner = RunDirectory(path.parent.parent)
+    is_inside = path.parent.name == "checkpoints" and owner.config.is_file()
+    tracking = build_config(TrackingConfig, flags)
+    if is_inside and (tracking.run_name is None or _is_same(owner, tracking)):
+        return _go_on(owner, str(load_checkpoint(path, groups=()).step), flags, options)
+    return _begin_with(path, recipe, flags, options)
 
 
-def _make_resume(run: RunDirectory, flags: dict[str, Any]) -> Launch:
+def _go_on(run: RunDirectory, wanted: str, flags: dict[str, Any], options: LaunchOptions) -> Launch:
     """The run's own config with the flags of this start on top; its recipe may have changed since, and is not read."""
     saved = load_recipe(str(run.config))
     place = {"run_name": run.path.name, "logdir": str(run.path.parent)}
     config = build_config(RunConfig, {**saved, **flags, **place})
-    before = list_values(build_config(RunConfig, saved))
-    changes = {name: value for name, value in flags.items() if name not in place and before[name] != value}
-    # Groups of whole documents are as large as a micro-batch.
-    fixed = FIXED_FIELDS | ({"mini_batch_size"} if before["documents"] == "whole" else set())
-    if broken := sorted(fixed & changes.keys()):
-        listed = ", ".join(f"{name} from {before[name]} to {changes[name]}" for name in broken)
-        raise UserError(f"a resumed run cannot change {listed}; leave that out, or start a new run")
-    check_config(config, read_world_size())
-    described = tuple(f"{name}: {before[name]} -> {value}" for name, value in changes.items())
+    changes = _find_changes(build_config(RunConfig, saved), config, options)
     # A run that was killed before its first checkpoint begins again: its steps will be the same ones.
-    return Launch(config, run if run.has_checkpoints else None, described)
+    resumed = run if run.has_checkpoints or wanted != "latest" else None
+    return Launch(config, resumed, wanted, None, changes, options.allow_changes)
+
+
+def _begin_with(path: Path, recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> Launch:
+    """A new run that begins with a checkpoint's state and config; `recipe` only lends its name."""
+    saved = load_checkpoint(path, groups=()).values.get("config")
+    settings = read_settings(RunConfig, saved, f"checkpoint {path}")
+    settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir")}
+    before = build_config(RunConfig, settings)
+    config = _name_run(build_config(RunConfig, {**settings, **flags}), make_run_name(recipe))
+    check_unused(_find_folder(config))
+    changes = _find_changes(before, config, options)
+    return Launch(config, None, "latest", path, changes, options.allow_changes)
+
+
+def _find_changes(before: RunConfig, after: RunConfig, options: LaunchOptions) -> tuple[str, ...]:
+    """What is different, in words; raises UserError for what a run cannot change, or not without being told to."""
+    check_config(after, read_world_size())
+    old, new = list_values(before), list_values(after)
+    changed = {name for name in new if name not in ("run_name", "logdir") and old[name] != new[name]}
+    # Groups of whole documents are as large as a micro-batch.
+    exact = EXACT_FIELDS | ({"mini_batch_size"} if before.data.documents == "whole" else set())
+
+    def describe(names: Set[str]) -> str:
+        return ", ".join(f"{name} from {old[name]} to {new[name]}" for name in sorted(names))
+
+    if broken := SHAPE_FIELDS & changed:
+        raise UserError(f"a resumed run cannot change {describe(broken)}; leave that out, or start a new run")
+    if (broken := exact & changed) and not options.allow_changes:
+        raise UserError(
+            f"a resumed run that changes {describe(broken)} is no longer the run that it would have been; "
+            f"leave that out, or add --allow_changes"
+        )
+    return tuple(f"{name}: {old[name]} -> {new[name]}" for name in new if name in changed)
+
+
+def _find_checkpoint(wanted: str) -> Path:
+    """The folder of a checkpoint that was given by its path or address."""
+    if "://" in wanted:
+        if read_world_size() > 1:
+            raise UserError(f"--resume {wanted}: an address can be read by one process only; fetch it there first")
+        return fetch_checkpoint(wanted, find_cache_dir() / "checkpoints")
+    path = Path(wanted)
+    if not path.exists():
+        raise UserError(
+            f"--resume {wanted}: there is no such checkpoint; give latest, best, auto, a step, or a checkpoint's path"
+        )
+    return path.resolve()
+
+
+def _name_run(config: RunConfig, name: str) -> RunConfig:
+    """The config with a name for the run, if it has none."""
+    if config.tracking.run_name is not None:
+        return config
+    free = find_free_name(config.tracking.logdir, name)
+    return replace(config, tracking=replace(config.tracking, run_name=free))
+
+
+def _find_folder(config: RunConfig) -> RunDirectory:
+    assert config.tracking.run_name is not None
+    return RunDirectory(Path(config.tracking.logdir) / config.tracking.run_name)
+
+
+def _is_same(run: RunDirectory, tracking: TrackingConfig) -> bool:
+    return run.path.resolve() == (Path(tracking.logdir) / (tracking.run_name or "")).resolve()
+
+
+def _make_deadline(time_limit: str | None) -> float | None:
+    if time_limit is None:
+        return None
+    try:
+        return time.monotonic() + parse_duration(time_limit)
+    except ValueError as error:
+        raise UserError(f"--time_limit {time_limit}: {error}") from None

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import gptmill
+from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import list_values
-from gptmill.data.corpora import Corpora
 from gptmill.models.gpt import GPT, build_gpt
-from gptmill.runs.checkpoints.storage import Checkpoint
+from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
+from gptmill.training.early_stop import EarlyStop
+from gptmill.training.guard import Guard
 from gptmill.training.optimizers import build_optimizer
 from gptmill.training.plan import TrainPlan
 
@@ -30,11 +30,16 @@ class TrainState:
     forward: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
+    guard: Guard
+    early_stop: EarlyStop
     step: int = 0
     windows_read: int = 0
-    val_loss: float | None = None
     skipped_windows: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges of data that the run leaves out."""
+    epochs_done: int = 0
+    train_loss: float | None = None
+    val_loss: float | None = None
+    evaluated_at: int | None = None
+    """The last step that was evaluated: a run that is stopped while it evaluates does so again."""
 
     def hold_back_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
         """The context of a micro-batch. Ranks exchange gradients in the last only; DDP must know before the forward."""
@@ -42,45 +47,66 @@ class TrainState:
             return self.forward.no_sync()
         return nullcontext()
 
-    def make_checkpoint(self, config: RunConfig, corpora: Corpora) -> Checkpoint:
-        """Everything that the rest of the run depends on."""
-        values = {
-            "windows_read": self.windows_read,
-            "val_loss": self.val_loss,
-            "corpus_sha256": corpora.sha256,
-            "scaler": self.scaler.state_dict(),
-            "config": list_values(config),
-            "tokenizer": corpora.tokenizer.spec(),
-            "tokenizer_fingerprint": corpora.fingerprint,
-            "gptmill_version": gptmill.__version__,
-            "torch_version": str(torch.__version__),
-        }
-        tensors = {"model": dict(self.model.state_dict()), "optimizer": self._name_optimizer_state()}
-        return Checkpoint(self.step, tensors, values)
+    def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint:
+        """Everything that the rest of the run depends on, and its `origin`. The tensors are the live ones.
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Becomes the state that was saved."""
-        self.model.load_state_dict(checkpoint.tensors["model"])
-        self._load_optimizer_state(checkpoint.tensors["optimizer"])
-        if checkpoint.values["scaler"]:  # empty where the run was not in fp16 until now
-            self.scaler.load_state_dict(checkpoint.values["scaler"])
-        self.step = checkpoint.step
-        self.windows_read = checkpoint.values["windows_read"]
-        self.val_loss = checkpoint.values["val_loss"]
-
-    def _name_optimizer_state(self) -> dict[str, Tensor]:
-        """The optimizer's tensors as PARAMETER/KEY: names outlive the order of parameters, indices do not."""
-        return {
+        The optimizer's are called PARAMETER/KEY: names outlive the order of parameters, indices do not.
+        """
+        moments = {
             f"{name}/{key}": value
             for name, parameter in self.model.named_parameters()
             for key, value in self.optimizer.state[parameter].items()
         }
+        values = {
+            "windows_read": self.windows_read,
+            "skipped_windows": [list(span) for span in self.skipped_windows],
+            "epochs_done": self.epochs_done,
+            "train_loss": self.train_loss,
+            "val_loss": self.val_loss,
+            "evaluated_at": self.evaluated_at,
+            "scaler": self.scaler.state_dict(),
+            "guard": self.guard.state_dict(),
+            "early_stop": self.early_stop.state_dict(),
+            **origin,
+        }
+        return Checkpoint(self.step, {"model": dict(self.model.state_dict()), "optimizer": moments}, values)
 
-    def _load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
+    def restore(self, checkpoint: Checkpoint, place: str) -> None:
+        """Becomes the state that was saved; raises UserError for one that is not of such a run."""
+        model, moments, values = checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.values
+        check_tensors(model, self.model.state_dict(), place)
+        self._check_moments(moments, place)
+        try:
+            spans = [(int(first), int(end)) for first, end in values["skipped_windows"]]
+            windows_read, epochs_done = int(values["windows_read"]), int(values["epochs_done"])
+            train_loss, val_loss, evaluated_at = (values[name] for name in ("train_loss", "val_loss", "evaluated_at"))
+            self.guard.load_state_dict(values["guard"])
+            self.early_stop.load_state_dict(values["early_stop"])
+            if values["scaler"]:  # empty where the run was not in fp16 until now
+                self.scaler.load_state_dict(values["scaler"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"{place} is not a state to go on from: {type(error).__name__}: {error}") from None
+        self.model.load_state_dict(model)
+        self._load_moments(moments)
+        self.step, self.windows_read, self.skipped_windows = checkpoint.step, windows_read, spans
+        self.epochs_done, self.evaluated_at = epochs_done, evaluated_at
+        self.train_loss, self.val_loss = train_loss, val_loss
+
+    def _check_moments(self, moments: dict[str, Tensor], place: str) -> None:
+        shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        for full_name, tensor in moments.items():
+            name = full_name.rpartition("/")[0]
+            if name not in shapes:
+                raise UserError(f"{place} does not fit this run: its optimizer has {full_name}, of no parameter here")
+            if tensor.dim() and tensor.shape != shapes[name]:
+                found, expected = (tuple(shape) for shape in (tensor.shape, shapes[name]))
+                raise UserError(f"{place} does not fit this run: {full_name} has shape {found}, expected {expected}")
+
+    def _load_moments(self, moments: dict[str, Tensor]) -> None:
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         ordered = [names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
-        for full_name, tensor in tensors.items():
+        for full_name, tensor in moments.items():
             name, _, key = full_name.rpartition("/")
             state.setdefault(ordered.index(name), {})[key] = tensor
         packed: dict[str, Any] = self.optimizer.state_dict()
@@ -96,4 +122,6 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     forward: nn.Module = model
     if world.is_distributed:
         forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
-    return TrainState(model, forward, optimizer, build_scaler(plan.precision, world.device))
+    scaler = build_scaler(plan.precision, world.device)
+    early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
+    return TrainState(model, forward, optimizer, scaler, Guard(config.guard), early_stop)

@@ -29,7 +29,8 @@ LATEST = "latest"
 BACKUP = "latest_backup"
 BEST = "best_model"
 ROLLING = "rolling_step_"
-TIER = re.compile(rf"{LATEST}|{BACKUP}|{BEST}|epoch_[0-9]+|{ROLLING}[0-9]+|milestone_step_[0-9]+")
+ABANDONED = "abandoned_step_"
+TIER = re.compile(rf"{LATEST}|{BACKUP}|{BEST}|epoch_[0-9]+|{ROLLING}[0-9]+|milestone_step_[0-9]+|{ABANDONED}[0-9]+")
 MAX_POINTER_BYTES = 100
 
 InUse = Callable[[Path], bool]
@@ -45,6 +46,11 @@ def make_epoch_name(number: int) -> str:
 
 def make_milestone_name(step: int) -> str:
     return f"milestone_step_{step:06d}"
+
+
+def make_abandoned_name(step: int) -> str:
+    """Of the checkpoint that a run was told to go back behind: kept until it is pruned."""
+    return f"{ABANDONED}{step:06d}"
 
 
 def read_tiers(folder: Path) -> dict[str, Path]:
@@ -106,9 +112,9 @@ def link_tiers(
 
 
 def prune(folder: Path, keep: int) -> list[Path]:
-    """Deletes all that no tier holds and rolling checkpoints beyond the newest `keep`; returns what it deleted.
+    """Deletes what the run went back behind, what no tier holds, and rolling checkpoints beyond the newest `keep`.
 
-    Raises UserError where the checkpoint that would remain as the latest is damaged.
+    Returns what it deleted. Raises UserError where the checkpoint that would remain as the latest is damaged.
     """
     folders = list_step_folders(folder)
     if not folders:
@@ -120,6 +126,7 @@ def prune(folder: Path, keep: int) -> list[Path]:
             f"{damage}; nothing is deleted, since an older checkpoint may be the last sound one: go on with --resume "
             f"latest until the next save, then prune"
         )
+    _unlink(folder, [name for name in read_tiers(folder) if name.startswith(ABANDONED)])
     return link_tiers(folder, target, [make_rolling_name(read_step(path)) for path in unlinked], keep)
 
 
@@ -169,7 +176,11 @@ def _adopt(folder: Path, target: Path) -> None:
 def _leave_past(folder: Path, given_up: list[Path]) -> None:
     """Removes tiers of folders that are given up or gone; best_model and latest_backup go to others that remain."""
     lost = {name: folder / pointed for name, pointed in _read_pointers(folder).items()}
-    lost = {name: path for name, path in lost.items() if path in given_up or not path.is_dir()}
+    lost = {
+        name: path
+        for name, path in lost.items()
+        if not path.is_dir() or (path in given_up and not name.startswith(ABANDONED))
+    }
     remaining = {path for path in read_tiers(folder).values() if path not in given_up}
     if BEST in lost and (best := _find_best(remaining)):
         point(folder, BEST, best)

@@ -1,0 +1,223 @@
+"""From a launch to a process that is ready to train: all that is opened, built and restored before the first step."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gptmill
+from gptmill.config.errors import UserError
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import list_values
+from gptmill.data.batches.feed import Feed
+from gptmill.data.batches.resident import load_resident
+from gptmill.data.batches.rows import HostReader, Reader
+from gptmill.data.batches.streams import Stream, build_stream
+from gptmill.data.corpora import Corpora, open_corpora
+from gptmill.data.corpus import find_data_dir, needs_preparing, prepare_for_run
+from gptmill.data.pipeline.progress import Report
+from gptmill.data.shards.opening import holds_shards
+from gptmill.data.tokenizers.protocol import check_fingerprint
+from gptmill.evals import Evaluator, build_evaluators
+from gptmill.runs.checkpoints.room import check_room
+from gptmill.runs.code import make_code_fingerprint
+from gptmill.runs.directory import RunDirectory, create_run, save_config
+from gptmill.runs.events import RunStarted
+from gptmill.runs.lock import lock_run
+from gptmill.runs.trackers import TrackerGroup, open_trackers
+from gptmill.runtime.determinism import set_deterministic
+from gptmill.runtime.device import describe_device
+from gptmill.runtime.precision import set_matmul_precision
+from gptmill.runtime.signals import StopFlag, listen_for_stop
+from gptmill.runtime.watchdog import Watchdog, open_watchdog
+from gptmill.runtime.world import World, open_world
+from gptmill.training.launch import Launch
+from gptmill.training.plan import TrainPlan, make_plan
+from gptmill.training.saving import Saving, list_due_tiers, open_saving
+from gptmill.training.skipping import make_starts
+from gptmill.training.start import Start, read_start
+from gptmill.training.state import TrainState, build_state
+
+
+@dataclass(frozen=True)
+class Session:
+    """What stays the same while a process trains."""
+
+    config: RunConfig
+    plan: TrainPlan
+    world: World
+    stream: Stream
+    reader: Reader
+    evaluators: list[Evaluator]
+    run: RunDirectory
+    saving: Saving
+    stop: StopFlag
+    watchdog: Watchdog
+    trackers: TrackerGroup
+
+    def is_evaluation_due(self, state: TrainState) -> bool:
+        is_time = state.step >= self.plan.max_steps or state.step % self.config.evaluation.eval_freq == 0
+        return is_time and state.evaluated_at != state.step
+
+    def is_snapshot_due(self, state: TrainState) -> bool:
+        """Also after the first step, so that there is always somewhere to go back to."""
+        return state.step == 1 or state.step % self.config.guard.snapshot_freq == 0
+
+    def is_something_due(self, state: TrainState) -> bool:
+        """Whether the newest step's numbers are needed now."""
+        is_last = state.step >= self.plan.max_steps
+        tiers = list_due_tiers(state, self.config, self.plan, is_best=False, is_last=is_last)
+        return bool(tiers) or self.is_evaluation_due(state) or self.is_snapshot_due(state)
+
+    def open_feed(self, state: TrainState) -> Feed:
+        """This rank's micro-batches, from where the run is."""
+        starts = make_starts(
+            state.skipped_windows, state.windows_read, self.plan, self.world.rank, self.world.size,
+            self.stream.units_per_batch,
+        )  # fmt: skip
+        return Feed(self.stream, self.reader, self.world.device, starts)
+
+
+def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
+    """Opens, builds and restores. No run is written before all of it is sound."""
+    config = launch.config
+    world = stack.enter_context(open_world(config.machine.device))
+    world.run_on_main(partial(prepare_if_needed, launch, report_preparing))
+    corpora = open_corpora(config.data)
+    stream = build_stream(config, corpora)
+    plan = make_plan(config, stream, corpora.tokenizer, world)
+    set_deterministic(config.machine.deterministic)
+    set_matmul_precision(plan.precision)
+    state = build_state(config, plan, world)
+    start = read_start(launch, world)
+    if start is not None:
+        plan = restore(state, start, corpora, launch, plan)
+    evaluators = build_evaluators(config, corpora, world)
+    reader = build_reader(config, corpora, world)
+    run = open_run(launch, state, start, world, stack)
+    stop = stack.enter_context(listen_for_stop(launch.deadline))
+    guard = config.guard
+    watchdog = stack.enter_context(
+        open_watchdog(run.path, world.rank, world.size, guard.hang_factor, guard.hang_seconds)
+    )
+    origin = make_origin(config, corpora, start, world)
+    saving = stack.enter_context(open_saving(run, config, origin, world, state.step))
+    trackers = stack.enter_context(
+        open_trackers(run, config.tracking, state.step) if world.is_main else TrackerGroup([])
+    )
+    session = Session(config, plan, world, stream, reader, evaluators, run, saving, stop, watchdog, trackers)
+    trackers.track(describe_run(session, state, corpora, launch, start))
+    return session, state
+
+
+def prepare_if_needed(launch: Launch, report: Report) -> None:
+    """Makes the shards where they do not exist; those that a run goes on with are told by their checksums."""
+    data = launch.config.data
+    if data.mixture is not None:
+        return  # made of places that hold shards already
+    is_settled = launch.resumed is not None or data.corpus is None
+    if not (is_settled and holds_shards(find_data_dir(data))) and needs_preparing(data):
+        prepare_for_run(data, report)
+
+
+def restore(state: TrainState, start: Start, corpora: Corpora, launch: Launch, plan: TrainPlan) -> TrainPlan:
+    """Becomes the state to start from, provided that it saw these very tokens and has steps left to do.
+
+    Returns the plan of the rest: epochs are counted in what was read, whatever the batches were before.
+    """
+    checkpoint, config = start.checkpoint, launch.config
+    check_fingerprint(checkpoint.values["tokenizer_fingerprint"], corpora.fingerprint, start.place)
+    if checkpoint.values.get("corpus_sha256") != corpora.sha256 and not launch.allows_changes:
+        shares = ", or in other shares" if len(corpora.shards) > 1 else ""
+        raise UserError(
+            f"{start.place} was trained on other tokens than {corpora.name} holds now{shares}; "
+            f"start a new run, or add --allow_changes to go on with them"
+        )
+    state.restore(checkpoint, start.place)
+    if config.training.max_steps is None and config.training.steps_per_epoch is None:
+        left = config.training.num_epochs * plan.windows_per_epoch - state.windows_read
+        plan = replace(plan, max_steps=max(1, state.step + left // plan.windows_per_step))
+    if state.step > plan.max_steps:
+        raise UserError(f"{start.place} has done {state.step} steps, more than max_steps {plan.max_steps}; raise it")
+    return plan
+
+
+def build_reader(config: RunConfig, corpora: Corpora, world: World) -> Reader:
+    """Where rows of tokens are read from: the device's memory, or the host's files."""
+    if config.data.data_on_device:
+        return load_resident(corpora, world.device)
+    tokenizer = corpora.tokenizer
+    return HostReader([shards.train for shards in corpora.shards], tokenizer.end_of_text, tokenizer.vocab_size)
+
+
+def open_run(launch: Launch, state: TrainState, start: Start | None, world: World, stack: ExitStack) -> RunDirectory:
+    """The run's folder, held against other processes: a new one, or that of the run that goes on."""
+    config = launch.config
+    assert config.tracking.run_name is not None
+    run = RunDirectory(Path(config.tracking.logdir) / config.tracking.run_name)
+    if world.is_main:
+        stack.enter_context(lock_run(run))
+        warning = check_room(run.checkpoints, estimate_size(state), config.checkpoints.keep_checkpoints)
+        for text in [*(start.complaints if start else []), *([warning] if warning else [])]:
+            sys.stderr.write(f"warning: {text}\n")
+        if launch.resumed is None:
+            create_run(config.tracking.logdir, config.tracking.run_name, config)
+        elif launch.changes:
+            save_config(run, config)
+        if launch.resumed is not None and start is not None:
+            start.settle(run.checkpoints, config.checkpoints.keep_checkpoints)
+    return run
+
+
+def estimate_size(state: TrainState) -> int:
+    """About what a checkpoint takes: the weights, and two moments for each."""
+    return 3 * sum(int(tensor.nbytes) for tensor in state.model.state_dict().values())
+
+
+def make_origin(config: RunConfig, corpora: Corpora, start: Start | None, world: World) -> dict[str, Any]:
+    """What every checkpoint of this process says about where it comes from."""
+    return {
+        "config": list_values(config),
+        "corpus_sha256": corpora.sha256,
+        "tokenizer": corpora.tokenizer.spec(),
+        "tokenizer_fingerprint": corpora.fingerprint,
+        "gptmill_version": gptmill.__version__,
+        "torch_version": str(torch.__version__),
+        "code": make_code_fingerprint(),
+        "randomness": "reseeded at every step from (seed, step, rank)",
+        "ranks": world.size,
+        "parent": start.parent if start else "",
+    }
+
+
+def describe_run(
+    session: Session, state: TrainState, corpora: Corpora, launch: Launch, start: Start | None
+) -> RunStarted:
+    """The event that opens a run's log."""
+    config, plan, world = session.config, session.plan, session.world
+    return RunStarted(
+        state.step,
+        run=str(session.run.path),
+        max_steps=plan.max_steps,
+        tokens_per_step=plan.tokens_per_step,
+        parameters=plan.parameters,
+        device=describe_device(world.device),
+        precision=plan.precision + (", compiled" if config.machine.compile else ""),
+        ranks=world.size,
+        corpus=corpora.name,
+        tokenizer=corpora.fingerprint,
+        version=gptmill.__version__,
+        torch_version=str(torch.__version__),
+        val_loss=state.val_loss,
+        code=make_code_fingerprint(),
+        data=corpora.sha256,
+        resumed_from=start.path if start else "",
+        parent=start.parent if start else "",
+        changes=list(launch.changes),
+    )

@@ -1,0 +1,166 @@
+"""Killed again and again, also in the middle of saves, a run ends as if nothing had happened.
+
+A short version belongs to every test run; the long one, 200 kills, is behind the marker `torture`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import TINY_FLAGS, GptMill
+from zygote import Zygote
+
+from gptmill.runs.checkpoints.choosing import list_candidates
+from gptmill.runs.checkpoints.storage import find_damage, list_step_folders, read_step
+from gptmill.runs.checkpoints.tiers import read_tiers
+
+FREQ = 5
+# Some megabytes of state, so that a save takes long enough to be hit.
+FLAGS = [
+    *TINY_FLAGS, "--data_dir", "words", "--embd_size", "256", "--num_heads", "4", "--num_layers", "3",
+    "--dropout", "0.1", "--checkpoint_freq", str(FREQ), "--eval_freq", "7", "--keep_checkpoints", "3",
+    "--milestone_freq", "50", "--snapshot_freq", "4", "--early_stop_patience", "100000",
+]  # fmt: skip
+
+
+class Victim:
+    """A run that is started again after every kill, and looked at in between."""
+
+    def __init__(self, folder: Path, steps: int, seed: int) -> None:
+        self.run = folder / "runs/victim"
+        self.checkpoints = self.run / "checkpoints"
+        self.kills = self.kills_in_saves = self.most_repeated = 0
+        self._flags = [*FLAGS, "--max_steps", str(steps), "--run_name", "victim", "--resume", "auto"]
+        self._zygote = Zygote(folder)
+        self._random = random.Random(seed)
+        self._starts_seen = 0
+        self._was_in_background = True
+
+    def live(self, *, in_save: bool, in_background: bool) -> bool:
+        """One life, ended at a random instant or while a save is being written; whether it came to the end."""
+        reached, oldest = self._read_reached(), self._find_oldest_allowed()
+        mode = "--save_in_background" if in_background else "--no_save_in_background"
+        child = self._zygote.start("train", *self._flags, mode)
+        if in_save:
+            self._wait_for_save(child, self._random.randint(1, 2))
+        else:
+            self._wait(child, self._random.uniform(0.0, 2.0))
+        os.kill(child, signal.SIGKILL)
+        code = self._zygote.wait()
+        assert code in (0, -signal.SIGKILL), (self.run.parent.parent / "output.txt").read_text()[-3000:]
+        if code:
+            self.kills += 1
+            self.kills_in_saves += bool(self._list_partials())
+        self._check_start(reached, oldest)
+        self._was_in_background = in_background
+        candidates = list_candidates(self.checkpoints, "latest")
+        assert not candidates or not find_damage(candidates[0], thorough=True)
+        return code == 0
+
+    def close(self) -> None:
+        self._zygote.close()
+
+    def _wait(self, child: int, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and _is_alive(child):
+            time.sleep(0.002)
+
+    def _wait_for_save(self, child: int, count: int) -> None:
+        """Returns at some instant while the count-th save from now is being written."""
+        was_there, seen = False, 0
+        while seen < count and _is_alive(child):
+            is_there = bool(self._list_partials())
+            seen += is_there and not was_there
+            was_there = is_there
+        time.sleep(self._random.uniform(0.0, 0.01))
+
+    def _list_partials(self) -> list[str]:
+        return [path.name for path in self.checkpoints.glob(".step_*.partial")]
+
+    def _read_reached(self) -> int:
+        """The last step in the log."""
+        log = self.run / "log.txt"
+        lines = log.read_text().split("\n")[:-1] if log.exists() else []
+        return max((int(line.split()[0]) for line in lines if " train " in line), default=0)
+
+    def _find_oldest_allowed(self) -> int:
+        """The newest checkpoint that is complete: where the next life must begin."""
+        return max((read_step(path) for path in list_step_folders(self.checkpoints)), default=0)
+
+    def _check_start(self, reached: int, oldest: int) -> None:
+        """Looks up where this life began, if it came so far."""
+        ledger = self.run / "ledger.jsonl"
+        lines = ledger.read_text().split("\n")[:-1] if ledger.exists() else []
+        starts = [json.loads(line)["step"] for line in lines if '"RunStarted"' in line]
+        if len(starts) > self._starts_seen:
+            self._starts_seen = len(starts)
+            assert starts[-1] >= oldest
+            self.most_repeated = max(self.most_repeated, reached - starts[-1])
+            # Written beside training, a save that is cut short costs the steps done meanwhile too.
+            assert reached - starts[-1] <= (2 * FREQ if self._was_in_background else FREQ)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether it still runs: one that has ended stays until its mother has asked."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture
+def _words(text_file: Path, gptmill: GptMill) -> None:
+    gptmill("prepare", text_file, "--tokenizer", "byte", "--out", "words")
+
+
+@pytest.fixture
+def make_victim(tmp_path: Path) -> Iterator[object]:
+    victims: list[Victim] = []
+
+    def make(steps: int, seed: int) -> Victim:
+        victims.append(Victim(tmp_path, steps, seed))
+        return victims[-1]
+
+    yield make
+    for victim in victims:
+        victim.close()
+
+
+def torture(victim: Victim, kills: int, kills_in_saves: int) -> None:
+    """Kills until there were enough of each kind, half of them with saves in the background; then lets it live."""
+    while victim.kills < kills or victim.kills_in_saves < kills_in_saves:
+        in_save = victim.kills_in_saves * kills < kills_in_saves * (victim.kills + 1)
+        assert not victim.live(in_save=in_save, in_background=victim.kills % 2 == 0), "too few steps for so many kills"
+
+
+def finish(victim: Victim, tmp_path: Path, gptmill: GptMill, steps: int) -> None:
+    """Lets the run come to its end and compares it with an unbroken one, byte for byte."""
+    gptmill("train", "--run_name", "victim", "--resume", "auto")
+    gptmill("train", *FLAGS, "--max_steps", steps, "--run_name", "straight")
+    for name in ("checkpoints/latest/model.safetensors", "checkpoints/latest/optimizer.safetensors", "log.txt"):
+        assert (victim.run / name).read_bytes() == (tmp_path / "runs/straight" / name).read_bytes(), name
+    tiers = [sorted(read_tiers(tmp_path / "runs" / name / "checkpoints")) for name in ("straight", "victim")]
+    assert tiers[0] == tiers[1]
+
+
+@pytest.mark.usefixtures("_words")
+def test_a_dozen_kills_change_nothing(tmp_path: Path, gptmill: GptMill, make_victim: object) -> None:
+    victim = make_victim(300, seed=1)  # type: ignore[operator]
+    torture(victim, kills=12, kills_in_saves=5)
+    finish(victim, tmp_path, gptmill, 300)
+
+
+@pytest.mark.torture
+@pytest.mark.usefixtures("_words")
+def test_two_hundred_kills_change_nothing(tmp_path: Path, gptmill: GptMill, make_victim: object) -> None:
+    victim = make_victim(6000, seed=2)  # type: ignore[operator]
+    torture(victim, kills=200, kills_in_saves=60)
+    print(f"{victim.kills} kills, {victim.kills_in_saves} in saves, at most {victim.most_repeated} steps repeated")  # noqa: T201
+    finish(victim, tmp_path, gptmill, 6000)

@@ -115,7 +115,8 @@ def _cut(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """The file's bytes in pieces that lie where the tensors do."""
     yield _make_header(tensors)
     for _, tensor in _sort(tensors):
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+        dense = tensor.detach().to("cpu").contiguous()
+        flat = dense.as_strided((dense.numel(),), (1,))  # reshape would keep a single element's stride
         view = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
         for start in range(0, len(view), PIECE_BYTES):
             yield view[start : start + PIECE_BYTES]

@@ -241,6 +241,19 @@ def test_leftovers_go_and_links_are_never_followed(tmp_path: Path) -> None:
     assert precious.is_file()
 
 
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    assert list_step_folders(tmp_path / "nothing") == []
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="cannot read"):
+        list_step_folders(tmp_path / "loop")
+
+
+def test_training_on_what_was_loaded_leaves_the_checkpoint_as_it_is(tmp_path: Path) -> None:
+    info = save_checkpoint(tmp_path, make_checkpoint(1))
+    load_checkpoint(info.path, GROUPS).tensors["model"]["weight"].add_(1)
+    assert find_damage(info.path, thorough=True) == ""
+
+
 def test_a_partial_folder_is_never_listed_and_does_not_hinder_the_next_save(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, make_checkpoint(1))
     partial = tmp_path / ".step_000002.partial"

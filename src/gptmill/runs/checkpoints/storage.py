@@ -93,8 +93,10 @@ def list_step_folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:  # a run must not take it for a folder without checkpoints and begin again
+        raise UserError(f"cannot read {folder}: {error.strerror or error}; try again when it can be read") from None
     return sorted((folder / name for name in names if STEP_FOLDER.fullmatch(name)), key=_read_place)
 
 

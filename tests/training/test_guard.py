@@ -67,6 +67,17 @@ def test_a_spike_is_told_from_a_rise(steps: int, rise: float, factor: float, see
     assert verdict.reason.startswith(f"step {steps + 1}: {seen}" if seen else "")
 
 
+@pytest.mark.parametrize(
+    ("loss", "grad_norm", "kind"),
+    [(3.29, 1.0, "fine"), (3.31, 1.0, "go_back"), (3.0, 19.0, "fine"), (3.0, 21.0, "go_back")],
+)
+def test_without_noise_what_counts_is_a_visible_rise(loss: float, grad_norm: float, kind: str) -> None:
+    guard = Guard(CONFIG)
+    for step in range(1, 101):
+        guard.judge(make_entry(step, 3.0 + step % 2 * 1e-6, 1.0 + step % 2 * 1e-6))
+    assert guard.judge(make_entry(101, loss, grad_norm)).kind == kind
+
+
 def test_nothing_is_judged_before_the_band_is_known() -> None:
     guard = Guard(CONFIG)
     for step in range(1, WINDOW // 2 + 1):
@@ -203,6 +214,7 @@ def test_a_resumed_guard_decides_the_same() -> None:
         replace(entry, loss=generator.choice([NAN, 30.0, entry.loss])) if generator.random() < 0.2 else entry
         for entry in make_course(300, 0.05, seed=1)
     ]
+    entries[200:205] = [make_entry(step, NAN, NAN) for step in range(201, 206)]
     straight = Guard(replace(CONFIG, guard="warn"))
     expected = [straight.judge(entry) for entry in entries]
     assert {verdict.kind for verdict in expected} == {"fine", "skipped"}

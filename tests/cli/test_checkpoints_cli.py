@@ -148,7 +148,7 @@ def test_diff_takes_steps_tiers_and_paths(words: list[str], saved: RunDirectory,
     assert "step: 10 -> 30" in output
     assert "train_loss: 1.0 -> 3.0" in output
     assert "model: 1 of 2 tensors are bit-identical" in output
-    assert "wide: by up to 1, its norm by +" in output
+    assert "wide: by up to 1, norm by +" in output
 
 
 def test_ledger_tells_the_life_of_the_run(saved: RunDirectory, capsys: Capture) -> None:

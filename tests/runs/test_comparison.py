@@ -62,8 +62,17 @@ def test_differences_are_measured_and_the_furthest_come_first(
     assert found.largest == model.largest[0]
     assert not found.has_same_tensors
     text = describe_comparison(found)
-    assert "t11: by up to 12, its norm by" in text
+    assert "t11: by up to 12, norm by" in text
     assert "2 more that differ less" in text
+
+
+def test_tensors_that_differ_alike_take_one_line(tmp_path: Path) -> None:
+    names = [f"{letter}/step" for letter in "abcdefghijklmn"]
+    one = {name: torch.tensor(10.0) for name in names} | {"weight": torch.tensor([1.0, 2.0])}
+    other = {name: torch.tensor(30.0) for name in names} | {"weight": torch.tensor([1.0, 2.5])}
+    model = compare(tmp_path, one, other).groups[0]
+    assert [(item.name, item.alike) for item in model.largest] == [("a/step", 14), ("weight", 1)]
+    assert "a/step and 13 more: by up to 20, norm by +200.000%" in describe_comparison(compare(tmp_path, one, other))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
 
-from gptmill.config.run import TrackingConfig
-from gptmill.runs.directory import RunDirectory
+from gptmill.config.run import RunConfig, TrackingConfig
+from gptmill.runs.directory import RunDirectory, create_run
 from gptmill.runs.events import (
     CheckpointSaved,
     EvalDone,
@@ -126,6 +126,16 @@ def test_a_process_without_a_last_word_is_found_once(run: RunDirectory) -> None:
     run.events.unlink()  # as a run that begins again does
     Ledger(run).close()
     assert sum(isinstance(entry, RunCrashed) for entry in read_ledger(run)) == 1
+
+
+def test_a_run_that_begins_again_keeps_its_ledger(tmp_path: Path) -> None:
+    run = create_run(str(tmp_path), "again", RunConfig())
+    track(run, 0, [start(0, 0), log(1, 1)])
+    record_crash(run)
+    create_run(str(tmp_path), "again", RunConfig())
+    track(run, 0, [start(0, 9)])
+    assert [type(entry).__name__ for entry in read_ledger(run)] == ["RunStarted", "RunCrashed", "RunStarted"]
+    assert read_ledger(run)[1].step == 1
 
 
 @pytest.mark.parametrize("end", [finish(9, 9), crash(9, 9)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class TensorDifference:
     """Largest difference of two numbers; infinite where only one of them is finite."""
     norm_change: float
     """Change of the norm, relative to the first one's."""
+    alike: int = 1
+    """Tensors that differ by exactly as much, such as an optimizer's counters; this is the first of them."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +118,11 @@ def describe_comparison(comparison: Comparison) -> str:
         for title, names in listed:
             lines += [f"  {title}: {name}" for name in names[:NAMED_TENSORS]]
             lines += [f"  {title}: {len(names) - NAMED_TENSORS:,} more"] if len(names) > NAMED_TENSORS else []
-        lines += [
-            f"  {item.name}: by up to {item.max_abs:.3g}, its norm by {item.norm_change:+.3%}" for item in group.largest
-        ]
-        if group.differing > len(group.largest):
-            lines.append(f"  {group.differing - len(group.largest):,} more that differ less")
+        for item in group.largest:
+            alike = f" and {item.alike - 1:,} more" if item.alike > 1 else ""
+            lines.append(f"  {item.name}{alike}: by up to {item.max_abs:.3g}, norm by {item.norm_change:+.3%}")
+        unnamed = group.differing - sum(item.alike for item in group.largest)
+        lines += [f"  {unnamed:,} more that differ less"] if unnamed else []
     return "\n".join(lines)
 
 
@@ -138,11 +141,16 @@ def _compare_files(first: Path | None, second: Path | None) -> GroupComparison:
                 differing.append(difference)
             else:
                 identical += 1
-    differing.sort(key=_rank, reverse=True)
     missing, new = sorted(names - other_names), sorted(other_names - names)
     return GroupComparison(
-        group, identical, len(differing), differing[:NAMED_TENSORS], reshaped, missing=missing, new=new
+        group, identical, len(differing), _choose_largest(differing), reshaped, missing=missing, new=new
     )
+
+
+def _choose_largest(differing: list[TensorDifference]) -> list[TensorDifference]:
+    ranked = groupby(sorted(differing, key=_rank, reverse=True), _rank)
+    distinct = [list(alike) for _, alike in ranked]
+    return [replace(alike[0], alike=len(alike)) for alike in distinct[:NAMED_TENSORS]]
 
 
 def _open(path: Path | None, stack: ExitStack) -> Any:
@@ -179,7 +187,7 @@ def _pair_pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _rank(difference: TensorDifference) -> tuple[float, float]:
     change = abs(difference.norm_change)
-    return difference.max_abs, math.inf if math.isnan(change) else change
+    return difference.max_abs, math.inf if math.isnan(change) else change  # NaN would not sort
 
 
 def _describe_shape(tensor: Tensor) -> str:

@@ -102,10 +102,10 @@ def test_stacks_go_to_standard_error_where_the_folder_cannot_be_written(tmp_path
 
 def test_a_rank_that_slept_with_its_machine_is_not_ended_on_waking(tmp_path: Path) -> None:
     body = 'Path("ready").touch()\nwait_for("awake")\nwatchdog.beat(120, "computing")\nPath("seen").touch()'
-    process = start(tmp_path, body, least_seconds=1.5)
+    process = start(tmp_path, body, least_seconds=1)
     wait_until_exists(tmp_path / "ready")
     process.send_signal(signal.SIGSTOP)
-    time.sleep(2.5)  # longer than it may stand still
+    time.sleep(1.5)  # longer than it may stand still
     process.send_signal(signal.SIGCONT)
     time.sleep(0.3)
     (tmp_path / "awake").touch()

@@ -119,14 +119,12 @@ def test_the_diagnosis_of_a_hang_says_where_the_stacks_lie(follow: Plan) -> None
     assert "run/hang_step_000041_rank_00000.txt" in said[-1]
 
 
-@pytest.mark.parametrize("steps", [(10, 20, 30, 40), (900, 800, 850, 820), (5, 6, 7, 8), (9, 9, 10, 10)])
+@pytest.mark.parametrize("steps", [(900, 800, 850, 820), (5, 6, 7, 8), (9, 9, 10, 10)])
 def test_crashes_that_do_not_repeat_go_on_to_the_limit(follow: Plan, steps: tuple[int, ...]) -> None:
     plan = [(step, 1, "") for step in steps]
     code, said, starts = follow(*plan, max_restarts=3)
     assert (code, len(starts)) == (1, 4)
     assert said[-1] == f"the run crashed 4 times, at last after step {steps[-1]} (exit code 1); it is not started again"
-    Path("starts.jsonl").unlink()
-    assert follow(*plan, (1000, 0, ""), max_restarts=4)[0] == 0
 
 
 def test_a_log_that_ends_a_step_sooner_does_not_hide_a_repetition(follow: Plan) -> None:
@@ -202,10 +200,11 @@ from gptmill.runtime.signals import list_stop_signals
 got = []
 for number in list_stop_signals():
     signal.signal(number, lambda number, frame: got.append(number))
-print("ready", os.getpid(), sys.stdout.isatty(), flush=True)
+group = "alone" if os.getpgrp() == os.getpid() else "shared"
+print("ready", os.getpid(), group, sys.stdout.isatty(), flush=True)
 while not got:
     time.sleep(0.01)
-time.sleep(0.5)
+time.sleep(0.25)
 print("got", *map(int, got), flush=True)
 sys.exit(128 + got[0])
 """
@@ -224,7 +223,7 @@ def read_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_a_signal_to_the_parent_alone_reaches_the_child_once(tmp_path: Path, name: str) -> None:
     number = int(getattr(signal, name))
     process = start_parent(tmp_path, LISTENING)
@@ -232,14 +231,6 @@ def test_a_signal_to_the_parent_alone_reaches_the_child_once(tmp_path: Path, nam
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert (output, errors, process.returncode) == (f"got {number}\n", "", 128 + number)
-
-
-def test_a_signal_to_the_whole_group_reaches_the_child_once(tmp_path: Path) -> None:
-    process = start_parent(tmp_path, LISTENING, start_new_session=True)
-    assert read_line(process).startswith("ready")
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=60) == ("got 2\n", "")
-    assert process.returncode == 130
 
 
 class Terminal:
@@ -282,7 +273,9 @@ def test_ctrl_c_on_a_terminal_reaches_the_child_once(tmp_path: Path) -> None:
     terminal.press("\x03")
     terminal.wait_for("got 2\r\n")
     assert terminal.wait_for_end() == 130
-    assert re.search(r"ready \d+ True", terminal.shown), "the child must see the terminal, for its live display"
+    # Two that come within a moment may be seen as one: only a child in a group of its own is sure to get one.
+    assert re.search(r"ready \d+ alone", terminal.shown), terminal.shown
+    assert re.search(r"ready \d+ \w+ True", terminal.shown), "the child must see the terminal, for its live display"
     assert terminal.shown.endswith("got 2\r\n")
 
 
@@ -321,10 +314,17 @@ def test_a_signal_in_the_pause_before_a_restart_ends_at_once(tmp_path: Path, nam
 @linux_only
 def test_a_child_whose_parent_is_killed_is_asked_to_stop(tmp_path: Path) -> None:
     process = start_parent(tmp_path, LISTENING)
-    assert read_line(process).startswith("ready")
+    assert process.stdout is not None
+    child = int(read_line(process).split()[1])
     process.kill()
-    assert read_line(process) == f"got {int(signal.SIGTERM)}"
-    process.communicate(timeout=60)
+    try:
+        assert select.select([process.stdout], [], [], 60)[0], "the child goes on"
+        assert read_line(process) == f"got {int(signal.SIGTERM)}"
+    except AssertionError:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        process.communicate(timeout=60)
 
 
 def read_state(pid: int) -> str:
@@ -407,12 +407,12 @@ def test_a_real_run_killed_with_9_reaches_its_end(
     for name, value in make_environment().items():
         monkeypatch.setenv(name, value)
     arguments = [*TINY_FLAGS, "--corpus", str(text_file), "--tokenizer", "byte", "--run_name", "watched"]
-    arguments += ["--max_steps", "80", "--checkpoint_freq", "10", "--eval_freq", "80"]
+    arguments += ["--max_steps", "40", "--checkpoint_freq", "10", "--eval_freq", "40"]
     run, said = RunDirectory(Path("runs/watched")), list[str]()
     assert supervise(arguments, run, 3, said.append, (sys.executable, "-c", KILLED_ONCE)) == 0
     assert Path("killed").exists()
     (words,) = said
     assert "killed by SIGKILL (out of memory?)); starting it again in 1 s, restart 1 of at most 3" in words
     steps = [line.split()[0] for line in run.text_log.read_text().splitlines() if " train " in line]
-    assert steps == [str(step) for step in range(1, 81)]
+    assert steps == [str(step) for step in range(1, 41)]
     assert [event.step >= 12 for event in read_ledger(run) if isinstance(event, RunCrashed)] == [True]

@@ -21,6 +21,7 @@ from gptmill.config.requests import (
     DataRequest,
     LaunchOptions,
     PrepareRequest,
+    ProofRequest,
     SampleRequest,
     TokenizerRequest,
 )
@@ -35,6 +36,7 @@ CONFIGS = {
     "data": (DataRequest,),
     "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
+    "verify-resume": (ProofRequest, RunConfig),
 }
 FOUNDING_FLAGS = (
     "total_batch_size mini_batch_size context_length num_layers embd_size num_heads max_lr min_lr warmup_steps "

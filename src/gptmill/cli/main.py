@@ -22,6 +22,7 @@ VERBS = {
     "sample": "let a trained model write",
     "data": "look into a prepared corpus, verify it, score its documents",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; the run's ledger",
+    "verify-resume": "prove on this machine that a killed run goes on bit-identically",
     "config": "show recipes and what they resolve to",
 }
 EXIT_USER_ERROR = 2
@@ -82,7 +83,7 @@ def run_command(arguments: list[str]) -> int:
 def run_verb(verb: str, arguments: list[str]) -> int:
     if verb not in VERBS:
         raise UserError(f"there is no verb {verb!r}{suggest(verb, VERBS)}; the verbs are {', '.join(VERBS)}")
-    module = importlib.import_module(f"gptmill.cli.{verb}")
+    module = importlib.import_module(f"gptmill.cli.{verb.replace('-', '_')}")
     code: int = module.run(arguments)
     return code
 

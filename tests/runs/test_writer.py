@@ -316,7 +316,9 @@ def test_a_disk_that_fills_up_loses_the_oldest_first_then_saving_pauses_and_goes
     filler.unlink()
     assert save(writer, 8, floats)
     assert "8 disk: saving goes on: step 8 is saved" in show(writer.collect())
-    assert load_chosen(folder, "latest", ("model",)).checkpoint.step == 8
+    assert save(writer, 9, floats)
+    assert not [line for line in show(writer.collect()) if "goes on" in line]
+    assert load_chosen(folder, "latest", ("model",)).checkpoint.step == 9
 
 
 def test_a_disk_that_is_full_sooner_than_it_said(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

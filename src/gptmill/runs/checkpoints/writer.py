@@ -144,7 +144,8 @@ class CheckpointWriter:
                 if failures == 1:
                     self._warn(save.step, "save", f"cannot save step {save.step}: {_tell(error)}; trying again")
                 if not self._wait_to_try_again(failures):
-                    self._warn(save.step, "save", f"step {save.step} is given up: {_tell(error)}")
+                    fate = "is given up" if save.info is None else "is saved, but no tier points to it"
+                    self._warn(save.step, "save", f"step {save.step} {fate}: {_tell(error)}")
                     return
                 continue
             if has_room:

@@ -21,12 +21,9 @@ from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.storage import (
     delete_checkpoint,
     find_damage,
-    find_latest_checkpoint,
-    list_checkpoints,
     list_step_folders,
     load_checkpoint,
     measure_checkpoint,
-    prune_checkpoints,
     read_step,
     remove_leftovers,
     save_checkpoint,
@@ -127,7 +124,7 @@ def test_an_optimizer_without_state_can_be_saved(tmp_path: Path) -> None:
 def test_a_checkpoint_tells_of_itself_without_being_loaded(tmp_path: Path) -> None:
     before = time.time()
     info = save_checkpoint(tmp_path, make_checkpoint(250))
-    assert list_checkpoints(tmp_path) == [info]
+    assert [read_info(path) for path in list_step_folders(tmp_path)] == [info]
     assert (info.path, info.step) == (tmp_path / "step_000250", 250)
     assert (info.train_loss, info.val_loss) == (2.25, 2.5)
     assert info.size_bytes == sum(path.stat().st_size for path in info.path.glob("*.safetensors"))
@@ -260,9 +257,7 @@ def test_a_partial_folder_is_never_listed_and_does_not_hinder_the_next_save(tmp_
     partial.mkdir()
     for file in (tmp_path / "step_000001").iterdir():
         (partial / file.name).write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    (tmp_path / "step_000003").mkdir()
-    assert [info.step for info in list_checkpoints(tmp_path)] == [1]
-    assert find_latest_checkpoint(tmp_path).name == "step_000001"
+    assert [path.name for path in list_step_folders(tmp_path)] == ["step_000001"]
     save_checkpoint(tmp_path, make_checkpoint(2))
     assert not partial.exists()
     load_checkpoint(tmp_path / "step_000002", GROUPS)
@@ -308,51 +303,12 @@ def test_a_foreign_or_newer_checkpoint_is_refused_by_name(tmp_path: Path, key: s
 def test_a_missing_checkpoint_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read checkpoint"):
         load_checkpoint(tmp_path / "step_000009", GROUPS)
-    with pytest.raises(UserError, match="no checkpoint yet"):
-        find_latest_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b'{"format": "gptmill-checkpoint", "version": 1}'], ids=["empty", "hollow"])
-def test_a_damaged_checkpoint_does_not_stand_in_the_way_of_the_sound_ones(tmp_path: Path, content: bytes) -> None:
-    for step in (1, 2, 3):
+def test_folders_are_in_the_order_of_their_steps_beyond_a_million_too(tmp_path: Path) -> None:
+    for step in (1_000_000, 999_999):
         save_checkpoint(tmp_path, make_checkpoint(step))
-    (tmp_path / "step_000003" / "checkpoint.json").write_bytes(content)
-    assert [info.step for info in list_checkpoints(tmp_path)] == [1, 2]
-    assert find_latest_checkpoint(tmp_path).name == "step_000002"
-
-
-def test_a_damaged_old_checkpoint_does_not_end_the_run_that_prunes(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        save_checkpoint(tmp_path, make_checkpoint(step))
-    (tmp_path / "step_000001" / "checkpoint.json").write_bytes(b"")
-    prune_checkpoints(tmp_path, 1, 3)
-    load_checkpoint(tmp_path / "step_000003", GROUPS)
-    assert not (tmp_path / "step_000002").exists()
-
-
-@pytest.mark.parametrize("keep", [1, 2, 5, 9])
-def test_pruning_keeps_the_newest(tmp_path: Path, keep: int) -> None:
-    steps = [3, 20, 100, 7000, 90000]
-    for step in reversed(steps):
-        save_checkpoint(tmp_path, make_checkpoint(step))
-    prune_checkpoints(tmp_path, keep, steps[-1])
-    assert [info.step for info in list_checkpoints(tmp_path)] == steps[-keep:]
-
-
-def test_pruning_never_takes_the_checkpoint_just_saved_for_an_old_one(tmp_path: Path) -> None:
-    for step in (20, 30, 23):  # 30 was damaged, the run went back to 20 and has now saved 23
-        save_checkpoint(tmp_path, make_checkpoint(step))
-    prune_checkpoints(tmp_path, 1, 23)
-    assert [info.step for info in list_checkpoints(tmp_path)] == [23]
-
-
-def test_the_newest_checkpoint_is_the_one_with_the_most_steps_beyond_a_million_too(tmp_path: Path) -> None:
-    for step in (999_999, 1_000_000):
-        save_checkpoint(tmp_path, make_checkpoint(step))
-    assert [info.step for info in list_checkpoints(tmp_path)] == [999_999, 1_000_000]
-    assert find_latest_checkpoint(tmp_path).name == "step_1000000"
-    prune_checkpoints(tmp_path, 1, 1_000_000)
-    assert [info.step for info in list_checkpoints(tmp_path)] == [1_000_000]
+    assert [path.name for path in list_step_folders(tmp_path)] == ["step_999999", "step_1000000"]
 
 
 # A process that saves and prunes; every step's tensors hold the step's number. Many groups: a folder's files are
@@ -365,14 +321,15 @@ from pathlib import Path
 import torch
 from gptmill.runs.checkpoints import manifest, tensor_files
 from gptmill.runs.checkpoints.content import Checkpoint
-from gptmill.runs.checkpoints.storage import prune_checkpoints, save_checkpoint
+from gptmill.runs.checkpoints.storage import delete_checkpoint, list_step_folders, save_checkpoint
 
 torch.set_num_threads(1)
 
 def save(folder, step, size):
     tensors = {{group: {{"w": torch.full((size,), float(step))}} for group in GROUPS}}
     save_checkpoint(folder, Checkpoint(step, tensors, {{"step": step}}))
-    prune_checkpoints(folder, 2, step)
+    for old in list_step_folders(folder)[:-2]:
+        delete_checkpoint(old)
 """
 # Children that save for ever, each killed at a moment of its own; prints what each had said to be durable by then.
 ANY_MOMENT = (
@@ -445,8 +402,8 @@ def run_script(script: str, folder: Path) -> list[int]:
 
 def check_every_listed_checkpoint(folder: Path) -> list[int]:
     steps = []
-    for info in list_checkpoints(folder):
-        loaded = load_checkpoint(info.path, MANY_GROUPS)
+    for path in list_step_folders(folder):
+        loaded = load_checkpoint(path, MANY_GROUPS)
         assert loaded.values == {"step": loaded.step}
         assert all(bool((group["w"] == loaded.step).all()) for group in loaded.tensors.values())
         steps.append(loaded.step)

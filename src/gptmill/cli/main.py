@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import gptmill
+from gptmill.config import exit_codes
 from gptmill.config.errors import UserError, suggest
 
 VERBS = {
@@ -25,8 +26,6 @@ VERBS = {
     "verify-resume": "prove on this machine that a killed run goes on bit-identically",
     "config": "show recipes and what they resolve to",
 }
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 
 def main() -> int:
@@ -52,14 +51,14 @@ def run_guarded(arguments: list[str]) -> int:
     except UserError as error:
         rank = os.environ.get("RANK")
         sys.stderr.write(f"gptmill{f' (rank {rank})' if rank else ''}: {error}\n")
-        return EXIT_USER_ERROR
+        return exit_codes.USER_ERROR
     except BrokenPipeError:
         raise
     except OSError as error:
         return describe_os_error(error)
     except KeyboardInterrupt:
         sys.stderr.write("gptmill: interrupted\n")
-        return EXIT_INTERRUPTED
+        return exit_codes.INTERRUPTED
 
 
 def describe_os_error(error: OSError) -> int:
@@ -67,7 +66,7 @@ def describe_os_error(error: OSError) -> int:
     place = f" {error.filename}" if error.filename else ""
     with suppress(OSError):
         sys.stderr.write(f"gptmill: the system refused{place}: {error.strerror or error}; mend that and try again\n")
-    return EXIT_USER_ERROR
+    return exit_codes.USER_ERROR
 
 
 def run_command(arguments: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from gptmill.cli.flags import Command
+from gptmill.config import exit_codes
 from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
 from gptmill.config.requests import ProofRequest
 from gptmill.config.run import RunConfig
@@ -16,7 +17,6 @@ once straight and once with a SIGKILL in the middle, and compares every tensor a
 0 if all are the same and 1 if they part. With --deterministic it also says what that costs. RECIPE is the path of a
 .toml file, or one of these:
 """
-EXIT_APART = 1
 
 
 def run(arguments: list[str]) -> int:
@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
     proof = prove_resume(recipe, flags, build_config(ProofRequest, parsed.values), say)
     for sentence in proof.sentences:
         say(sentence)
-    return 0 if proof.is_exact else EXIT_APART
+    return 0 if proof.is_exact else exit_codes.FAILED
 
 
 def say(text: str) -> None:

@@ -64,6 +64,8 @@ class StepLogged(Event):
     """Share of the time in which training waited for data."""
     skipped: int = 0
     """Updates skipped so far because they were not finite."""
+    seconds: float = 0.0
+    """Time that the steps since the last logged one took."""
 
 
 @dataclass(frozen=True)

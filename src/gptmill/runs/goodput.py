@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gptmill.runs.directory import RunDirectory
-from gptmill.runs.events import EvalDone, Event, RolledBack, RunStarted, StepLogged, UpdateSkipped
+from gptmill.runs.events import EvalDone, Event, RolledBack, StepLogged, UpdateSkipped
 from gptmill.runs.ledger import find_crash, read_event_lines, read_ledger, split_processes
 
 
@@ -52,7 +52,7 @@ def make_goodput(run: RunDirectory) -> Goodput:
         wall_seconds=max(0.0, processes[-1][-1].time - processes[0][0].time) if processes else 0.0,
         running_seconds=running,
         # What the steps' speeds say is an estimate where their tokens vary.
-        kept_seconds=min(_measure_steps(entries, events), running),
+        kept_seconds=min(sum(event.seconds for event in events if isinstance(event, StepLogged)), running),
         evaluation_seconds=evaluation,
         lost_steps=_count_lost(processes),
         restarts=max(0, len(processes) - 1),
@@ -83,21 +83,6 @@ def format_seconds(seconds: float) -> str:
 
 def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
-
-
-def _measure_steps(entries: list[Event], events: list[Event]) -> float:
-    """Seconds in the steps that the events still have, at the speed that each was logged with."""
-    starts = sorted((entry for entry in entries if isinstance(entry, RunStarted)), key=lambda start: start.time)
-    seconds, logged, position = 0.0, 0, 0
-    for event in events:
-        while position < len(starts) and starts[position].time <= event.time:
-            position += 1
-        if isinstance(event, StepLogged):
-            tokens = starts[max(0, position - 1)].tokens_per_step if starts else 0
-            if event.tokens_per_second > 0:
-                seconds += max(0, event.step - logged) * tokens / event.tokens_per_second
-            logged = event.step
-    return seconds
 
 
 def _count_lost(processes: list[list[Event]]) -> int:

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-# 75 is EX_TEMPFAIL of sysexits.h: nothing is wrong, start it again.
-EXIT_TIME_UP = 75
+from gptmill.config import exit_codes
+
+OTHERS_SIGNAL = signal.SIGTERM  # what a rank calls it that was not asked itself
 
 
 @dataclass
@@ -36,17 +37,17 @@ class StopFlag:
         return self._has_run_out
 
     def describe(self) -> str:
-        """What asked, to be read after "stopped"; nothing while nothing has."""
+        """What asked, to be read after "stopped". Where nothing has, another rank was asked."""
         if self.is_time_up:
             return "by its time limit"
-        return f"by {signal.Signals(self.signal_number).name}" if self.signal_number else ""
+        return f"by {signal.Signals(self.signal_number or OTHERS_SIGNAL).name}"
 
     @property
     def exit_code(self) -> int:
-        """What a process ends with that has stopped for this; 0 while nothing has asked."""
+        """What a process ends with that has stopped for this."""
         if self.is_time_up:
-            return EXIT_TIME_UP
-        return 128 + self.signal_number if self.signal_number else 0
+            return exit_codes.TIME_UP
+        return 128 + (self.signal_number or OTHERS_SIGNAL)
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import IO, NamedTuple, TypeVar
 
-EXIT_HUNG = 77
+from gptmill.config import exit_codes
+
 POLL_SECONDS = 1.0
 # Before the first step is done nothing is usual, and compiling a large model takes minutes.
 FIRST_STEP_SECONDS = 1800.0
@@ -159,7 +160,7 @@ class _Watch:
             others = _call_within(STORAGE_SECONDS, self._read_others) or {}
             if not any(_gets_on(other, limit) for other in others.values()):
                 self._report(beat, others)
-                self._end(EXIT_HUNG)
+                self._end(exit_codes.HUNG)
                 return
             polled_at = time.monotonic()
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.feed import FeedStoppedError
 from gptmill.data.pipeline.progress import Report
 from gptmill.runs.directory import RunDirectory
-from gptmill.runs.events import EvalDone, Event, RolledBack, RunFinished
+from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFinished
 from gptmill.training.guard import Verdict
 from gptmill.training.launch import Launch
 from gptmill.training.meter import Meter
@@ -25,8 +25,7 @@ from gptmill.training.skipping import leave_out
 from gptmill.training.state import TrainState
 from gptmill.training.step import train_step
 
-EXIT_UNSAVED = 74
-EXIT_DIVERGED = 76
+MAX_REASON = 500
 SPARE_SECONDS = 3.0  # beside the time that a step and a save are known to take, before a time limit
 
 
@@ -43,32 +42,22 @@ class Outcome:
 
 def train(launch: Launch, report_preparing: Report) -> Outcome:
     """Runs a launch to its last step, or until it is asked to stop, or has to."""
-    started = time.monotonic()
     with ExitStack() as stack:
         session, state = open_session(launch, report_preparing, stack)
-        plan, world, track = session.plan, session.world, session.trackers.track
-        meter = Meter(plan, session.config.tracking.log_freq, state.guard, track)
+        plan, world = session.plan, session.world
+        meter = Meter(plan, session.config.tracking.log_freq, state.guard, session.trackers.track)
         feed = session.open_feed(state)
         stack.callback(lambda: feed.close())
         while True:
-            attend(session, state, meter)
-            if meter.stop_asked or state.step >= plan.max_steps or state.early_stop.is_due:
-                break
             try:
-                stats = train_step(
-                    state, feed, session.config, plan, world, session.stop, partial(session.watchdog.beat, state.step)
-                )
-            except (UserError, FeedStoppedError, RuntimeError) as error:
-                # Nothing has changed since the last step, so that it can be saved.
-                is_asked = isinstance(error, FeedStoppedError) or (world.size > 1 and bool(session.stop))
-                if isinstance(error, RuntimeError) and not is_asked:
-                    raise
-                meter.flush()
-                meter.stop_asked = True
                 attend(session, state, meter)
-                if is_asked:
+                if meter.stop_asked or state.step >= plan.max_steps or state.early_stop.is_due:
                     break
-                track(RunFinished(state.step, f"stopped: {error}", time.monotonic() - started))
+                beat = partial(session.watchdog.beat, state.step)
+                stats = train_step(state, feed, session.config, plan, world, session.stop, beat)
+            except Exception as error:
+                if settle(session, state, meter, error):
+                    break
                 raise
             meter.push(stats)
             if meter.stop_asked or session.is_something_due(state):
@@ -78,7 +67,23 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
                 feed = session.open_feed(state)
             elif meter.is_in_trouble:
                 break
-        return finish(session, state, meter, started)
+        return finish(session, state, meter)
+
+
+def settle(session: Session, state: TrainState, meter: Meter, error: Exception) -> bool:
+    """Saves what there is after an error that left the state as it was; whether it only came of the wish to stop."""
+    # Where one rank has stopped, the others fail in what they do together.
+    is_wanted = isinstance(error, FeedStoppedError) or (session.world.size > 1 and bool(session.stop))
+    if is_wanted or isinstance(error, UserError):
+        meter.flush()
+        meter.stop_asked = True
+        attend(session, state, meter)
+        if not is_wanted:
+            session.trackers.track(RunFinished(state.step, f"stopped: {error}", session.measure_seconds()))
+    else:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        session.trackers.track(RunCrashed(state.step, reason[:MAX_REASON]))
+    return is_wanted
 
 
 def attend(session: Session, state: TrainState, meter: Meter) -> None:
@@ -96,8 +101,7 @@ def attend(session: Session, state: TrainState, meter: Meter) -> None:
     state.epochs_done = state.windows_read // plan.windows_per_epoch
     is_unsaved = step > 0 and (step != saving.saved_at or is_evaluated)
     if is_unsaved and (tiers or meter.stop_asked):
-        session.watchdog.beat(step, "waiting for the checkpoint before to be written")
-        saving.save(state, tiers)
+        saving.save(state, tiers, partial(session.watchdog.beat, step, "waiting for the checkpoint before"))
     elif session.is_snapshot_due(state):
         saving.take_snapshot(state)
     if is_evaluated or saving.saved_at == step:
@@ -155,7 +159,7 @@ def go_back(session: Session, state: TrainState, meter: Meter) -> bool:
     return True
 
 
-def finish(session: Session, state: TrainState, meter: Meter, started: float) -> Outcome:
+def finish(session: Session, state: TrainState, meter: Meter) -> Outcome:
     """Waits for the last checkpoint, says how the run ended, and with which exit code."""
     is_durable = session.saving.finish(
         lambda: session.watchdog.beat(state.step, "waiting for the last checkpoint to be written")
@@ -164,12 +168,12 @@ def finish(session: Session, state: TrainState, meter: Meter, started: float) ->
         session.trackers.track(event)
     reason, code = "finished", 0
     if meter.is_in_trouble:
-        reason, code = f"gave up: {meter.verdict.reason}", EXIT_DIVERGED
+        reason, code = f"gave up: {meter.verdict.reason}", exit_codes.DIVERGED
     elif state.step < session.plan.max_steps and state.early_stop.is_due:
         reason = f"stopped early: {state.early_stop.reason()}"
     elif state.step < session.plan.max_steps or meter.stop_asked:
         reason, code = f"stopped {session.stop.describe()}", session.stop.exit_code
-    if not is_durable and code != EXIT_DIVERGED:
-        reason, code = f"{reason}, but the last checkpoint could not be saved", EXIT_UNSAVED
-    session.trackers.track(RunFinished(state.step, reason, time.monotonic() - started))
+    if not is_durable and code != exit_codes.DIVERGED:
+        reason, code = f"{reason}, but the last checkpoint could not be saved", exit_codes.NOT_SAVED
+    session.trackers.track(RunFinished(state.step, reason, session.measure_seconds()))
     return Outcome(session.run, session.config, session.plan.max_steps, reason, code)

@@ -110,5 +110,6 @@ class Meter:
                 seconds_left=self.usual_seconds * (self._plan.max_steps - stats.step),
                 data_wait=min(1.0, waited / seconds),
                 skipped=self._guard.skipped,
+                seconds=seconds,
             )
         )

@@ -22,7 +22,9 @@ from gptmill.training.snapshots import Snapshot, Snapshots
 from gptmill.training.state import TrainState
 
 GROUPS = ("model", "optimizer")
-WAIT_SECONDS = 0.05
+COPY_SECONDS = 600.0  # for which a run that ends waits for its last copy
+
+Beat = Callable[[], None]
 
 
 def list_due_tiers(state: TrainState, config: RunConfig, plan: TrainPlan, *, is_best: bool, is_last: bool) -> list[str]:
@@ -47,48 +49,48 @@ class Saving:
         self._heals = config.guard.guard == "heal"
         self._snapshots = Snapshots(world.device, 2 if self._heals else 1)
         self._in_writing: Snapshot | None = None
+        self._copier = _build_copier(config) if world.is_main else None
         self._writer: CheckpointWriter | None = None
         if world.is_main:
-            self._writer = CheckpointWriter(run.checkpoints, config.checkpoints, _build_copier(config))
+            self._writer = CheckpointWriter(run.checkpoints, config.checkpoints, self._copier)
 
     @property
     def write_seconds(self) -> float:
         """How long the last checkpoint took to become durable."""
         return self._writer.last_seconds if self._writer else 0.0
 
-    def prepare(self, state: TrainState) -> None:
-        """Sets memory aside for the snapshots to come."""
-        if self._is_main:
-            self._snapshots.prepare(state.make_checkpoint({}))
-
     def take_snapshot(self, state: TrainState) -> None:
         """Keeps the state as it is now, for a run that may have to go back."""
         if self._is_main and self._heals and not self._is_next_room_in_use(state):
             self._take(state, [])
 
-    def save(self, state: TrainState, tiers: list[str]) -> None:
+    def save(self, state: TrainState, tiers: list[str], beat: Beat) -> None:
         """Has the state written; returns as soon as it is on its way off the device."""
         self.saved_at = state.step
         if self._writer is None:
             return
         started = time.monotonic()
         if self._is_next_room_in_use(state):
-            self._writer.finish()
+            self._writer.finish(beat)
         snapshot = self._in_writing = self._take(state, tiers)
-        self._writer.start(snapshot.checkpoint, tiers, snapshot.arrived.wait, time.monotonic() - started)
+        stalled_seconds = time.monotonic() - started
+
+        def wait_for_copy() -> float:
+            snapshot.arrived.wait()
+            return stalled_seconds + snapshot.arrived.seconds_after(snapshot.began)
+
+        self._writer.start(snapshot.checkpoint, tiers, wait_for_copy, beat)
 
     def collect(self) -> list[Event]:
         """What has become of the saves since the last call."""
         return self._writer.collect() if self._writer else []
 
-    def finish(self, beat: Callable[[], None]) -> bool:
-        """Waits for the save under way; whether the last one is durable."""
-        if self._writer is None:
-            return True
-        while self._writer.is_busy:
-            beat()
-            time.sleep(WAIT_SECONDS)
-        return self._writer.finish()
+    def finish(self, beat: Beat) -> bool:
+        """Waits for the save under way, and for its copy; whether the last one is durable."""
+        is_durable = self._writer.finish(beat) if self._writer else True
+        if self._copier is not None:
+            self._copier.finish(COPY_SECONDS, beat)
+        return is_durable
 
     def find_older(self, last_step: int) -> Checkpoint | None:
         """The newest state of `last_step` or before: in memory, or else on the disk and sound."""
@@ -103,10 +105,6 @@ class Saving:
                 except UserError:
                     continue
         return None
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
 
     def _take(self, state: TrainState, tiers: list[str]) -> Snapshot:
         return self._snapshots.take(state.make_checkpoint({**self._origin, "tiers": tiers}))
@@ -127,12 +125,9 @@ def open_saving(
     saving = Saving(run, config, origin, world, step)
     try:
         yield saving
-        saving.finish(lambda: None)
     except Exception:
         saving.finish(lambda: None)
         raise
-    finally:
-        saving.close()
 
 
 def _build_copier(config: RunConfig) -> Copier | None:

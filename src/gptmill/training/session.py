@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +30,7 @@ from gptmill.runs.checkpoints.room import check_room
 from gptmill.runs.code import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import RunStarted
+from gptmill.runs.ledger import record_crash
 from gptmill.runs.lock import lock_run
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.determinism import set_deterministic
@@ -60,6 +62,12 @@ class Session:
     stop: StopFlag
     watchdog: Watchdog
     trackers: TrackerGroup
+    started: float
+    """On the monotonic clock."""
+
+    def measure_seconds(self) -> float:
+        """How long this process has been at it."""
+        return time.monotonic() - self.started
 
     def is_evaluation_due(self, state: TrainState) -> bool:
         is_time = state.step >= self.plan.max_steps or state.step % self.config.evaluation.eval_freq == 0
@@ -86,7 +94,7 @@ class Session:
 
 def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
     """Opens, builds and restores. No run is written before all of it is sound."""
-    config = launch.config
+    config, started = launch.config, time.monotonic()
     world = stack.enter_context(open_world(config.machine.device))
     world.run_on_main(partial(prepare_if_needed, launch, report_preparing))
     corpora = open_corpora(config.data)
@@ -111,7 +119,7 @@ def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> 
     trackers = stack.enter_context(
         open_trackers(run, config.tracking, state.step) if world.is_main else TrackerGroup([])
     )
-    session = Session(config, plan, world, stream, reader, evaluators, run, saving, stop, watchdog, trackers)
+    session = Session(config, plan, world, stream, reader, evaluators, run, saving, stop, watchdog, trackers, started)
     trackers.track(describe_run(session, state, corpora, launch, start))
     return session, state
 
@@ -163,6 +171,7 @@ def open_run(launch: Launch, state: TrainState, start: Start | None, world: Worl
     run = RunDirectory(Path(config.tracking.logdir) / config.tracking.run_name)
     if world.is_main:
         stack.enter_context(lock_run(run))
+        record_crash(run)
         warning = check_room(run.checkpoints, estimate_size(state), config.checkpoints.keep_checkpoints)
         for text in [*(start.complaints if start else []), *([warning] if warning else [])]:
             sys.stderr.write(f"warning: {text}\n")

@@ -17,6 +17,7 @@ class Snapshot:
     """A state on its way to the host; `arrived` has come once it is complete there."""
 
     checkpoint: Checkpoint
+    began: Moment
     arrived: Moment
     room: HostCopy
 
@@ -46,9 +47,10 @@ class Snapshots:
         """Copies the state off the device without waiting for it."""
         self.prepare(live)
         room = self.find_next_room()
+        began = Moment(self._device)
         copied = room.fill(_flatten(live))
         tensors = {group: {name: copied[f"{group}/{name}"] for name in named} for group, named in live.tensors.items()}
-        snapshot = Snapshot(Checkpoint(live.step, tensors, live.values), Moment(self._device), room)
+        snapshot = Snapshot(Checkpoint(live.step, tensors, live.values), began, Moment(self._device), room)
         self._taken = [*(older for older in self._taken if older.room is not room), snapshot]
         return snapshot
 

@@ -15,21 +15,17 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
 
+from gptmill.config import exit_codes
 from gptmill.config.durations import format_duration, parse_duration
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import RunCrashed
-from gptmill.runs.ledger import append_event, find_last_sign
+from gptmill.runs.ledger import append_event, find_crash, find_last_sign
 from gptmill.runtime.child import Ended, Relay, open_relay, run_child
-from gptmill.runtime.signals import EXIT_TIME_UP, list_stop_signals
-from gptmill.runtime.watchdog import EXIT_HUNG
+from gptmill.runtime.signals import list_stop_signals
 
 PROGRAM = (sys.executable, "-m", "gptmill", "train")
-EXIT_GAVE_UP = 1
-EXIT_USER_ERROR = 2
-EXIT_NOT_SAVED = 74
-EXIT_GUARD_GAVE_UP = 76
 # How a run ends that would end so again.
-LASTING_EXITS = frozenset({0, EXIT_USER_ERROR, EXIT_NOT_SAVED, EXIT_TIME_UP, EXIT_GUARD_GAVE_UP})
+LASTING_EXITS = frozenset({0, exit_codes.USER_ERROR, exit_codes.NOT_SAVED, exit_codes.TIME_UP, exit_codes.DIVERGED})
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 MAX_EQUAL_CRASHES = 3
@@ -85,17 +81,17 @@ def supervise(
             code, crash = _train([*program, *command], run, relay)
             if crash is None:
                 return code
-            if run.path.is_dir():
+            if find_crash(run) is not None:  # else the child has said itself what went wrong
                 append_event(run, RunCrashed(crash.step, crash.reason))
             if relay.asked:
                 return code
             crashes.add(crash)
             if crashes.equal >= MAX_EQUAL_CRASHES:
                 say(describe_repetition(crash, crashes.equal, run))
-                return EXIT_GAVE_UP
+                return exit_codes.FAILED
             if restarts == max_restarts:
                 say(_describe_end(f"the run crashed {restarts + 1} times, at last after step {crash.step:,}", crash))
-                return EXIT_GAVE_UP
+                return exit_codes.FAILED
             say(
                 f"the run crashed after step {crash.step:,} ({crash.reason}); starting it again in "
                 f"{crashes.pause_seconds:.0f} s, restart {restarts + 1} of at most {max_restarts}"
@@ -105,7 +101,7 @@ def supervise(
             has_saved = bool(_list_saves(run) - saves_before)
             command = make_restart_arguments(arguments, has_saved, time.monotonic() - started)
             if not command:
-                return EXIT_TIME_UP
+                return exit_codes.TIME_UP
     return 128 + relay.asked
 
 
@@ -200,7 +196,7 @@ def _describe_exit(ended: Ended, asked: int) -> str:
     if ended.code < 0:
         known = {int(number): number.name for number in signal.Signals}
         return f"killed by {known.get(-ended.code, f'signal {-ended.code}')}"
-    if ended.code == EXIT_HUNG:
+    if ended.code == exit_codes.HUNG:
         told = (line for line in reversed(ended.last_lines) if "has made no progress" in line)
         return f"it hung: {next(told, last).removeprefix('gptmill: ')}"
     return f"exit code {ended.code}: {last}" if last else f"exit code {ended.code}"
@@ -210,7 +206,7 @@ def _find_stacks(run: RunDirectory, code: int, started: float) -> Path | None:
     """The file in which the child left its stacks, if it hung."""
     # The clocks of a file system and of this machine may differ a little.
     files = [path for path in run.path.glob("hang_*.txt") if path.stat().st_mtime >= started - 1]
-    return max(files, key=lambda path: path.stat().st_mtime) if files and code == EXIT_HUNG else None
+    return max(files, key=lambda path: path.stat().st_mtime) if files and code == exit_codes.HUNG else None
 
 
 def _list_saves(run: RunDirectory) -> set[tuple[str, int]]:

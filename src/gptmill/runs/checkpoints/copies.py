@@ -25,6 +25,7 @@ from gptmill.runs.events import Event, Warned
 NUMBERED_KINDS = ("epoch", "rolling", "milestone")
 KINDS = (LATEST, BEST, *NUMBERED_KINDS)
 PAUSES_SECONDS = (1.0, 5.0, 20.0, 60.0)  # after a failure; the last one for all that follow
+BEAT_SECONDS = 1.0
 CLOSING_SECONDS = 2.0
 FETCH_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0)
 T = TypeVar("T")
@@ -66,13 +67,16 @@ class Copier:
         """Whether the folder is being read at this moment, and should not be deleted."""
         return self._uploading == path
 
-    def finish(self, timeout: float) -> None:
+    def finish(self, timeout: float, beat: Callable[[], None] = lambda: None) -> None:
         """Waits until all is copied, but no longer than `timeout` seconds; says what is not."""
+        deadline = time.monotonic() + timeout
         with self._changed:
             self._is_hurried = True
             self._changed.notify_all()
-            if self._changed.wait_for(lambda: self._offers_done == self._offers, timeout):
-                return
+            while (left := deadline - time.monotonic()) > 0:
+                if self._changed.wait_for(lambda: self._offers_done == self._offers, min(left, BEAT_SECONDS)):
+                    return
+                beat()
         missing = [f"{path.name} ({tier})" for tier, path in self._list_missing().items()]
         if missing:
             self._warn(f"not copied to {self._far.address}: {', '.join(missing)}; copy them from {self._folder}")

@@ -20,6 +20,8 @@ from gptmill.runs.events import CheckpointSaved, Event, Warned
 RETRY_SECONDS = (0.5, 2.0, 8.0, 30.0)  # after the first failure, the second, ...; the last for all that follow
 LAST_ATTEMPTS = 3  # of a failing save that somebody waits for
 MARGIN_BYTES = 1_000_000  # for the logs, which share the disk
+BEAT_SECONDS = 0.5
+PATIENT_SECONDS = 3600.0  # a disk that takes longer is not slow but dead: whoever watches may say so
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -39,9 +41,9 @@ class _Save:
 
     checkpoint: Checkpoint
     tiers: list[str]
-    wait_for_copy: Callable[[], None]
-    stalled_seconds: float
+    wait_for_copy: Callable[[], float]
     started: float
+    stalled_seconds: float = 0.0
     info: CheckpointInfo | None = None
     """There once the checkpoint is durable; it may still have to be linked."""
 
@@ -76,13 +78,16 @@ class CheckpointWriter:
         self,
         checkpoint: Checkpoint,
         tiers: Sequence[str],
-        wait_for_copy: Callable[[], None],
-        stalled_seconds: float = 0.0,
+        wait_for_copy: Callable[[], float],
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begins to save host tensors, which are whole once `wait_for_copy` returns; waits for the save before."""
-        self.make_way()
+        """Begins to save host tensors; waits for the save before, with a `beat` now and then.
+
+        They are whole once `wait_for_copy` returns, which tells for how many seconds training stood still.
+        """
+        self.make_way(beat)
         names = list(dict.fromkeys([LATEST, *tiers]))
-        save = _Save(checkpoint, names, wait_for_copy, stalled_seconds, time.monotonic())
+        save = _Save(checkpoint, names, wait_for_copy, time.monotonic())
         self._hurry.clear()
         self._is_durable = False
         thread = threading.Thread(target=self._run, args=(save,), name="gptmill-save", daemon=True)
@@ -95,15 +100,15 @@ class CheckpointWriter:
         else:
             self._thread = thread
         if not self._config.save_in_background:
-            self.finish()
+            self.finish(beat)
 
-    def make_way(self) -> None:
+    def make_way(self, beat: Callable[[], None] = lambda: None) -> None:
         """Waits for the save under way; one that fails is given up, since a newer one is to take its place."""
-        self._wait(attempts=0)
+        self._wait(0, beat)
 
-    def finish(self) -> bool:
+    def finish(self, beat: Callable[[], None] = lambda: None) -> bool:
         """Waits for the save under way, a failing one for a few attempts more; whether the last one is durable."""
-        self._wait(attempts=LAST_ATTEMPTS)
+        self._wait(LAST_ATTEMPTS, beat)
         return self._is_durable
 
     def collect(self) -> list[Event]:
@@ -112,20 +117,22 @@ class CheckpointWriter:
             events, self._events = self._events, []
         return events + (self._copier.collect() if self._copier is not None else [])
 
-    def close(self) -> None:
-        self.finish()
-
-    def _wait(self, attempts: int) -> None:
-        if self._thread is not None:
-            self._attempts_left = attempts
-            self._hurry.set()
-            self._thread.join()
-            self._thread = None
+    def _wait(self, attempts: int, beat: Callable[[], None]) -> None:
+        if self._thread is None:
+            return
+        self._attempts_left = attempts
+        self._hurry.set()
+        patience = time.monotonic() + PATIENT_SECONDS
+        while self._thread.is_alive():
+            self._thread.join(BEAT_SECONDS)
+            if time.monotonic() < patience:
+                beat()
+        self._thread = None
 
     def _run(self, save: _Save) -> None:
         """All that the thread does."""
         try:
-            save.wait_for_copy()
+            save.stalled_seconds = save.wait_for_copy()
         except BaseException as error:
             self._warn(save.step, "save", f"step {save.step} is not saved: its copy failed: {_tell(error)}")
             return

@@ -198,7 +198,18 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path, corpus: li
 
 
 def test_a_run_is_written_by_one_process_at_a_time(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
-    flags = [*corpus, *EXACT_FLAGS, "--max_steps", "100000", "--checkpoint_freq", "100000", "--run_name", "held"]
+    flags = [
+        *corpus,
+        *EXACT_FLAGS,
+        "--max_steps",
+        "100000",
+        "--checkpoint_freq",
+        "100000",
+        "--eval_freq",
+        "100000",
+        "--run_name",
+        "held",
+    ]
     process = start(tmp_path, *flags)
     wait_for_step(process, tmp_path / "runs/held", 3)
     second = gptmill("train", *flags, check=False)

@@ -24,6 +24,7 @@ from gptmill.runs.checkpoints.storage import (
     list_step_folders,
     load_checkpoint,
     measure_checkpoint,
+    read_info,
     read_step,
     remove_leftovers,
     save_checkpoint,

@@ -141,7 +141,7 @@ class GuardConfig:
     """off; warn: updates that are not finite are skipped; heal: also go back behind a spike and skip its data."""
     guard_window: int = 128
     """Steps that make up the recent band of loss and gradient norm."""
-    spike_threshold: float = 10.0
+    spike_threshold: float = 6.0
     """How far above the band a spike is, in robust standard deviations."""
     max_skips: int = 5
     """Updates skipped in a row before the run goes back."""

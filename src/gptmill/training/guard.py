@@ -193,7 +193,7 @@ class Guard:
         before = f"the run has gone back {times} and left data out, and it came again" if done else "max_rollbacks is 0"
         return (
             f"step {entry.step}: {what}; {before}. Try a lower max_lr or more warmup_steps, look at the data "
-            f"(gptmill data show --run NAME --step {first_step}), or train on with --guard warn"
+            f"(gptmill data show --run RUN --step {first_step}), or train on with --guard warn"
         )
 
 

@@ -141,7 +141,7 @@ def evaluate(session: Session, state: TrainState) -> bool:
 
 def go_back(session: Session, state: TrainState, meter: Meter) -> bool:
     """Returns to a state from before the trouble and marks its data to be left out; False if there is no such state."""
-    verdict, entry = meter.verdict, meter.newest
+    verdict, entry, spans = meter.verdict, meter.newest, state.skipped_windows
     assert entry is not None
     checkpoint = share_checkpoint(session.saving.find_older(verdict.first_step - 1), session.world)
     if checkpoint is None:
@@ -149,7 +149,7 @@ def go_back(session: Session, state: TrainState, meter: Meter) -> bool:
         return False
     state.restore(checkpoint, f"the state of step {checkpoint.step}")
     state.guard.note_rollback(verdict, entry.step)
-    state.skipped_windows = leave_out(state.skipped_windows, verdict.windows, state.windows_read)
+    state.skipped_windows = leave_out(spans, verdict.windows, state.windows_read)
     session.saving.saved_at = min(session.saving.saved_at, state.step)
     meter.go_back()
     session.trackers.rewind(state.step)

@@ -44,7 +44,7 @@ from gptmill.training.plan import TrainPlan, make_plan
 from gptmill.training.saving import Saving, list_due_tiers, open_saving
 from gptmill.training.skipping import make_starts
 from gptmill.training.start import Start, read_start
-from gptmill.training.state import TrainState, build_state
+from gptmill.training.state import TrainState, build_guard, build_state
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,8 @@ def restore(state: TrainState, start: Start, corpora: Corpora, launch: Launch, p
             f"start a new run, or add --allow_changes to go on with them"
         )
     state.restore(checkpoint, start.place)
+    if launch.allows_changes and launch.changes:
+        state.guard = build_guard(config)  # what was usual may be so no longer
     if config.training.max_steps is None and config.training.steps_per_epoch is None:
         left = config.training.num_epochs * plan.windows_per_epoch - state.windows_read
         plan = replace(plan, max_steps=max(1, state.step + left // plan.windows_per_step))

@@ -124,4 +124,9 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
         forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     scaler = build_scaler(plan.precision, world.device)
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
-    return TrainState(model, forward, optimizer, scaler, Guard(config.guard), early_stop)
+    return TrainState(model, forward, optimizer, scaler, build_guard(config), early_stop)
+
+
+def build_guard(config: RunConfig) -> Guard:
+    """A guard that knows nothing yet."""
+    return Guard(config.guard, is_shuffled=config.data.order == "shuffle")

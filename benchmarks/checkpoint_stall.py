@@ -2,9 +2,10 @@
 
     python benchmarks/checkpoint_stall.py [STEPS] [FLAGS OF GPTMILL TRAIN ...]
 
-Trains on random tokens (speed does not depend on what they say) and reads the run's own events. The stall of a save is
-the time from the end of its step to the end of the next, less the usual step: the copy off the device and whatever
-else holds training up. What the writing in the background costs after that is what the next steps take longer.
+Trains on random tokens, some far more frequent than others as in text, and reads the run's own events. The stall of a
+save is what the step before and the step after it take longer together than two usual ones: the copy off the device,
+and whatever else holds training up (the step before alone tells nothing: its numbers are read earlier than others').
+What the writing in the background costs is what the steps after that take longer.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ import numpy as np
 
 TOKENS = 20_000_000
 FREQ = 250
+SNAPSHOT_FREQ = 50
+SETTLED = 20
+AFTER = 30
 FLAGS = f"""--device cuda --compile --total_batch_size 131072 --mini_batch_size 64 --warmup_steps 100 --sample_tokens 0
     --eval_freq 1000000 --eval_tokens 65536 --log_freq 1 --checkpoint_freq {FREQ} --keep_checkpoints 2""".split()
 
 
 def main() -> None:
-    steps, extra = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("780", [])
+    steps, extra = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("560", [])
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         data.mkdir()
-        tokens = np.random.default_rng(0).integers(0, 50257, TOKENS, dtype=np.uint16)
+        tokens = (50257 * np.random.default_rng(0).random(TOKENS) ** 8).astype(np.uint16)
         tokens.tofile(data / "train.bin")
         tokens[: TOKENS // 100].tofile(data / "val.bin")
         command = [sys.executable, "-m", "gptmill", "train", "--data_dir", str(data), "--tokenizer", "gpt2"]
@@ -43,27 +47,27 @@ def main() -> None:
 def report(events: list[dict[str, Any]]) -> None:
     """The figures, from the events of the run."""
     times = {event["step"]: event["time"] for event in events if event["event"] == "StepLogged"}
-    gaps = {step: times[step] - times[step - 1] for step in sorted(times)[20:]}
-    usual = statistics.median(gaps.values())
-    saves = [event for event in events if event["event"] == "CheckpointSaved"]
-    print(f"usual step {1000 * usual:.1f} ms, {len(gaps)} steps")
+    first, last = SETTLED, max(times)
+    usual = statistics.median(times[step] - times[step - 1] for step in range(first, last + 1))
+    print(f"usual step {1000 * usual:.1f} ms, {last - first} steps")
+
+    def measure(step: int, count: int) -> float:
+        """What `count` steps up to this one took longer than usual."""
+        return times[step] - times[step - count] - count * usual
+
     lost = 0.0
-    for save in saves:
+    for save in (event for event in events if event["event"] == "CheckpointSaved" and event["step"] < last - AFTER):
         step = save["step"]
-        if step + 1 not in gaps:
-            continue  # the last one, which nothing comes after
-        stall = gaps[step + 1] - usual
-        after = [gaps[later] - usual for later in range(step + 2, step + 40) if later in gaps]
-        lost += stall + sum(after)
+        stall, after = measure(step + 1, 2), measure(step + 1 + AFTER, AFTER)
+        lost += stall + after
         print(
-            f"step {step}: {save['size_bytes'] / 1e9:.2f} GB durable after {save['seconds']:.2f} s; "
-            f"training stalled {1000 * stall:.0f} ms, and {1000 * sum(after):.0f} ms in the {len(after)} steps after"
+            f"step {step}: {save['size_bytes'] / 1e9:.2f} GB durable after {save['seconds']:.2f} s; training stalled "
+            f"{1000 * stall:.0f} ms, and {1000 * after:.0f} ms in the {AFTER} steps after"
         )
-    snapshots = [gaps[step + 1] - usual for step in gaps if step % 50 == 0 and step % FREQ and step + 1 in gaps]
-    if snapshots:
-        lost += sum(snapshots)
-        print(f"snapshots in memory: {1000 * statistics.median(snapshots):.0f} ms each, {len(snapshots)} of them")
-    print(f"in all {100 * lost / sum(gaps.values()):.2f} % of the wall time")
+    snapshots = [measure(step + 1, 2) for step in range(first, last) if step % SNAPSHOT_FREQ == 0 and step % FREQ]
+    lost += sum(snapshots)
+    print(f"snapshots in memory: {1000 * statistics.median(snapshots):.0f} ms each, {len(snapshots)} of them")
+    print(f"in all {100 * lost / (times[last] - times[first]):.2f} % of the wall time")
 
 
 if __name__ == "__main__":

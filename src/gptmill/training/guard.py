@@ -22,6 +22,7 @@ LEAST_LOSS_RISE = 0.1  # as a share of the loss
 LEAST_NATS = 0.2  # where the loss itself is near nothing
 # Clipping takes the force out of a large gradient, and healthy runs with a high rate reach 8 times their median.
 LEAST_NORM_FACTOR = 20.0
+HARMLESS_CLIPS = 10.0  # norms up to so many times grad_clip are everyday, however quiet the steps before were
 NO_NORM = 1e-8  # gradients below are nothing, however much smaller they were before
 MOST_LOG = 80.0  # beyond the range of what a float32 norm can be
 
@@ -78,9 +79,10 @@ class Guard:
     Where the data is not shuffled, the loss follows the data and may rise for good: that is told, and not healed.
     """
 
-    def __init__(self, config: GuardConfig, *, is_shuffled: bool = True) -> None:
+    def __init__(self, config: GuardConfig, *, is_shuffled: bool = True, grad_clip: float | None = None) -> None:
         self._config = config
         self._is_shuffled = is_shuffled
+        self._harmless_norm = HARMLESS_CLIPS * (grad_clip or 0.0)
         self._counts = Counts()
         self._skips_in_a_row = 0
         self._records: deque[Record] = deque(maxlen=max(1, config.guard_window))
@@ -168,7 +170,7 @@ class Guard:
             loss_spike = f"loss {entry.loss:.4f} where {usual:.4f} is usual and {limit:.4f} the limit"
         norms = [record.grad_norm for record in self._records if record.grad_norm is not None]
         usual = max(median(norms), NO_NORM)
-        limit = usual * LEAST_NORM_FACTOR
+        limit = max(usual * LEAST_NORM_FACTOR, self._harmless_norm)
         if entry.grad_norm > limit:
             limit = max(limit, usual * math.exp(min(threshold * _measure_log_deviation(norms, usual), MOST_LOG)))
         if entry.grad_norm > limit:
@@ -183,7 +185,7 @@ class Guard:
         last_spike_step = max(self._counts.last_spike_step, entry.step)
         if done < self._config.max_rollbacks:
             counts = replace(self._counts, rollbacks=done + 1, last_spike_step=last_spike_step)
-            return Verdict("go_back", f"step {entry.step}: {what}", first.step, windows, counts)
+            return Verdict("go_back", what, first.step, windows, counts)
         counts = replace(self._counts, last_spike_step=last_spike_step)
         return Verdict("give_up", self._explain(entry, what, first.step), first.step, windows, counts)
 

@@ -145,7 +145,9 @@ def go_back(session: Session, state: TrainState, meter: Meter) -> bool:
     assert entry is not None
     checkpoint = share_checkpoint(session.saving.find_older(verdict.first_step - 1), session.world)
     if checkpoint is None:
-        meter.verdict = Verdict("give_up", f"{verdict.reason}; there is no state from before step {verdict.first_step}")
+        meter.verdict = Verdict(
+            "give_up", f"step {entry.step}: {verdict.reason}; there is no state from before step {verdict.first_step}"
+        )
         return False
     state.restore(checkpoint, f"the state of step {checkpoint.step}")
     state.guard.note_rollback(verdict, entry.step)

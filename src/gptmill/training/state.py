@@ -129,4 +129,4 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
 
 def build_guard(config: RunConfig) -> Guard:
     """A guard that knows nothing yet."""
-    return Guard(config.guard, is_shuffled=config.data.order == "shuffle")
+    return Guard(config.guard, is_shuffled=config.data.order == "shuffle", grad_clip=config.optimizer.grad_clip)

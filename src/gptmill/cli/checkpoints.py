@@ -145,9 +145,12 @@ def prune_run(found: RunDirectory, keep: int | None) -> int:
 
 
 def print_difference(folder: Path, names: list[str]) -> int:
+    from gptmill.runs.checkpoints.storage import find_damage
     from gptmill.runs.comparison import compare_checkpoints, describe_comparison
 
     first, second = (find_checkpoint(folder, name) for name in (*names, "latest")[:2])
+    for damage in filter(None, (find_damage(path, thorough=True) for path in dict.fromkeys((first, second)))):
+        sys.stderr.write(f"warning: {show(damage)}\n")
     sys.stdout.write(show(describe_comparison(compare_checkpoints(first, second))) + "\n")
     return 0
 

@@ -61,17 +61,31 @@ def run_supervised(recipe: str | None, flags: dict[str, Any], options: LaunchOpt
             "torchrun starts its own workers again; instead of --supervise give it --max-restarts=N, "
             "and gptmill train --run_name NAME --resume auto"
         )
-    if options.resume is None or options.resume == "auto":
-        tracking = build_config(TrackingConfig, {**(load_recipe(recipe) if recipe else {}), **flags})
-        name = tracking.run_name or find_free_name(tracking.logdir, make_run_name(recipe))
-        run = RunDirectory(Path(tracking.logdir) / name)
-    else:
-        run = choose_run(recipe, flags)
+    if options.force_cpu:
+        raise UserError("--force_cpu does one step and exits; leave out --supervise")
+    if options.max_restarts < 0:
+        raise UserError(f"--max_restarts {options.max_restarts}: must not be negative")
+    run = choose_supervised(recipe, flags, options.resume)
     kept = {"resume": options.resume, "time_limit": options.time_limit, "allow_changes": options.allow_changes}
     given = {name: value for name, value in kept.items() if value}
     words = [recipe] if recipe else []
     arguments = [*words, *spell_flags({**flags, **given, "run_name": run.path.name, "logdir": str(run.path.parent)})]
     return supervise(arguments, run, options.max_restarts, lambda text: print_line(f"gptmill: {text}"))
+
+
+def choose_supervised(recipe: str | None, flags: dict[str, Any], resume: str | None) -> RunDirectory:
+    """The run that is supervised: one that exists, or the name of a new one."""
+    tracking = build_config(TrackingConfig, {**(load_recipe(recipe) if recipe else {}), **flags})
+    if tracking.run_name is None and resume is not None:
+        if resume not in ("auto", "latest", "best") and not resume.isdecimal():
+            raise UserError(f"--supervise --resume {resume} needs --run_name NAME: that of its run, or of a new one")
+        try:
+            return choose_run(recipe, flags)
+        except UserError:
+            if resume != "auto":
+                raise
+    name = tracking.run_name or find_free_name(tracking.logdir, make_run_name(recipe))
+    return RunDirectory(Path(tracking.logdir) / name)
 
 
 def wants_to_go_on(recipe: str | None, flags: dict[str, Any]) -> bool:
@@ -84,7 +98,8 @@ def wants_to_go_on(recipe: str | None, flags: dict[str, Any]) -> bool:
         return False
     sys.stdout.write(f"run {run.path} has checkpoints already; go on with it? [Y/n] ")
     sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes", "")
+    answer = sys.stdin.readline()
+    return answer.endswith("\n") and answer.strip().lower() in ("y", "yes", "")
 
 
 def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], LaunchOptions]:
@@ -111,23 +126,23 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     name = shlex.quote(outcome.run.path.name)
     go_on = f"{program} train --run_name {name}{place} --resume latest"
     if outcome.exit_code:
-        sys.stdout.write(f"{describe_end(outcome)}; go on with: {go_on}\n")
+        is_saved = "saved" if outcome.run.has_checkpoints else "nothing was saved yet"
+        said = is_saved if outcome.reason.startswith("stopped by") else outcome.reason
+        sys.stdout.write(f"{said}; go on with: {go_on}\n")
         return
+    further = f"--max_steps {2 * outcome.max_steps}"
+    if outcome.reason.startswith("stopped early"):
+        further = "--early_stop_patience none"
     prompt = outcome.config.evaluation.sample_prompt
     asking = f" --prompt {shlex.quote(prompt)}" if prompt.isprintable() else ""
     lines = [
         f"\n{make_report(outcome.run, sys.stdout.encoding or 'utf-8')}\n",
         f"The run lies in {outcome.run.path}/. What to try next:",
         f"  {program} sample {name}{place}{asking}",
-        f"  {go_on} --max_steps {2 * outcome.max_steps}",
+        f"  {go_on} {further}",
         f"  {program} train {shlex.quote(recipe or 'demo')} --corpus YOUR_TEXT.txt",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def describe_end(outcome: Outcome) -> str:
-    """What there is to go on with, for a run that is not done."""
-    return "saved" if outcome.reason.startswith("stopped") else outcome.reason
 
 
 def print_line(text: str) -> None:

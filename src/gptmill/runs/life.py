@@ -63,20 +63,18 @@ def _describe(same: list[Event], later: list[Event]) -> str:
     if isinstance(entry, RunCrashed):
         return f"crashed at step {entry.step:,}: {entry.reason}" + _describe_lost(entry, later)
     assert isinstance(entry, RunFinished)
-    how, _, why = entry.reason.partition(" ")
-    if how not in ("finished", "stopped"):
-        how, why = "ended", f"because {entry.reason}"
-    return f"{how} at step {entry.step:,}" + (f" {why}" if why else "") + _describe_lost(entry, later)
+    how, _, why = entry.reason.partition(": ")
+    return f"{how} at step {entry.step:,}" + (f": {why}" if why else "") + _describe_lost(entry, later)
 
 
 def _describe_start(start: RunStarted, before: RunStarted | None) -> list[str]:
     """What a first start began with; of a later one, what is different."""
-    if start.step == 0 and not start.resumed_from:
+    if before is None or not start.resumed_from:
         again = " again" if before is not None else ""
         parent = f", from {start.parent}" if start.parent else ""
         prints = {"code": start.code[:FINGERPRINT_CHARS], "data": start.data[:FINGERPRINT_CHARS]}
         shown = [f"{name} {fingerprint}" for name, fingerprint in prints.items() if fingerprint]
-        lines = [f"started{again} at step 0{parent}: " + ", ".join([*_list_circumstances(start), *shown])]
+        lines = [f"started{again} at step {start.step:,}{parent}: " + ", ".join([*_list_circumstances(start), *shown])]
     else:
         place = f" ({Path(start.resumed_from).name})" if start.resumed_from else ""
         lines = [f"resumed from step {start.step:,}{place}"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gptmill
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe, make_config
@@ -19,7 +20,9 @@ from gptmill.config.smoke import make_smoke_config
 from gptmill.config.validation import check_config
 from gptmill.data.files import find_cache_dir
 from gptmill.runs.checkpoints.copies import fetch_checkpoint
-from gptmill.runs.checkpoints.storage import load_checkpoint
+from gptmill.runs.checkpoints.manifest import MANIFEST
+from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
+from gptmill.runs.checkpoints.tiers import TIER
 from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
 from gptmill.runtime.world import read_world_size
 
@@ -80,14 +83,15 @@ def _make_resume(recipe: str | None, flags: dict[str, Any], options: LaunchOptio
         except UserError:
             return _make_new(recipe, flags, options)
         return _go_on(run, "latest", flags, options)
-    if wanted in ("latest", "best") or wanted.isdecimal():
+    is_name = TIER.fullmatch(wanted) or STEP_FOLDER.fullmatch(wanted)
+    if wanted == "best" or wanted.isdecimal() or (is_name and not Path(wanted).exists()):
         return _go_on(choose_run(recipe, flags), wanted, flags, options)
     path = _find_checkpoint(wanted)
     owner = RunDirectory(path.parent.parent)
-    is_inside = path.parent.name == "checkpoints" and owner.config.is_file()
+    is_inside = path.parent == owner.checkpoints and owner.config.is_file() and STEP_FOLDER.fullmatch(path.name)
     tracking = build_config(TrackingConfig, flags)
     if is_inside and (tracking.run_name is None or _is_same(owner, tracking)):
-        return _go_on(owner, str(load_checkpoint(path, groups=()).step), flags, options)
+        return _go_on(owner, path.name, flags, options)
     return _begin_with(path, recipe, flags, options)
 
 
@@ -142,11 +146,15 @@ def _find_checkpoint(wanted: str) -> Path:
             raise UserError(f"--resume {wanted}: an address can be read by one process only; fetch it there first")
         return fetch_checkpoint(wanted, find_cache_dir() / "checkpoints")
     path = Path(wanted)
-    if not path.exists():
+    if not wanted or not path.exists():
         raise UserError(
             f"--resume {wanted}: there is no such checkpoint; give latest, best, auto, a step, or a checkpoint's path"
         )
-    return path.resolve()
+    if path.is_dir() and not os.path.lexists(path / MANIFEST):
+        raise UserError(
+            f"--resume {wanted}: that folder is no checkpoint; for a run write --run_name NAME --resume latest"
+        )
+    return Path(os.path.relpath(path.resolve())) if not path.is_absolute() else path.resolve()
 
 
 def _name_run(config: RunConfig, name: str) -> RunConfig:
@@ -170,6 +178,6 @@ def _make_deadline(time_limit: str | None) -> float | None:
     if time_limit is None:
         return None
     try:
-        return time.monotonic() + parse_duration(time_limit)
+        return gptmill.STARTED + parse_duration(time_limit)
     except ValueError as error:
         raise UserError(f"--time_limit {time_limit}: {error}") from None

@@ -175,14 +175,15 @@ def open_run(launch: Launch, state: TrainState, start: Start | None, world: Worl
         stack.enter_context(lock_run(run))
         record_crash(run)
         warning = check_room(run.checkpoints, estimate_size(state), config.checkpoints.keep_checkpoints)
-        for text in [*(start.complaints if start else []), *([warning] if warning else [])]:
+        warnings = [f"{text}; going on from step {state.step} instead" for text in start.complaints] if start else []
+        if launch.resumed is not None and start is not None:
+            warnings.append(start.settle(run.checkpoints, config.checkpoints.keep_checkpoints))
+        for text in filter(None, [*warnings, warning]):
             sys.stderr.write(f"warning: {text}\n")
         if launch.resumed is None:
             create_run(config.tracking.logdir, config.tracking.run_name, config)
         elif launch.changes:
             save_config(run, config)
-        if launch.resumed is not None and start is not None:
-            start.settle(run.checkpoints, config.checkpoints.keep_checkpoints)
     return run
 
 

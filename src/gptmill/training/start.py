@@ -8,7 +8,7 @@ from pathlib import Path
 from gptmill.runs.checkpoints.choosing import Chosen, load_chosen
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.storage import load_checkpoint, read_step
-from gptmill.runs.checkpoints.tiers import LATEST, link_tiers, make_abandoned_name, point, read_tiers
+from gptmill.runs.checkpoints.tiers import BACKUP, LATEST, ROLLING, link_tiers, make_abandoned_name, point, read_tiers
 from gptmill.runtime.world import World
 from gptmill.training.launch import Launch
 from gptmill.training.saving import GROUPS
@@ -30,19 +30,28 @@ class Start:
     def place(self) -> str:
         return f"checkpoint {self.path}"
 
-    def settle(self, folder: Path, keep: int) -> None:
+    def settle(self, folder: Path, keep: int) -> str:
         """Makes this checkpoint the latest of its run, so that a kill before the next save does not undo the choice.
 
-        The newest gets the tiers that it was saved for, since a kill may have come before they were linked. One
-        that the run goes back behind on purpose is kept under a name of its own.
+        The newest gets the tiers that it was saved for, since a kill may have come before they were linked. What the
+        run goes back behind on purpose is kept under other names, where it was to be kept; returns what to say of it.
         """
-        chosen, latest = folder / Path(self.path).name, read_tiers(folder).get(LATEST)
+        chosen, tiers = folder / Path(self.path).name, read_tiers(folder)
         if self.is_newest:
             link_tiers(folder, chosen, self.checkpoint.values.get("tiers", []), keep)
-            return
-        if latest is not None and read_step(latest) > read_step(chosen) and not self.complaints:
-            point(folder, make_abandoned_name(read_step(latest)), latest)
+            return ""
+        lasting = {path for tier, path in tiers.items() if not tier.startswith((ROLLING, BACKUP))}
+        later = [] if self.complaints else [path for path in lasting if read_step(path) > read_step(chosen)]
+        for path in later:
+            point(folder, make_abandoned_name(read_step(path)), path)
         point(folder, LATEST, chosen)
+        if not later:
+            return ""
+        names = ", ".join(sorted(make_abandoned_name(read_step(path)) for path in later))
+        return (
+            f"going back to step {read_step(chosen)}: what was saved later goes with the next save, but for {names}, "
+            f"until gptmill checkpoints prune"
+        )
 
 
 def read_start(launch: Launch, world: World) -> Start | None:

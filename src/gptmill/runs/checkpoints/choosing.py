@@ -34,6 +34,9 @@ def list_candidates(folder: Path, wanted: str) -> list[Path]:
         return list(dict.fromkeys([*find_unlinked(folder), *named, *newest_first]))
     if wanted == "best":
         return [tiers[BEST]] if BEST in tiers else []
+    named = {**{path.name: path for path in folders}, **tiers}
+    if wanted in named:
+        return [named[wanted]]
     if re.fullmatch("[0-9]{1,19}", wanted):
         of_step = [path for path in newest_first if read_step(path) == int(wanted)]
         return sorted(of_step, key=lambda path: path not in tiers.values())

@@ -193,7 +193,8 @@ def describe_rollback(event: RolledBack) -> str:
 
 
 def describe_end(event: RunFinished) -> str:
-    return f"{event.reason} at step {event.step:,} after {_format_seconds(event.seconds)}"
+    how, _, why = event.reason.partition(": ")
+    return f"{how} at step {event.step:,} after {_format_seconds(event.seconds)}" + (f": {why}" if why else "")
 
 
 def _format_seconds(seconds: float) -> str:

@@ -1,0 +1,228 @@
+"""Whatever happens to its files, its time or its disk, a run goes on from the newest sound state to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import TINY_FLAGS, GptMill, make_environment
+from safetensors import safe_open
+
+STEPS = 40
+FLAGS = [*TINY_FLAGS, "--data_dir", "words", "--checkpoint_freq", "8", "--eval_freq", "10", "--dropout", "0.1"]
+RUN = [*FLAGS, "--max_steps", str(STEPS)]
+
+
+@pytest.fixture(autouse=True)
+def _words(text_file: Path, gptmill: GptMill) -> None:
+    gptmill("prepare", text_file, "--tokenizer", "byte", "--out", "words")
+
+
+def assert_same_end(tmp_path: Path, one: str, other: str) -> None:
+    for name in ("checkpoints/latest/model.safetensors", "checkpoints/latest/optimizer.safetensors", "log.txt"):
+        first, second = ((tmp_path / "runs" / run / name).read_bytes() for run in (one, other))
+        assert first == second, name
+
+
+def flip_a_bit(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut_short(folder: Path) -> None:
+    os.truncate(folder / "optimizer.safetensors", 1000)
+
+
+def lose_the_manifest(folder: Path) -> None:
+    (folder / "checkpoint.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut_short, lose_the_manifest])
+def test_a_damaged_checkpoint_is_passed_over_and_named(
+    tmp_path: Path, gptmill: GptMill, damage: Callable[[Path], None]
+) -> None:
+    gptmill("train", *RUN, "--run_name", "straight")
+    gptmill("train", *FLAGS, "--max_steps", str(STEPS), "--run_name", "damaged")
+    checkpoints = tmp_path / "runs/damaged/checkpoints"
+    damage((checkpoints / "latest").resolve())
+    damage((checkpoints / "latest_backup").resolve())
+    verified = gptmill("checkpoints", "verify", "damaged", check=False)
+    assert verified.returncode == 1
+    assert "step_000024" in verified.stdout.splitlines()[-1]
+    sampled = gptmill("sample", "damaged", "--device", "cpu", "--max_new_tokens", "3")
+    assert ("using step 24 instead" in sampled.stderr) == (damage is not cut_short)  # which leaves the model whole
+    resumed = gptmill("train", "--run_name", "damaged", "--resume", "latest")
+    assert resumed.stderr.count("going on from step 24 instead") == 2
+    assert_same_end(tmp_path, "straight", "damaged")
+
+
+def test_with_nothing_sound_left_a_run_says_so_and_touches_nothing(tmp_path: Path, gptmill: GptMill) -> None:
+    gptmill("train", *RUN, "--max_steps", "8", "--run_name", "lost")
+    (folder,) = (tmp_path / "runs/lost/checkpoints").glob("step_*")
+    flip_a_bit(folder)
+    before = sorted(path.name for path in folder.parent.iterdir())
+    for resume in ("latest", "auto", "best", "8"):
+        refused = gptmill("train", "--run_name", "lost", "--resume", resume, check=False)
+        assert refused.returncode == 2
+        assert "checksum" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert sorted(path.name for path in folder.parent.iterdir()) == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB; checkpoints of these tests take about half of one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no right to mount a small file system here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, gptmill: GptMill, small_disk: Path) -> None:
+    wide = ["--embd_size", "32", "--keep_checkpoints", "20"]
+    gptmill("train", *RUN, *wide, "--run_name", "straight")
+    other = small_disk / "other"
+    other.write_bytes(bytes(800_000))
+    place = ["--logdir", str(small_disk), "--run_name", "full"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gptmill", "train", *RUN, *wide, "--checkpoint_freq", "2", *place],
+        cwd=tmp_path, env=make_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    checkpoints = small_disk / "full/checkpoints"
+    while not (checkpoints / "latest").exists() and process.poll() is None:
+        time.sleep(0.005)
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize
+    other.write_bytes(bytes(800_000 + max(0, free - 700_000)))  # what is left is not enough for a second one
+    output, _ = process.communicate(timeout=120)
+    log = (small_disk / "full/log.txt").read_text()
+    assert f"\n{STEPS} train" in log, output
+    assert "the disk is full: dropped" in output or "THE DISK IS FULL" in output
+    assert process.returncode in (0, 74), output
+    other.unlink()
+    gptmill("train", *place, "--resume", "latest")
+    assert_same_end_on(tmp_path / "runs/straight", small_disk / "full")
+
+
+def assert_same_end_on(one: Path, other: Path) -> None:
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (one / "checkpoints/latest" / name).read_bytes() == (other / "checkpoints/latest" / name).read_bytes()
+    assert (one / "log.txt").read_text() == (other / "log.txt").read_text()
+
+
+def test_a_run_that_could_never_save_does_not_begin(gptmill: GptMill, small_disk: Path) -> None:
+    refused = gptmill("train", *RUN, "--embd_size", "256", "--logdir", str(small_disk), check=False)
+    assert refused.returncode == 2
+    assert "make room" in refused.stderr
+    assert list(small_disk.glob("*/config.toml")) == []
+
+
+def test_a_run_stops_before_its_time_limit_and_goes_on(tmp_path: Path, gptmill: GptMill) -> None:
+    long = ["--max_steps", "100000", "--eval_freq", "1000000"]
+    stopped = gptmill("train", *FLAGS, *long, "--run_name", "late", "--time_limit", "9s", check=False)
+    assert stopped.returncode == 75, stopped.stdout + stopped.stderr
+    assert "stopped by its time limit" in stopped.stdout
+    last = int((tmp_path / "runs/late/checkpoints/latest").resolve().name.removeprefix("step_"))
+    assert last > 0
+    assert f"{last} train" in (tmp_path / "runs/late/log.txt").read_text()
+
+
+@pytest.mark.parametrize("slow", ["--eval_tokens=12000", "--sample_tokens=2000"])
+def test_a_signal_is_heard_in_the_middle_of_an_evaluation(
+    tmp_path: Path, gptmill: GptMill, text_file: Path, slow: str
+) -> None:
+    """Many windows one at a time, or a long sample: seconds that a scheduler may not grant."""
+    gptmill("prepare", text_file, "--tokenizer", "byte", "--val_fraction", "0.5", "--out", "half")
+    flags = [*RUN, slow, "--mini_batch_size", "1", "--eval_freq", "20", "--data_dir", "half"]
+    gptmill("train", *flags, "--run_name", "straight")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gptmill", "train", *flags, "--run_name", "stopped"],
+        cwd=tmp_path, env=make_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    heartbeat = tmp_path / "runs/stopped/heartbeat/rank_00000.json"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        beat = heartbeat.read_text() if heartbeat.exists() else ""
+        if '"evaluating"' in beat and json.loads(beat)["step"] == 20:
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    log = (tmp_path / "runs/stopped/log.txt").read_text()
+    assert "20 train" in log
+    assert "20 val" not in log
+    gptmill("train", "--run_name", "stopped", "--resume", "latest")
+    assert_same_end(tmp_path, "straight", "stopped")
+    samples = [(tmp_path / "runs" / run / "samples/step_000020.txt").read_text() for run in ("straight", "stopped")]
+    assert samples[0] == samples[1]
+
+
+def test_early_stopping_keeps_the_best_model_and_survives_a_kill(tmp_path: Path, gptmill: GptMill) -> None:
+    """So high a rate that the loss soon rises again."""
+    flags = [*FLAGS, "--max_steps", "200", "--eval_freq", "5", "--early_stop_patience", "3", "--max_lr", "0.3"]
+    flags += ["--guard", "off", "--warmup_steps", "0"]
+    done = gptmill("train", *flags, "--run_name", "straight")
+    assert "stopped early" in done.stdout
+    log = [line.split() for line in (tmp_path / "runs/straight/log.txt").read_text().splitlines()]
+    losses = {int(step): float(loss) for step, kind, loss in log if kind == "val" and int(step) > 0}
+    best = min(losses, key=lambda step: (losses[step], step))
+    assert max(losses) == best + 15
+    assert (tmp_path / "runs/straight/checkpoints/best_model").resolve().name == f"step_{best:06d}"
+    gptmill("train", *flags, "--max_steps", str(best + 7), "--run_name", "broken")
+    (tmp_path / "runs/broken/config.toml").write_bytes((tmp_path / "runs/straight/config.toml").read_bytes())
+    for _ in range(2):  # the second time there is nothing left to do
+        resumed = gptmill("train", "--run_name", "broken", "--resume", "latest")
+        assert f"stopped early at step {best + 15}" in resumed.stdout
+
+
+def test_a_run_begins_with_another_one_s_checkpoint(tmp_path: Path, gptmill: GptMill) -> None:
+    gptmill("train", *RUN, "--run_name", "mother")
+    path = "runs/mother/checkpoints/rolling_step_000024"
+    gptmill("train", "--resume", path, "--run_name", "daughter")
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        mother, daughter = (
+            (tmp_path / "runs" / run / "checkpoints/latest" / name).read_bytes() for run in ("mother", "daughter")
+        )
+        assert mother == daughter
+    assert "step_000024" in gptmill("checkpoints", "ledger", "daughter").stdout
+    refused = gptmill("train", "--resume", path, "--run_name", "other", "--max_lr", "0.5", check=False)
+    assert (refused.returncode, "--allow_changes" in refused.stderr) == (2, True)
+    gptmill("train", "--resume", path, "--run_name", "other", "--max_lr", "0.5", "--allow_changes")
+
+
+def test_going_back_on_purpose_keeps_what_was_there_until_it_is_pruned(tmp_path: Path, gptmill: GptMill) -> None:
+    gptmill("train", *RUN, "--run_name", "run")
+    gptmill("train", "--run_name", "run", "--resume", "16", "--max_steps", str(STEPS + 1))
+    checkpoints = tmp_path / "runs/run/checkpoints"
+    assert (checkpoints / f"abandoned_step_{STEPS:06d}").resolve().is_dir()
+    gptmill("checkpoints", "prune", "run")
+    assert not (checkpoints / f"abandoned_step_{STEPS:06d}").exists()
+    assert f"step_{STEPS + 1:06d}" in gptmill("checkpoints", "verify", "run").stdout.splitlines()[-1]
+
+
+def test_ranks_and_one_process_write_the_same_files(tmp_path: Path, gptmill: GptMill) -> None:
+    gptmill("train", *RUN, "--max_steps", "2", "--run_name", "one")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "gptmill"]
+    subprocess.run(
+        [*command, "train", *RUN, "--max_steps", "2", "--run_name", "two"],
+        cwd=tmp_path, env=make_environment(), check=True, capture_output=True,
+    )  # fmt: skip
+    for group in ("model", "optimizer"):
+        names = []
+        for run in ("one", "two"):
+            with safe_open(tmp_path / f"runs/{run}/checkpoints/latest/{group}.safetensors", "pt") as file:
+                names.append(sorted((name, tuple(file.get_slice(name).get_shape())) for name in file.keys()))  # noqa: SIM118
+        assert names[0] == names[1]
+        assert not [name for name, _ in names[0] if "_orig_mod" in name or "module." in name]

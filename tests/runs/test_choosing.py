@@ -126,3 +126,33 @@ def test_where_there_is_none_it_says_so(tmp_path: Path, wanted: str) -> None:
         load_chosen(tmp_path / "nowhere", wanted, GROUPS)
     save(tmp_path, 10)
     assert has_checkpoints(tmp_path)
+
+
+def test_a_latest_that_cannot_be_read_does_not_make_older_ones_newer(tmp_path: Path) -> None:
+    """A kill may have left an old folder without a tier; it must not be taken for the newest, nor the others go."""
+    for step in (10, 20, 30):
+        link_tiers(tmp_path, save(tmp_path, step), [make_rolling_name(step)], 10)
+    (tmp_path / make_rolling_name(10)).unlink()
+    (tmp_path / "step_000030" / "checkpoint.json").write_text("{}")
+    chosen = load_chosen(tmp_path, "latest", GROUPS)
+    assert chosen.path.name == "step_000020"
+    assert len(chosen.complaints) == 1
+
+
+@pytest.mark.parametrize("is_dangling", [False, True])
+def test_a_lost_latest_is_told_and_the_newest_taken(tmp_path: Path, is_dangling: bool) -> None:
+    for step in (10, 20, 30):
+        link_tiers(tmp_path, save(tmp_path, step), [make_rolling_name(step)], 10)
+    (tmp_path / "latest").unlink()
+    if is_dangling:
+        (tmp_path / "latest").symlink_to("step_000099")
+    chosen = load_chosen(tmp_path, "latest", GROUPS)
+    assert chosen.path.name == "step_000030"
+    assert "latest" in chosen.complaints[0]
+
+
+def test_a_checkpoint_can_be_named_by_its_folder_or_a_tier(tmp_path: Path) -> None:
+    for step in (10, 20):
+        link_tiers(tmp_path, save(tmp_path, step), [make_rolling_name(step)], 10)
+    for name in ("step_000010", "rolling_step_000010", "latest_backup"):
+        assert [path.name for path in list_candidates(tmp_path, name)] == ["step_000010"]

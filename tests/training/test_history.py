@@ -68,7 +68,7 @@ def test_a_step_shows_what_it_read_also_where_the_batch_was_changed(
 ) -> None:
     flags = [*TINY_FLAGS, "--sample_tokens", "0", "--data_dir", "corpus", "--documents", documents]
     assert run_guarded(["train", *flags, "--run_name", "seen", "--max_steps", "3"]) == 0
-    more = ["--resume", "latest", "--max_steps", "5", "--total_batch_size", "256"]
+    more = ["--resume", "latest", "--max_steps", "5", "--total_batch_size", "256", "--allow_changes"]
     assert run_guarded(["train", "--run_name", "seen", *more]) == 0
     assert [read_shown(step) for step in range(1, 6)] == [taken[step] for step in range(1, 6)]
     with pytest.raises(UserError, match="has done 5 steps"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 from tiny import CPU, Tiny, make_shards, open_tiny
 from torch import Tensor
 
+from gptmill.config.errors import UserError
 from gptmill.data.shards.opening import TokenShards
 from gptmill.runs.checkpoints.storage import Checkpoint, load_checkpoint, save_checkpoint
 from gptmill.training.session import make_origin
+from gptmill.training.snapshots import Snapshots
 
 GROUPS = ("model", "optimizer")
 
@@ -142,3 +145,90 @@ def test_compiled_and_plain_states_have_the_same_names_and_go_on_from_each_other
     assert plain.step().read()[0] == pytest.approx(compiled.step().read()[0], rel=1e-5)
     compiled.state.restore(save(plain, tmp_path), "here")
     assert_same_state(compiled, plain)
+
+
+def test_restoring_does_not_tie_the_state_to_what_it_was_restored_from(shards: TokenShards) -> None:
+    tiny = open_tiny(shards)
+    tiny.step()
+    snapshot = Snapshots(CPU.device, 1).take(tiny.state.make_checkpoint({})).checkpoint
+    before = {group: {name: tensor.clone() for name, tensor in snapshot.tensors[group].items()} for group in GROUPS}
+    tiny.step()
+    tiny.state.restore(snapshot, "here")
+    tiny.step()
+    assert all(are_equal(before[group], snapshot.tensors[group]) for group in GROUPS)
+
+
+def test_every_number_of_a_state_comes_back(shards: TokenShards, tmp_path: Path) -> None:
+    one, other = open_tiny(shards), open_tiny(shards)
+    for step in range(3):
+        numbers = (stats := one.step()).read()
+        one.state.guard.judge(stats.make_entry(numbers._replace(loss=float("nan") if step == 1 else numbers.loss)))
+    one.state.early_stop.note(2, 2.5)
+    one.state.early_stop.note(3, 2.75)
+    one.state.skipped_windows, one.state.windows_jumped = [(8, 16), (64, 80)], 8
+    one.state.epochs_done, one.state.evaluated_at, one.state.train_loss = 4, 3, 1.25
+    other.state.restore(save(one, tmp_path), "here")
+    assert_same_state(one, other)
+    assert other.state.make_checkpoint({}).values["guard"]["skipped"] == 1
+    assert other.state.early_stop.best_loss == 2.5
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("windows_read", -5),
+        ("windows_read", 10**30),
+        ("windows_read", True),
+        ("windows_read", None),
+        ("epochs_done", 1.5),
+        ("evaluated_at", "x"),
+        ("skipped_windows", [[9, 3]]),
+        ("skipped_windows", [[-1, 3]]),
+        ("skipped_windows", 7),
+        ("guard", []),
+        ("guard", {"skipped": "x"}),
+        ("guard", {"records": [[1, 2, 3, "x", 4]]}),
+        ("guard", {"records": [[1, 2]]}),
+        ("early_stop", None),
+        ("early_stop", {"best_loss": "x"}),
+        ("scaler", "x"),
+        ("val_loss", [1]),
+    ],
+)
+def test_numbers_that_no_run_could_have_saved_are_refused(shards: TokenShards, name: str, value: object) -> None:
+    tiny = open_tiny(shards)
+    tiny.step()
+    live = tiny.state.make_checkpoint({})
+    tiny.state.restore(live, "here")
+    with pytest.raises(UserError, match="here is no state to go on from"):
+        tiny.state.restore(replace(live, values={**live.values, name: value}), "here")
+
+
+def spoil_moments(moments: dict[str, Tensor], how: str) -> dict[str, Tensor]:
+    name = next(name for name in moments if name.endswith("/exp_avg"))
+    step = name.removesuffix("exp_avg") + "step"
+    changes: dict[str, dict[str, Tensor]] = {
+        "another shape": {name: torch.zeros(3)},
+        "a single number": {name: torch.zeros(())},
+        "another type": {name: moments[name].to(torch.int64)},
+        "fewer than no steps": {step: torch.tensor(-5.0)},
+        "no number of steps": {step: torch.tensor(float("nan"))},
+        "something unknown": {"evil/exp_avg": torch.zeros(1)},
+    }
+    if how == "one missing":
+        return {key: tensor for key, tensor in moments.items() if key != name}
+    return {} if how == "all missing" else {**moments, **changes[how]}
+
+
+@pytest.mark.parametrize(
+    "how",
+    "another shape|a single number|another type|fewer than no steps|no number of steps|something unknown|one missing|"
+    "all missing".split("|"),
+)
+def test_moments_that_are_not_those_of_the_model_are_refused(shards: TokenShards, how: str) -> None:
+    tiny = open_tiny(shards)
+    tiny.step()
+    live = tiny.state.make_checkpoint({})
+    tensors = {**live.tensors, "optimizer": spoil_moments(live.tensors["optimizer"], how)}
+    with pytest.raises(UserError, match="the optimizer of here"):
+        tiny.state.restore(replace(live, tensors=tensors), "here")

@@ -48,7 +48,10 @@ def run(arguments: list[str]) -> int:
     with show_preparing() as report:
         outcome = train(launch, report)
     if is_main:
-        print_outcome(outcome, recipe)
+        try:
+            print_outcome(outcome, recipe)
+        except FileNotFoundError as error:
+            print_line(f"warning: {error.filename} is gone: the run's folder was moved or deleted while it trained")
     return outcome.exit_code
 
 

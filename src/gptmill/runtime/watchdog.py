@@ -27,7 +27,7 @@ POLL_SECONDS = 1.0
 FIRST_STEP_SECONDS = 1800.0
 USUAL_STEPS = 50
 PAUSE_POLLS = 10
-SILENT_SECONDS = 10.0
+SILENT_SECONDS = 4.0  # of heartbeats that come every second
 STORAGE_SECONDS = 20.0
 MAX_NAMED_RANKS = 4
 T = TypeVar("T")
@@ -151,7 +151,7 @@ class _Watch:
         counted_from = polled_at = time.monotonic()
         while not self._closed.wait(POLL_SECONDS):
             now, beat, limit = time.monotonic(), self._watchdog.last_beat, self._watchdog.limit_seconds
-            if now - polled_at > PAUSE_POLLS * POLL_SECONDS:
+            if now - polled_at > min(PAUSE_POLLS * POLL_SECONDS, max(2 * POLL_SECONDS, limit / 2)):
                 counted_from = now  # the whole process slept: a closed lid, Ctrl-Z, a debugger
             polled_at = now
             self._set_last_resort(3 * limit)
@@ -185,9 +185,8 @@ class _Watch:
     def _open_last_resort(self) -> IO[str] | None:
         """A file for the stacks of a process in which no Python thread can run, which only C code can still write.
 
-        faulthandler's own thread is that C code. Its clock runs on while the process is stopped, so that it would
-        end one that only slept: it is not set where a terminal can stop the process (Ctrl-Z), nor on the systems
-        whose clock counts a laptop's sleep.
+        faulthandler's own thread is that C code. Its clock runs on while the process is stopped, so that it cannot
+        tell a hang from sleep, and ends nothing; where a terminal can stop the process (Ctrl-Z) it is not even set.
         """
         if math.isinf(self._watchdog.limit_seconds) or sys.platform != "linux" or _has_terminal():
             return None
@@ -198,13 +197,13 @@ class _Watch:
         return None
 
     def _set_last_resort(self, seconds: float) -> None:
-        """Ends the process (exit code 1) unless it is set anew within that time.
+        """Writes the stacks unless it is set anew within that time.
 
         C code that never gives the GIL back, such as a driver that does not answer, stops this thread as well.
         """
         with self._setting:
             if self._last_resort is not None and not self._closed.is_set():
-                faulthandler.dump_traceback_later(seconds, exit=True, file=self._last_resort)
+                faulthandler.dump_traceback_later(seconds, exit=False, file=self._last_resort)
 
 
 def describe_hang(own: Heartbeat, others: dict[int, Heartbeat | None]) -> str:
@@ -224,7 +223,10 @@ def describe_hang(own: Heartbeat, others: dict[int, Heartbeat | None]) -> str:
         return f"{what}; so have all {len(ranks)} ranks: what they exchange does not arrive"
     if own in behind:
         return f"{what}; the other ranks wait for it"
-    culprits = [f"rank {rank.rank}, {rank.doing} after step {rank.step} for {rank.since:.0f} s" for rank in behind]
+    culprits = [
+        f"rank {rank.rank}, {rank.doing} after step {rank.step} for {rank.since + rank.measure_silence(own.time):.0f} s"
+        for rank in behind
+    ]
     return f"{what}; it waits for {_join(culprits)}"
 
 

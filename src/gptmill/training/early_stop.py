@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gptmill.training.saved_values import read_count, read_dict, read_number
+
 
 class EarlyStop:
     """Counts evaluations since the loss last fell by more than `min_delta`. A loss that is not a number never did.
@@ -55,9 +57,10 @@ class EarlyStop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Becomes what was saved; fresh where nothing was."""
-        best, mark = state.get("best_loss"), state.get("mark")
+        state = read_dict(state, "early_stop")
+        best, mark = (read_number(state.get(name), name) for name in ("best_loss", "mark"))
+        step, since = (read_count(state.get(name, 0), name) for name in ("best_step", "evaluations_since"))
         self.best_loss = math.inf if best is None else best
-        self.best_step = state.get("best_step", 0)
         self._mark = math.inf if mark is None else mark
-        self.evaluations_since = state.get("evaluations_since", 0)
-        self.is_best = state.get("is_best", False)
+        self.best_step, self.evaluations_since = step, since
+        self.is_best = bool(state.get("is_best", False))

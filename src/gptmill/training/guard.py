@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, Literal
 
 from gptmill.config.run import GuardConfig
+from gptmill.training.saved_values import read_count, read_dict, read_list, read_number
 
 REACH = 2  # the step that spikes, and the one before it, whose update may have caused it
 MAD_TO_DEVIATION = 1.4826  # the median distance from the median of a normal distribution is its deviation by this
@@ -130,11 +131,13 @@ class Guard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Becomes the guard that was saved; a fresh one where nothing was."""
-        counts = asdict(Counts())
-        self._counts = Counts(**{name: state.get(name, value) for name, value in counts.items()})
-        self._skips_in_a_row = state.get("skips_in_a_row", 0)
+        state = read_dict(state, "the guard's state")
+        counts = {name: read_count(state.get(name, value), name) for name, value in asdict(Counts()).items()}
+        skips_in_a_row = read_count(state.get("skips_in_a_row", 0), "skips_in_a_row")
+        records = [_read_record(values) for values in read_list(state.get("records", []), "records")]
+        self._counts, self._skips_in_a_row = Counts(**counts), skips_in_a_row
         self._records.clear()
-        self._records.extend(Record(*values) for values in state.get("records", []))
+        self._records.extend(records)
 
     def _remember(self, entry: Entry, *, is_usual: bool) -> None:
         # Steps that are far out leave the band as it is; should they be the new usual, they outnumber it in the end.
@@ -187,16 +190,23 @@ class Guard:
             counts = replace(self._counts, rollbacks=done + 1, last_spike_step=last_spike_step)
             return Verdict("go_back", what, first.step, windows, counts)
         counts = replace(self._counts, last_spike_step=last_spike_step)
-        return Verdict("give_up", self._explain(entry, what, first.step), first.step, windows, counts)
+        return Verdict("give_up", self._explain(entry, what), first.step, windows, counts)
 
-    def _explain(self, entry: Entry, what: str, first_step: int) -> str:
+    def _explain(self, entry: Entry, what: str) -> str:
         done = self._counts.rollbacks
         times = "once" if done == 1 else f"{done} times in a row"
         before = f"the run has gone back {times} and left data out, and it came again" if done else "max_rollbacks is 0"
         return (
-            f"step {entry.step}: {what}; {before}. Try a lower max_lr or more warmup_steps, look at the data "
-            f"(gptmill data show --run RUN --step {first_step}), or train on with --guard warn"
+            f"step {entry.step}: {what}; {before}. Go on from an earlier checkpoint with --resume STEP, "
+            f"--allow_changes and a lower --max_lr, look at the data (gptmill data show --run RUN --step "
+            f"{max(1, entry.step - 1)}), or train on with --guard warn"
         )
+
+
+def _read_record(values: Any) -> Record:
+    step, first, end, loss, norm = read_list(values, "a record of the guard", length=5)
+    places = (read_count(value, "a record of the guard") for value in (step, first, end))
+    return Record(*places, *(read_number(value, "a record of the guard") for value in (loss, norm)))
 
 
 def _measure_noise(losses: list[float]) -> float:

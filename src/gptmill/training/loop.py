@@ -77,7 +77,10 @@ def settle(session: Session, state: TrainState, meter: Meter, error: Exception) 
     if is_wanted or isinstance(error, UserError):
         meter.flush()
         meter.stop_asked = True
-        attend(session, state, meter)
+        if meter.verdict.kind == "go_back" and session.world.size == 1:
+            go_back(session, state, meter)
+        if not meter.is_in_trouble:
+            attend(session, state, meter)
         if not is_wanted:
             session.trackers.track(RunFinished(state.step, f"stopped: {error}", session.measure_seconds()))
     else:
@@ -98,7 +101,8 @@ def attend(session: Session, state: TrainState, meter: Meter) -> None:
     is_last = step >= plan.max_steps or state.early_stop.is_due
     is_best = is_evaluated and state.early_stop.best_step == step
     tiers = list_due_tiers(state, config, plan, is_best=is_best, is_last=is_last)
-    state.epochs_done = state.windows_read // plan.windows_per_epoch
+    if not session.is_evaluation_due(state):  # else it is evaluated and saved again, and ends its epoch then
+        state.epochs_done = state.windows_read // plan.windows_per_epoch
     is_unsaved = step > 0 and (step != saving.saved_at or is_evaluated)
     if is_unsaved and (tiers or meter.stop_asked):
         saving.save(state, tiers, partial(session.watchdog.beat, step, "waiting for the checkpoint before"))
@@ -143,16 +147,17 @@ def go_back(session: Session, state: TrainState, meter: Meter) -> bool:
     """Returns to a state from before the trouble and marks its data to be left out; False if there is no such state."""
     verdict, entry, spans = meter.verdict, meter.newest, state.skipped_windows
     assert entry is not None
-    checkpoint = share_checkpoint(session.saving.find_older(verdict.first_step - 1), session.world)
+    saving = session.saving
+    older = saving.find_older(verdict.first_step - 1) or saving.find_older(entry.step - 1)
+    checkpoint = share_checkpoint(older, session.world)
     if checkpoint is None:
-        meter.verdict = Verdict(
-            "give_up", f"step {entry.step}: {verdict.reason}; there is no state from before step {verdict.first_step}"
-        )
+        reason = f"step {entry.step}: {verdict.reason}; there is no earlier state to go back to"
+        meter.verdict = Verdict("give_up", reason)
         return False
     state.restore(checkpoint, f"the state of step {checkpoint.step}")
     state.guard.note_rollback(verdict, entry.step)
     state.skipped_windows = leave_out(spans, verdict.windows, state.windows_read)
-    session.saving.saved_at = min(session.saving.saved_at, state.step)
+    saving.go_back(state.step)
     meter.go_back()
     session.trackers.rewind(state.step)
     session.trackers.track(

@@ -70,7 +70,7 @@ class Meter:
 
     def go_back(self) -> None:
         """Forgets what is held: the run goes back behind it."""
-        self.verdict = FINE
+        self.verdict, self.newest = FINE, None
         self._pending = None
         self._unlogged.clear()
         self.restart_clock()

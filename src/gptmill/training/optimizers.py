@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gptmill.config.run import OptimizerConfig
 
+MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each parameter, beside its count of steps
 FUSED_DEVICES = ("cuda", "cpu", "mps")
 
 

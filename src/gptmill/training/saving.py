@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.copies import Copier
-from gptmill.runs.checkpoints.storage import list_step_folders, load_checkpoint, read_step
+from gptmill.runs.checkpoints.storage import list_step_folders, load_checkpoint, read_info, read_step
 from gptmill.runs.checkpoints.tiers import BEST, make_epoch_name, make_milestone_name, make_rolling_name
 from gptmill.runs.checkpoints.writer import CheckpointWriter
 from gptmill.runs.directory import RunDirectory
@@ -45,6 +45,7 @@ class Saving:
     def __init__(self, run: RunDirectory, config: RunConfig, origin: dict[str, Any], world: World, step: int) -> None:
         self.saved_at = step
         """The step that was saved last."""
+        self._branched_at, self._branched_time = step, time.time()
         self._run, self._origin, self._is_main = run, origin, world.is_main
         self._heals = config.guard.guard == "heal"
         self._snapshots = Snapshots(world.device, 2 if self._heals else 1)
@@ -92,6 +93,11 @@ class Saving:
             self._copier.finish(COPY_SECONDS, beat)
         return is_durable
 
+    def go_back(self, step: int) -> None:
+        """From here on, what is on the disk of later steps is of another past."""
+        self.saved_at = min(self.saved_at, step)
+        self._branched_at, self._branched_time = step, time.time()
+
     def find_older(self, last_step: int) -> Checkpoint | None:
         """The newest state of `last_step` or before: in memory, or else on the disk and sound."""
         if not self._is_main:
@@ -100,10 +106,10 @@ class Saving:
             return snapshot
         for path in reversed(list_step_folders(self._run.checkpoints)):
             if read_step(path) <= last_step:
-                try:
-                    return load_checkpoint(path, GROUPS)
-                except UserError:
-                    continue
+                with suppress(UserError):
+                    is_past = read_step(path) <= self._branched_at or read_info(path).saved_at > self._branched_time
+                    if is_past:
+                        return load_checkpoint(path, GROUPS)
         return None
 
     def _take(self, state: TrainState, tiers: list[str]) -> Snapshot:

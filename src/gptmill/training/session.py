@@ -62,6 +62,8 @@ class Session:
     stop: StopFlag
     watchdog: Watchdog
     trackers: TrackerGroup
+    first_step: int
+    """Where this process began."""
     started: float
     """On the monotonic clock."""
 
@@ -74,8 +76,8 @@ class Session:
         return is_time and state.evaluated_at != state.step
 
     def is_snapshot_due(self, state: TrainState) -> bool:
-        """Also after the first step, so that there is always somewhere to go back to."""
-        return state.step == 1 or state.step % self.config.guard.snapshot_freq == 0
+        """Also where a process begins, so that there is always somewhere to go back to."""
+        return state.step in (1, self.first_step) or state.step % self.config.guard.snapshot_freq == 0
 
     def is_something_due(self, state: TrainState) -> bool:
         """Whether the newest step's numbers are needed now."""
@@ -102,8 +104,10 @@ def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> 
     plan = make_plan(config, stream, corpora.tokenizer, world)
     set_deterministic(config.machine.deterministic)
     set_matmul_precision(plan.precision)
-    state = build_state(config, plan, world)
     start = read_start(launch, world)
+    if start is not None:
+        check_depth(config, start)
+    state = build_state(config, plan, world)
     if start is not None:
         plan = restore(state, start, corpora, launch, plan)
     evaluators = build_evaluators(config, corpora, world)
@@ -117,9 +121,13 @@ def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> 
     origin = make_origin(config, corpora, start, world)
     saving = stack.enter_context(open_saving(run, config, origin, world, state.step))
     trackers = stack.enter_context(
-        open_trackers(run, config.tracking, state.step) if world.is_main else TrackerGroup([])
+        open_trackers(run, config.tracking, state.step, is_evaluated=state.evaluated_at == state.step)
+        if world.is_main
+        else TrackerGroup([])
     )
-    session = Session(config, plan, world, stream, reader, evaluators, run, saving, stop, watchdog, trackers, started)
+    session = Session(
+        config, plan, world, stream, reader, evaluators, run, saving, stop, watchdog, trackers, state.step, started
+    )
     trackers.track(describe_run(session, state, corpora, launch, start))
     return session, state
 
@@ -140,7 +148,7 @@ def restore(state: TrainState, start: Start, corpora: Corpora, launch: Launch, p
     Returns the plan of the rest: epochs are counted in what was read, whatever the batches were before.
     """
     checkpoint, config = start.checkpoint, launch.config
-    check_fingerprint(checkpoint.values["tokenizer_fingerprint"], corpora.fingerprint, start.place)
+    check_fingerprint(str(checkpoint.values.get("tokenizer_fingerprint"))[:200], corpora.fingerprint, start.place)
     if checkpoint.values.get("corpus_sha256") != corpora.sha256 and not launch.allows_changes:
         shares = ", or in other shares" if len(corpora.shards) > 1 else ""
         raise UserError(
@@ -151,11 +159,18 @@ def restore(state: TrainState, start: Start, corpora: Corpora, launch: Launch, p
     if launch.allows_changes and launch.changes:
         state.guard = build_guard(config)  # what was usual may be so no longer
     if config.training.max_steps is None and config.training.steps_per_epoch is None:
-        left = config.training.num_epochs * plan.windows_per_epoch - state.windows_read
+        left = config.training.num_epochs * plan.windows_per_epoch - (state.windows_read - state.windows_jumped)
         plan = replace(plan, max_steps=max(1, state.step + left // plan.windows_per_step))
     if state.step > plan.max_steps:
         raise UserError(f"{start.place} has done {state.step} steps, more than max_steps {plan.max_steps}; raise it")
     return plan
+
+
+def check_depth(config: RunConfig, start: Start) -> None:
+    """A model of a thousand million layers must not be built only to find that there are none to fill it with."""
+    found = {name.split(".")[1] for name in start.checkpoint.tensors["model"] if name.startswith("blocks.")}
+    if len(found) != config.model.num_layers:
+        raise UserError(f"{start.place} holds {len(found)} layers, and its config says {config.model.num_layers}")
 
 
 def build_reader(config: RunConfig, corpora: Corpora, world: World) -> Reader:

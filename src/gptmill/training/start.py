@@ -8,7 +8,16 @@ from pathlib import Path
 from gptmill.runs.checkpoints.choosing import Chosen, load_chosen
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.storage import load_checkpoint, read_step
-from gptmill.runs.checkpoints.tiers import BACKUP, LATEST, ROLLING, link_tiers, make_abandoned_name, point, read_tiers
+from gptmill.runs.checkpoints.tiers import (
+    BACKUP,
+    LATEST,
+    ROLLING,
+    find_tier_names,
+    link_tiers,
+    make_abandoned_name,
+    point,
+    read_tiers,
+)
 from gptmill.runtime.world import World
 from gptmill.training.launch import Launch
 from gptmill.training.saving import GROUPS
@@ -38,7 +47,7 @@ class Start:
         """
         chosen, tiers = folder / Path(self.path).name, read_tiers(folder)
         if self.is_newest:
-            link_tiers(folder, chosen, self.checkpoint.values.get("tiers", []), keep)
+            link_tiers(folder, chosen, find_tier_names(self.checkpoint.values.get("tiers")), keep)
             return ""
         lasting = {path for tier, path in tiers.items() if not tier.startswith((ROLLING, BACKUP))}
         later = [] if self.complaints else [path for path in lasting if read_step(path) > read_step(chosen)]

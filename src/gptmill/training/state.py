@@ -18,8 +18,9 @@ from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
 from gptmill.training.guard import Guard
-from gptmill.training.optimizers import build_optimizer
+from gptmill.training.optimizers import MOMENTS, build_optimizer
 from gptmill.training.plan import TrainPlan
+from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
 
 
 @dataclass
@@ -34,6 +35,8 @@ class TrainState:
     early_stop: EarlyStop
     step: int = 0
     windows_read: int = 0
+    windows_jumped: int = 0
+    """Of them, those that were left out."""
     skipped_windows: list[tuple[int, int]] = field(default_factory=list)
     epochs_done: int = 0
     train_loss: float | None = None
@@ -59,6 +62,7 @@ class TrainState:
         }
         values = {
             "windows_read": self.windows_read,
+            "windows_jumped": self.windows_jumped,
             "skipped_windows": [list(span) for span in self.skipped_windows],
             "epochs_done": self.epochs_done,
             "train_loss": self.train_loss,
@@ -75,32 +79,38 @@ class TrainState:
         """Becomes the state that was saved; raises UserError for one that is not of such a run."""
         model, moments, values = checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.values
         check_tensors(model, self.model.state_dict(), place)
-        self._check_moments(moments, place)
+        self._check_moments(moments, checkpoint.step, place)
         try:
-            spans = [(int(first), int(end)) for first, end in values["skipped_windows"]]
-            windows_read, epochs_done = int(values["windows_read"]), int(values["epochs_done"])
-            train_loss, val_loss, evaluated_at = (values[name] for name in ("train_loss", "val_loss", "evaluated_at"))
-            self.guard.load_state_dict(values["guard"])
-            self.early_stop.load_state_dict(values["early_stop"])
-            if values["scaler"]:  # empty where the run was not in fp16 until now
-                self.scaler.load_state_dict(values["scaler"])
+            spans = read_spans(values.get("skipped_windows"), "skipped_windows")
+            read, jumped, epochs = (
+                read_count(values.get(name), name) for name in ("windows_read", "windows_jumped", "epochs_done")
+            )
+            train_loss, val_loss = (read_number(values.get(name), name) for name in ("train_loss", "val_loss"))
+            evaluated_at = values.get("evaluated_at")
+            evaluated_at = None if evaluated_at is None else read_count(evaluated_at, "evaluated_at")
+            scaler = read_dict(values.get("scaler"), "scaler")
+            self.guard.load_state_dict(values.get("guard", {}))
+            self.early_stop.load_state_dict(values.get("early_stop", {}))
+            if scaler:  # empty where the run was not in fp16 until now
+                self.scaler.load_state_dict(scaler)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"{place} is not a state to go on from: {type(error).__name__}: {error}") from None
+            raise UserError(f"{place} is no state to go on from: {error}; use another checkpoint") from None
         self.model.load_state_dict(model)
         self._load_moments(moments)
-        self.step, self.windows_read, self.skipped_windows = checkpoint.step, windows_read, spans
-        self.epochs_done, self.evaluated_at = epochs_done, evaluated_at
+        self.step, self.windows_read, self.windows_jumped, self.skipped_windows = checkpoint.step, read, jumped, spans
+        self.epochs_done, self.evaluated_at = epochs, evaluated_at
         self.train_loss, self.val_loss = train_loss, val_loss
 
-    def _check_moments(self, moments: dict[str, Tensor], place: str) -> None:
-        shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        for full_name, tensor in moments.items():
-            name = full_name.rpartition("/")[0]
-            if name not in shapes:
-                raise UserError(f"{place} does not fit this run: its optimizer has {full_name}, of no parameter here")
-            if tensor.dim() and tensor.shape != shapes[name]:
-                found, expected = (tuple(shape) for shape in (tensor.shape, shapes[name]))
-                raise UserError(f"{place} does not fit this run: {full_name} has shape {found}, expected {expected}")
+    def _check_moments(self, moments: dict[str, Tensor], step: int, place: str) -> None:
+        """Every parameter has its own, of its shape; `step` counts the updates. A run's first state has none."""
+        expected: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            expected |= {f"{name}/{key}": parameter for key in MOMENTS}
+            expected[f"{name}/step"] = torch.zeros(())
+        if moments or step > 0:
+            check_tensors(moments, expected, f"the optimizer of {place}")
+        if any(not tensor >= 0 for name, tensor in moments.items() if name.endswith("/step")):
+            raise UserError(f"the optimizer of {place} has done fewer than no steps; use another checkpoint")
 
     def _load_moments(self, moments: dict[str, Tensor]) -> None:
         names = {parameter: name for name, parameter in self.model.named_parameters()}
@@ -108,7 +118,7 @@ class TrainState:
         state: dict[int, dict[str, Tensor]] = {}
         for full_name, tensor in moments.items():
             name, _, key = full_name.rpartition("/")
-            state.setdefault(ordered.index(name), {})[key] = tensor
+            state.setdefault(ordered.index(name), {})[key] = tensor.clone()  # torch would go on in this very memory
         packed: dict[str, Any] = self.optimizer.state_dict()
         self.optimizer.load_state_dict({"state": state, "param_groups": packed["param_groups"]})
 

@@ -117,6 +117,7 @@ def train_step(
     agreed = world.sum_over_ranks(torch.stack([total / tokens, wish]))
     norm_and_scale = _update(state, config, agreed[0])
     state.step += 1
+    state.windows_jumped += first - state.windows_read
     state.windows_read = windows[1]
     numbers = _send_to_host(torch.cat([agreed, norm_and_scale]))
     epoch, waited = state.windows_read / plan.windows_per_epoch, feed.waited_seconds - waited_before

@@ -26,17 +26,18 @@ def has_checkpoints(folder: Path) -> bool:
 
 
 def list_candidates(folder: Path, wanted: str) -> list[Path]:
-    """The folders that `latest`, `best` or a step's number may mean, the likeliest first; each once."""
+    """The folders that `latest`, `best`, a name or a step's number may mean, the likeliest first; each once."""
     folders, tiers = list_step_folders(folder), read_tiers(folder)
     newest_first = folders[::-1]
     if wanted == "latest":
-        named = [tiers[tier] for tier in (LATEST, BACKUP) if tier in tiers]
+        # Without latest, latest_backup need not be next: the newest is.
+        named = [tiers[tier] for tier in (LATEST, BACKUP) if tier in tiers] if LATEST in tiers else []
         return list(dict.fromkeys([*find_unlinked(folder), *named, *newest_first]))
     if wanted == "best":
         return [tiers[BEST]] if BEST in tiers else []
-    named = {**{path.name: path for path in folders}, **tiers}
-    if wanted in named:
-        return [named[wanted]]
+    by_name = {**{path.name: path for path in folders}, **tiers}
+    if wanted in by_name:
+        return [by_name[wanted]]
     if re.fullmatch("[0-9]{1,19}", wanted):
         of_step = [path for path in newest_first if read_step(path) == int(wanted)]
         return sorted(of_step, key=lambda path: path not in tiers.values())
@@ -52,13 +53,19 @@ def load_chosen(folder: Path, wanted: str, groups: tuple[str, ...]) -> Chosen:
         raise UserError(_describe_absence(folder, wanted))
     if wanted != "latest":
         return Chosen(load_checkpoint(candidates[0], groups), candidates[0], [])
-    complaints: list[str] = []
+    complaints = [f"{folder / LATEST} points to no checkpoint"] if _has_lost_latest(folder) else []
     for path in candidates:
         try:
             return Chosen(load_checkpoint(path, groups), path, complaints)
         except UserError as error:
             complaints.append(str(error))
     raise UserError("; ".join([*complaints, f"{folder} holds no sound checkpoint to go on from; start a new run"]))
+
+
+def _has_lost_latest(folder: Path) -> bool:
+    """Whether there are tiers, and latest is gone or leads nowhere."""
+    tiers = read_tiers(folder)
+    return bool(tiers) and LATEST not in tiers
 
 
 def _describe_absence(folder: Path, wanted: str) -> str:

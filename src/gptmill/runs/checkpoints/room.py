@@ -17,6 +17,8 @@ from gptmill.runs.checkpoints.tiers import (
     remove_tiers,
 )
 
+MARGIN_BYTES = 1_000_000  # for the logs, which share the disk
+
 
 def free_bytes(folder: Path) -> int:
     """What this user may still write on the disk of a folder, which need not exist yet. Quotas are not seen."""
@@ -27,11 +29,12 @@ def free_bytes(folder: Path) -> int:
 
 def check_room(folder: Path, needed_bytes: int, keep: int) -> str:
     """Raises UserError where not even one checkpoint fits; else a warning if `keep` of them will not, or ""."""
-    free, droppable = free_bytes(folder), droppable_bytes(folder)
+    free, droppable = free_bytes(folder) - MARGIN_BYTES, droppable_bytes(folder)
     if needed_bytes > free + droppable:
         raise UserError(
-            f"a checkpoint takes {show_bytes(needed_bytes)}, but only {show_bytes(free + droppable)} are free at "
-            f"{folder}; make room there or choose another --logdir"
+            f"a checkpoint takes {show_bytes(needed_bytes)} and logs {show_bytes(MARGIN_BYTES)}, but only "
+            f"{show_bytes(free + MARGIN_BYTES + droppable)} are free at {folder}; make room there or choose another "
+            f"--logdir"
         )
     fitting = (free + droppable + _measure_latest(folder)) // max(1, needed_bytes)
     if fitting > keep:  # the new one is written before the oldest goes

@@ -53,6 +53,12 @@ def make_abandoned_name(step: int) -> str:
     return f"{ABANDONED}{step:06d}"
 
 
+def find_tier_names(values: object) -> list[str]:
+    """Those of a checkpoint's own words that name tiers; a stranger's others could lead anywhere."""
+    names = values if isinstance(values, list) else []
+    return [name for name in names if isinstance(name, str) and TIER.fullmatch(name)]
+
+
 def read_tiers(folder: Path) -> dict[str, Path]:
     """Each tier's folder, for those tiers whose folder is there."""
     found = {name: folder / target for name, target in _read_pointers(folder).items()}
@@ -67,13 +73,17 @@ def find_unlinked(folder: Path) -> list[Path]:
     tiers = read_tiers(folder)
     if LATEST not in tiers:
         return []
-    newest = _read_age(tiers[LATEST])
+    # A latest that cannot be read says nothing of its age: all that is old would look newer.
+    newest = max(_read_age(tiers[tier]) for tier in (LATEST, BACKUP) if tier in tiers)
+    if newest[0] == -math.inf:
+        return []
     loose = [(_read_age(path), path) for path in set(list_step_folders(folder)) - set(tiers.values())]
     return [path for age, path in sorted(loose, reverse=True) if age > newest]
 
 
 def point(folder: Path, tier: str, target: Path) -> None:
     """Makes a tier point to a folder: a reader or a kill finds the old target or the new one."""
+    assert TIER.fullmatch(tier), tier
     path, fresh = folder / tier, folder / f".{tier}.partial"
     fresh.unlink(missing_ok=True)
     try:

@@ -12,14 +12,13 @@ from typing import Protocol
 
 from gptmill.config.run import CheckpointConfig
 from gptmill.runs.checkpoints.content import Checkpoint, CheckpointInfo
-from gptmill.runs.checkpoints.room import drop_oldest_rolling, droppable_bytes, free_bytes, show_bytes
+from gptmill.runs.checkpoints.room import MARGIN_BYTES, drop_oldest_rolling, droppable_bytes, free_bytes, show_bytes
 from gptmill.runs.checkpoints.storage import measure_checkpoint, read_step, remove_leftovers, save_checkpoint
 from gptmill.runs.checkpoints.tiers import LATEST, link_tiers, read_tiers
 from gptmill.runs.events import CheckpointSaved, Event, Warned
 
 RETRY_SECONDS = (0.5, 2.0, 8.0, 30.0)  # after the first failure, the second, ...; the last for all that follow
 LAST_ATTEMPTS = 3  # of a failing save that somebody waits for
-MARGIN_BYTES = 1_000_000  # for the logs, which share the disk
 BEAT_SECONDS = 0.5
 PATIENT_SECONDS = 3600.0  # a disk that takes longer is not slow but dead: whoever watches may say so
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -211,8 +210,8 @@ class CheckpointWriter:
         self._warn(
             save.step,
             "disk",
-            f"THE DISK IS FULL: {show_bytes(free_bytes(self._folder))} free, a checkpoint takes {show_bytes(needed)}; "
-            f"saving is paused and training goes on; {sound}; make room in {self._folder}",
+            f"THE DISK IS FULL: {show_bytes(free_bytes(self._folder))} free, a checkpoint and its margin take "
+            f"{show_bytes(needed)}; saving is paused and training goes on; {sound}; make room in {self._folder}",
         )
         return False
 

@@ -11,12 +11,14 @@ from gptmill.runs.trackers.protocol import Tracker, TrackerGroup
 from gptmill.runs.trackers.tensorboard import TensorBoard
 
 
-def open_trackers(run: RunDirectory, config: TrackingConfig, resumed_at: int) -> TrackerGroup:
+def open_trackers(
+    run: RunDirectory, config: TrackingConfig, resumed_at: int, *, is_evaluated: bool = True
+) -> TrackerGroup:
     """The run's trackers, set back to the step that it goes on from, so that no step is told twice."""
     trackers: list[Tracker] = [
         Ledger(run),  # first: it looks for signs of a crash in what the others cut back
-        JsonLines(run.events, resumed_at),
-        TextLog(run.text_log, resumed_at),
+        JsonLines(run.events, resumed_at, is_evaluated=is_evaluated),
+        TextLog(run.text_log, resumed_at, is_evaluated=is_evaluated),
         SampleFiles(run.samples, resumed_at),
         build_console(),
     ]

@@ -11,19 +11,27 @@ from pathlib import Path
 from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged, to_json
 from gptmill.runs.trackers.appending import AppendedFile
 
+EVALUATIONS = (EvalDone.__name__, SampleDrawn.__name__)
+
 
 class JsonLines:
     """Every event, one JSON object a line."""
 
-    def __init__(self, path: Path, resumed_at: int) -> None:
+    def __init__(self, path: Path, resumed_at: int, *, is_evaluated: bool = True) -> None:
         self._file = AppendedFile(path)
-        self.rewind(resumed_at)
+        self.rewind(resumed_at, is_evaluated=is_evaluated)
 
     def track(self, event: Event) -> None:
         self._file.write_line(to_json(event))
 
-    def rewind(self, step: int) -> None:
-        _drop_later_lines(self._file, step, lambda line: int(json.loads(line)["step"]))
+    def rewind(self, step: int, *, is_evaluated: bool = True) -> None:
+        """Where the step is yet to be evaluated, what an earlier process said of that goes too."""
+
+        def read_place(line: str) -> tuple[int, bool]:
+            record = json.loads(line)
+            return int(record["step"]), record["event"] in EVALUATIONS
+
+        _drop_later_lines(self._file, (step, is_evaluated), read_place)
 
     def close(self) -> None:
         self._file.close()
@@ -32,9 +40,9 @@ class JsonLines:
 class TextLog:
     """`250 train 3.456789` and `250 val 3.4568`."""
 
-    def __init__(self, path: Path, resumed_at: int) -> None:
+    def __init__(self, path: Path, resumed_at: int, *, is_evaluated: bool = True) -> None:
         self._file = AppendedFile(path)
-        self.rewind(resumed_at)
+        self.rewind(resumed_at, is_evaluated=is_evaluated)
 
     def track(self, event: Event) -> None:
         if isinstance(event, StepLogged):
@@ -42,8 +50,8 @@ class TextLog:
         elif isinstance(event, EvalDone):
             self._file.write_line(f"{event.step} val {event.val_loss:.4f}")
 
-    def rewind(self, step: int) -> None:
-        _drop_later_lines(self._file, step, lambda line: int(line.split()[0]))
+    def rewind(self, step: int, *, is_evaluated: bool = True) -> None:
+        _drop_later_lines(self._file, (step, is_evaluated), lambda line: (int(line.split()[0]), " val " in line))
 
     def close(self) -> None:
         self._file.close()
@@ -79,12 +87,14 @@ class SampleFiles:
         pass
 
 
-def _drop_later_lines(file: AppendedFile, last: int, read_step: Callable[[str], int]) -> None:
-    """Keeps the lines of steps up to `last`; also drops what is no line of ours."""
+def _drop_later_lines(
+    file: AppendedFile, last: tuple[int, bool], read_place: Callable[[str], tuple[int, bool]]
+) -> None:
+    """Keeps the lines up to `last`, a step and whether its evaluation; also drops what is no line of ours."""
 
     def is_kept(line: str) -> bool:
         try:
-            return read_step(line) <= last
+            return read_place(line) <= last
         except (ValueError, KeyError, IndexError, TypeError):
             return False
 

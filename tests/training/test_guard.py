@@ -164,7 +164,7 @@ def test_every_time_in_a_row_more_is_left_out_until_the_guard_gives_up() -> None
     assert guard.rollbacks == 3
     verdict = guard.judge(make_entry(151, loss=9.0))
     assert verdict.kind == "give_up"
-    for words in ("step 151: loss 9.0000", "3 times in a row", "max_lr", "warmup_steps", "gptmill data show", "warn"):
+    for words in ("step 151: loss 9.0000", "3 times in a row", "max_lr", "--resume STEP", "gptmill data show", "warn"):
         assert words in verdict.reason
 
 

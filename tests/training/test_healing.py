@@ -113,7 +113,7 @@ def test_poisoned_data_is_left_out(shards: TokenShards, monkeypatch: pytest.Monk
     poison_windows(run.tiny, POISON, monkeypatch)
     run.train(50)
     assert [(verdict.kind, verdict.first_step) for verdict in run.verdicts] == [("go_back", 39)]
-    assert "step 40: loss" in run.verdicts[0].reason
+    assert run.verdicts[0].reason.startswith("loss ")
     assert run.tiny.state.skipped_windows == [(8 * 38, 8 * 40)]
     assert [run.windows[step] for step in (38, 39, 50)] == [(296, 304), (320, 328), (408, 416)]
     assert_as_if_left_out_from_the_start(run, shards, 50)

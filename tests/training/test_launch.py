@@ -236,7 +236,7 @@ def test_a_checkpoint_of_another_run_begins_a_new_one(recipe: str, logdir: str) 
     run = start(recipe, steps=(10, 20), logdir=logdir, run_name="r")
     path = run.checkpoints / "step_000010"
     own = make_launch(None, {}, LaunchOptions(resume=str(path)))
-    assert (own.resumed, own.wanted, own.parent) == (RunDirectory(run.path.resolve()), "10", None)
+    assert (own.resumed, own.wanted, own.parent) == (RunDirectory(run.path.resolve()), "step_000010", None)
     fork = make_launch(None, {"logdir": logdir, "run_name": "fork"}, LaunchOptions(resume=str(path)))
     assert (fork.resumed, fork.parent) == (None, path.resolve())
     assert fork.config.model.num_layers == 3

@@ -19,7 +19,7 @@ from gptmill.config import exit_codes
 from gptmill.config.durations import format_duration, parse_duration
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import RunCrashed
-from gptmill.runs.ledger import append_event, find_crash, find_last_sign
+from gptmill.runs.ledger import append_event, find_last_sign, read_ledger
 from gptmill.runtime.child import Ended, Relay, open_relay, run_child
 from gptmill.runtime.signals import list_stop_signals
 
@@ -78,10 +78,11 @@ def supervise(
     command = _drop_own_flags(arguments)
     with open_relay() as relay:
         for restarts in count():
+            begun = time.time()
             code, crash = _train([*program, *command], run, relay)
             if crash is None:
                 return code
-            if find_crash(run) is not None:  # else the child has said itself what went wrong
+            if run.path.is_dir() and not _has_told(run, begun):
                 append_event(run, RunCrashed(crash.step, crash.reason))
             if relay.asked:
                 return code
@@ -122,6 +123,12 @@ def make_restart_arguments(arguments: list[str], has_saved: bool, seconds_gone: 
             return []
         kept = [*drop_flags(kept, {"time_limit": True}), "--time_limit", format_duration(int(left))]
     return kept
+
+
+def _has_told(run: RunDirectory, since: float) -> bool:
+    """Whether the child has written itself what went wrong."""
+    last = read_ledger(run)[-1:]
+    return bool(last) and isinstance(last[0], RunCrashed) and last[0].time >= since
 
 
 def _drop_own_flags(arguments: list[str]) -> list[str]:

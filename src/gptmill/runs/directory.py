@@ -60,6 +60,8 @@ class RunDirectory:
 
     @property
     def has_checkpoints(self) -> bool:
+        if self.checkpoints.exists() and not self.checkpoints.is_dir():
+            raise UserError(f"{self.checkpoints} is a file where checkpoints should be; move it away")
         return self.checkpoints.is_dir() and any(self.checkpoints.glob("step_*"))
 
 

@@ -15,14 +15,38 @@ import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
 from safetensors import safe_open
 
+from gptmill.cli.main import run_guarded
+
 STEPS = 40
 FLAGS = [*TINY_FLAGS, "--data_dir", "words", "--checkpoint_freq", "8", "--eval_freq", "10", "--dropout", "0.1"]
 RUN = [*FLAGS, "--max_steps", str(STEPS)]
 
 
+@pytest.fixture
+def inline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> GptMill:
+    """As `gptmill`, but in this process, where torch is loaded already."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+        words = list(map(str, arguments))
+        capsys.readouterr()
+        code = run_guarded(words)
+        done = subprocess.CompletedProcess(words, code, *capsys.readouterr())
+        assert not check or code == 0, f"exit {code}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
 @pytest.fixture(autouse=True)
-def _words(text_file: Path, gptmill: GptMill) -> None:
-    gptmill("prepare", text_file, "--tokenizer", "byte", "--out", "words")
+def _words(text_file: Path, inline: GptMill) -> None:
+    inline("prepare", text_file, "--tokenizer", "byte", "--out", "words")
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gptmill", "train", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=folder, env=make_environment(), text=True, **pipes)  # type: ignore[call-overload]
 
 
 def assert_same_end(tmp_path: Path, one: str, other: str) -> None:
@@ -48,30 +72,30 @@ def lose_the_manifest(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_short, lose_the_manifest])
 def test_a_damaged_checkpoint_is_passed_over_and_named(
-    tmp_path: Path, gptmill: GptMill, damage: Callable[[Path], None]
+    tmp_path: Path, inline: GptMill, damage: Callable[[Path], None]
 ) -> None:
-    gptmill("train", *RUN, "--run_name", "straight")
-    gptmill("train", *FLAGS, "--max_steps", str(STEPS), "--run_name", "damaged")
+    inline("train", *RUN, "--run_name", "straight")
+    inline("train", *FLAGS, "--max_steps", str(STEPS), "--run_name", "damaged")
     checkpoints = tmp_path / "runs/damaged/checkpoints"
     damage((checkpoints / "latest").resolve())
     damage((checkpoints / "latest_backup").resolve())
-    verified = gptmill("checkpoints", "verify", "damaged", check=False)
+    verified = inline("checkpoints", "verify", "damaged", check=False)
     assert verified.returncode == 1
     assert "step_000024" in verified.stdout.splitlines()[-1]
-    sampled = gptmill("sample", "damaged", "--device", "cpu", "--max_new_tokens", "3")
+    sampled = inline("sample", "damaged", "--device", "cpu", "--max_new_tokens", "3")
     assert ("using step 24 instead" in sampled.stderr) == (damage is not cut_short)  # which leaves the model whole
-    resumed = gptmill("train", "--run_name", "damaged", "--resume", "latest")
+    resumed = inline("train", "--run_name", "damaged", "--resume", "latest")
     assert resumed.stderr.count("going on from step 24 instead") == 2
     assert_same_end(tmp_path, "straight", "damaged")
 
 
-def test_with_nothing_sound_left_a_run_says_so_and_touches_nothing(tmp_path: Path, gptmill: GptMill) -> None:
-    gptmill("train", *RUN, "--max_steps", "8", "--run_name", "lost")
+def test_with_nothing_sound_left_a_run_says_so_and_touches_nothing(tmp_path: Path, inline: GptMill) -> None:
+    inline("train", *RUN, "--max_steps", "8", "--run_name", "lost")
     (folder,) = (tmp_path / "runs/lost/checkpoints").glob("step_*")
     flip_a_bit(folder)
     before = sorted(path.name for path in folder.parent.iterdir())
     for resume in ("latest", "auto", "best", "8"):
-        refused = gptmill("train", "--run_name", "lost", "--resume", resume, check=False)
+        refused = inline("train", "--run_name", "lost", "--resume", resume, check=False)
         assert refused.returncode == 2
         assert "checksum" in refused.stderr
         assert "Traceback" not in refused.stderr
@@ -90,16 +114,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, gptmill: GptMill, small_disk: Path) -> None:
+def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, inline: GptMill, small_disk: Path) -> None:
     wide = ["--embd_size", "32", "--keep_checkpoints", "20"]
-    gptmill("train", *RUN, *wide, "--run_name", "straight")
+    inline("train", *RUN, *wide, "--run_name", "straight")
     other = small_disk / "other"
     other.write_bytes(bytes(800_000))
     place = ["--logdir", str(small_disk), "--run_name", "full"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gptmill", "train", *RUN, *wide, "--checkpoint_freq", "2", *place],
-        cwd=tmp_path, env=make_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    process = start(tmp_path, *RUN, *wide, "--checkpoint_freq", "2", *place)
     checkpoints = small_disk / "full/checkpoints"
     while not (checkpoints / "latest").exists() and process.poll() is None:
         time.sleep(0.005)
@@ -111,7 +132,7 @@ def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, gptmill: GptM
     assert "the disk is full: dropped" in output or "THE DISK IS FULL" in output
     assert process.returncode in (0, 74), output
     other.unlink()
-    gptmill("train", *place, "--resume", "latest")
+    inline("train", *place, "--resume", "latest")
     assert_same_end_on(tmp_path / "runs/straight", small_disk / "full")
 
 
@@ -121,8 +142,8 @@ def assert_same_end_on(one: Path, other: Path) -> None:
     assert (one / "log.txt").read_text() == (other / "log.txt").read_text()
 
 
-def test_a_run_that_could_never_save_does_not_begin(gptmill: GptMill, small_disk: Path) -> None:
-    refused = gptmill("train", *RUN, "--embd_size", "256", "--logdir", str(small_disk), check=False)
+def test_a_run_that_could_never_save_does_not_begin(inline: GptMill, small_disk: Path) -> None:
+    refused = inline("train", *RUN, "--embd_size", "256", "--logdir", str(small_disk), check=False)
     assert refused.returncode == 2
     assert "make room" in refused.stderr
     assert list(small_disk.glob("*/config.toml")) == []
@@ -140,16 +161,13 @@ def test_a_run_stops_before_its_time_limit_and_goes_on(tmp_path: Path, gptmill: 
 
 @pytest.mark.parametrize("slow", ["--eval_tokens=12000", "--sample_tokens=2000"])
 def test_a_signal_is_heard_in_the_middle_of_an_evaluation(
-    tmp_path: Path, gptmill: GptMill, text_file: Path, slow: str
+    tmp_path: Path, inline: GptMill, text_file: Path, slow: str
 ) -> None:
     """Many windows one at a time, or a long sample: seconds that a scheduler may not grant."""
-    gptmill("prepare", text_file, "--tokenizer", "byte", "--val_fraction", "0.5", "--out", "half")
+    inline("prepare", text_file, "--tokenizer", "byte", "--val_fraction", "0.5", "--out", "half")
     flags = [*RUN, slow, "--mini_batch_size", "1", "--eval_freq", "20", "--data_dir", "half"]
-    gptmill("train", *flags, "--run_name", "straight")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gptmill", "train", *flags, "--run_name", "stopped"],
-        cwd=tmp_path, env=make_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    inline("train", *flags, "--run_name", "straight")
+    process = start(tmp_path, *flags, "--run_name", "stopped")
     heartbeat = tmp_path / "runs/stopped/heartbeat/rank_00000.json"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
@@ -163,57 +181,63 @@ def test_a_signal_is_heard_in_the_middle_of_an_evaluation(
     log = (tmp_path / "runs/stopped/log.txt").read_text()
     assert "20 train" in log
     assert "20 val" not in log
-    gptmill("train", "--run_name", "stopped", "--resume", "latest")
+    inline("train", "--run_name", "stopped", "--resume", "latest")
     assert_same_end(tmp_path, "straight", "stopped")
     samples = [(tmp_path / "runs" / run / "samples/step_000020.txt").read_text() for run in ("straight", "stopped")]
     assert samples[0] == samples[1]
 
 
-def test_early_stopping_keeps_the_best_model_and_survives_a_kill(tmp_path: Path, gptmill: GptMill) -> None:
+def test_early_stopping_keeps_the_best_model_and_survives_a_kill(tmp_path: Path, inline: GptMill) -> None:
     """So high a rate that the loss soon rises again."""
     flags = [*FLAGS, "--max_steps", "200", "--eval_freq", "5", "--early_stop_patience", "3", "--max_lr", "0.3"]
     flags += ["--guard", "off", "--warmup_steps", "0"]
-    done = gptmill("train", *flags, "--run_name", "straight")
+    done = inline("train", *flags, "--run_name", "straight")
     assert "stopped early" in done.stdout
     log = [line.split() for line in (tmp_path / "runs/straight/log.txt").read_text().splitlines()]
     losses = {int(step): float(loss) for step, kind, loss in log if kind == "val" and int(step) > 0}
     best = min(losses, key=lambda step: (losses[step], step))
     assert max(losses) == best + 15
     assert (tmp_path / "runs/straight/checkpoints/best_model").resolve().name == f"step_{best:06d}"
-    gptmill("train", *flags, "--max_steps", str(best + 7), "--run_name", "broken")
-    (tmp_path / "runs/broken/config.toml").write_bytes((tmp_path / "runs/straight/config.toml").read_bytes())
+    killed = start(tmp_path, *flags, "--run_name", "killed")
+    file = tmp_path / "runs/killed/log.txt"
+    while not (file.exists() and f"\n{best + 7} train" in file.read_text()) and killed.poll() is None:
+        time.sleep(0.002)
+    killed.kill()
+    killed.communicate()
     for _ in range(2):  # the second time there is nothing left to do
-        resumed = gptmill("train", "--run_name", "broken", "--resume", "latest")
+        resumed = inline("train", "--run_name", "killed", "--resume", "latest")
         assert f"stopped early at step {best + 15}" in resumed.stdout
+    assert_same_end(tmp_path, "straight", "killed")
+    assert (tmp_path / "runs/killed/checkpoints/best_model").resolve().name.startswith(f"step_{best:06d}")
 
 
-def test_a_run_begins_with_another_one_s_checkpoint(tmp_path: Path, gptmill: GptMill) -> None:
-    gptmill("train", *RUN, "--run_name", "mother")
+def test_a_run_begins_with_another_one_s_checkpoint(tmp_path: Path, inline: GptMill) -> None:
+    inline("train", *RUN, "--run_name", "mother")
     path = "runs/mother/checkpoints/rolling_step_000024"
-    gptmill("train", "--resume", path, "--run_name", "daughter")
+    inline("train", "--resume", path, "--run_name", "daughter")
     for name in ("model.safetensors", "optimizer.safetensors"):
         mother, daughter = (
             (tmp_path / "runs" / run / "checkpoints/latest" / name).read_bytes() for run in ("mother", "daughter")
         )
         assert mother == daughter
-    assert "step_000024" in gptmill("checkpoints", "ledger", "daughter").stdout
-    refused = gptmill("train", "--resume", path, "--run_name", "other", "--max_lr", "0.5", check=False)
+    assert "step_000024" in inline("checkpoints", "ledger", "daughter").stdout
+    refused = inline("train", "--resume", path, "--run_name", "other", "--max_lr", "0.5", check=False)
     assert (refused.returncode, "--allow_changes" in refused.stderr) == (2, True)
-    gptmill("train", "--resume", path, "--run_name", "other", "--max_lr", "0.5", "--allow_changes")
+    inline("train", "--resume", path, "--run_name", "other", "--max_lr", "0.5", "--allow_changes")
 
 
-def test_going_back_on_purpose_keeps_what_was_there_until_it_is_pruned(tmp_path: Path, gptmill: GptMill) -> None:
-    gptmill("train", *RUN, "--run_name", "run")
-    gptmill("train", "--run_name", "run", "--resume", "16", "--max_steps", str(STEPS + 1))
+def test_going_back_on_purpose_keeps_what_was_there_until_it_is_pruned(tmp_path: Path, inline: GptMill) -> None:
+    inline("train", *RUN, "--run_name", "run")
+    inline("train", "--run_name", "run", "--resume", "16", "--max_steps", str(STEPS + 1))
     checkpoints = tmp_path / "runs/run/checkpoints"
     assert (checkpoints / f"abandoned_step_{STEPS:06d}").resolve().is_dir()
-    gptmill("checkpoints", "prune", "run")
+    inline("checkpoints", "prune", "run")
     assert not (checkpoints / f"abandoned_step_{STEPS:06d}").exists()
-    assert f"step_{STEPS + 1:06d}" in gptmill("checkpoints", "verify", "run").stdout.splitlines()[-1]
+    assert f"step_{STEPS + 1:06d}" in inline("checkpoints", "verify", "run").stdout.splitlines()[-1]
 
 
-def test_ranks_and_one_process_write_the_same_files(tmp_path: Path, gptmill: GptMill) -> None:
-    gptmill("train", *RUN, "--max_steps", "2", "--run_name", "one")
+def test_ranks_and_one_process_write_the_same_files(tmp_path: Path, inline: GptMill) -> None:
+    inline("train", *RUN, "--max_steps", "2", "--run_name", "one")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "gptmill"]
     subprocess.run(
         [*command, "train", *RUN, "--max_steps", "2", "--run_name", "two"],

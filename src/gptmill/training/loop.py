@@ -112,7 +112,8 @@ def attend(session: Session, state: TrainState, meter: Meter) -> None:
         meter.restart_clock()
     for event in saving.collect():
         session.trackers.track(event)
-    session.watchdog.note_step_seconds(meter.usual_seconds)
+    if meter.usual_seconds:  # before the first step is done, which may compile for minutes, nothing is usual
+        session.watchdog.note_step_seconds(meter.usual_seconds)
     session.stop.margin_seconds = SPARE_SECONDS + 2 * meter.usual_seconds + 2 * saving.write_seconds
 
 

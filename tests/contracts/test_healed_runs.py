@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY_FLAGS
+from conftest import TINY_FLAGS, make_environment
 from torch import Tensor
 
 from gptmill.cli.main import run_guarded
@@ -160,3 +163,31 @@ def test_off_and_warn_never_go_back(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert not read_entries("off", "Warned")
     assert read_entries("warn", "Warned")
     assert "warning: step" in capsys.readouterr().out
+
+
+SPOILED_RANK = """
+import sys
+import pytest
+from test_healed_runs import spoil
+from gptmill.cli.main import run_guarded
+
+spoil(pytest.MonkeyPatch(), 8.0)
+sys.exit(run_guarded(sys.argv[1:]))
+"""
+
+
+def test_ranks_go_back_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one of them holds the state that they go back to."""
+    flags = [*RUN, "--data_dir", "poisoned", "--max_steps", "120", "--dropout", "0"]
+    (tmp_path / "rank.py").write_text(SPOILED_RANK)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "rank.py"]
+    tests = Path(__file__).parent
+    path = os.pathsep.join([str(tests), str(tests.parent), *sys.path])
+    subprocess.run([*launcher, "train", *flags, "--run_name", "two"], env=make_environment(PYTHONPATH=path), check=True)
+    spoil(monkeypatch, 8.0)
+    assert run_guarded(["train", *flags, "--run_name", "one"]) == 0
+    places = [
+        [(entry["from_step"], entry["windows"]) for entry in read_entries(run, "RolledBack")] for run in ("one", "two")
+    ]
+    assert places[0] == places[1] != []
+    assert read_val_loss("two") == pytest.approx(read_val_loss("one"), abs=0.02)

@@ -51,7 +51,8 @@ class Victim:
         if in_save:
             self._wait_for_save(child, self._random.randint(1, 2))
         else:
-            self._wait(child, self._random.uniform(0.0, 2.0))
+            self._wait_for_start(child)
+            self._wait(child, self._random.uniform(0.0, 0.5))
         os.kill(child, signal.SIGKILL)
         code = self._zygote.wait()
         assert code in (0, -signal.SIGKILL), (self.run.parent.parent / "output.txt").read_text()[-3000:]
@@ -71,6 +72,19 @@ class Victim:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and _is_alive(child):
             time.sleep(0.002)
+
+    def _wait_for_start(self, child: int) -> None:
+        """Mostly until training has begun; now and then it is killed while it still opens and restores."""
+        if self._random.random() < 0.2:
+            return
+        while len(self._list_starts()) == self._starts_seen and _is_alive(child):
+            time.sleep(0.002)
+
+    def _list_starts(self) -> list[int]:
+        """The steps at which its processes have begun to train."""
+        ledger = self.run / "ledger.jsonl"
+        lines = ledger.read_text().split("\n")[:-1] if ledger.exists() else []
+        return [json.loads(line)["step"] for line in lines if '"RunStarted"' in line]
 
     def _wait_for_save(self, child: int, count: int) -> None:
         """Returns at some instant while the count-th save from now is being written."""
@@ -96,9 +110,7 @@ class Victim:
 
     def _check_start(self, reached: int, oldest: int) -> None:
         """Looks up where this life began, if it came so far."""
-        ledger = self.run / "ledger.jsonl"
-        lines = ledger.read_text().split("\n")[:-1] if ledger.exists() else []
-        starts = [json.loads(line)["step"] for line in lines if '"RunStarted"' in line]
+        starts = self._list_starts()
         if len(starts) > self._starts_seen:
             self._starts_seen = len(starts)
             assert starts[-1] >= oldest
@@ -151,16 +163,16 @@ def finish(victim: Victim, tmp_path: Path, gptmill: GptMill, steps: int) -> None
 
 
 @pytest.mark.usefixtures("_words")
-def test_a_dozen_kills_change_nothing(tmp_path: Path, gptmill: GptMill, make_victim: object) -> None:
+def test_some_kills_change_nothing(tmp_path: Path, gptmill: GptMill, make_victim: object) -> None:
     victim = make_victim(120, seed=1)  # type: ignore[operator]
-    torture(victim, kills=12, kills_in_saves=5)
+    torture(victim, kills=8, kills_in_saves=3)
     finish(victim, tmp_path, gptmill, 120)
 
 
 @pytest.mark.torture
 @pytest.mark.usefixtures("_words")
 def test_two_hundred_kills_change_nothing(tmp_path: Path, gptmill: GptMill, make_victim: object) -> None:
-    victim = make_victim(1000, seed=2)  # type: ignore[operator]
+    victim = make_victim(4000, seed=2)  # type: ignore[operator]
     torture(victim, kills=200, kills_in_saves=60)
     print(f"{victim.kills} kills, {victim.kills_in_saves} in saves, at most {victim.most_repeated} steps repeated")  # noqa: T201
-    finish(victim, tmp_path, gptmill, 1000)
+    finish(victim, tmp_path, gptmill, 4000)

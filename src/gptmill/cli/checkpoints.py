@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMS = "list RUN | verify RUN | prune RUN | diff RUN A [B] | ledger RUN"
 SUMMARY = """\
 list: a table of steps, tiers, losses, sizes, ages and soundness. verify: reads every byte against its checksum.
-prune: deletes what no tier holds, and rolling checkpoints beyond --keep. diff: what differs between checkpoints A
+prune: deletes what no tier holds, what was abandoned, and rolling ones beyond --keep. diff: what differs between A
 and B, each a step, a tier such as best_model, or a path; B is latest unless given. ledger: the life of the run,
 every start, stop, crash, rollback and change, and its goodput. RUN is a run's name, or the path of its folder."""
 COLUMNS = ("step", "tiers", "train loss", "val loss", "MB", "age", "state", "path")

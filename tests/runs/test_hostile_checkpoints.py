@@ -377,7 +377,7 @@ VALUES: dict[str, Callable[[dict[str, Any]], object]] = {
     "no config": lambda values: values.pop("config"),
     "a config that is a list": lambda values: values.update(config=[]),
     "a config that is null": lambda values: values.update(config=None),
-    "an unknown field": lambda values: values["config"].update(num_experts=8),
+    "an unknown field": lambda values: values["config"].update(num_wings=8),
     "a hostile field": lambda values: values["config"].update({"\x1b[31m" * 1000: 8}),
     "text for a number": lambda values: values["config"].update(num_layers="many"),
     "a list for a number": lambda values: values["config"].update(embd_size=[8]),

@@ -9,7 +9,7 @@ from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import EXPECTED, build_config, list_fields, parse_value
+from gptmill.config.schema import EXPECTED, build_config, find_strays, list_fields, merge_values, parse_value
 from gptmill.config.validation import find_problems
 
 SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
@@ -38,7 +38,25 @@ def make_config(recipe: str | None, flags: dict[str, Any]) -> RunConfig:
         replaced = {"data_dir", "mixture"}
     elif "data_dir" in flags or "mixture" in flags:
         replaced = {"corpus", "data_dir", "mixture", "tokenizer"}
-    return build_config(RunConfig, {**{name: values[name] for name in values.keys() - replaced}, **flags})
+    return layer_config({name: value for name, value in values.items() if name not in replaced}, flags)
+
+
+def layer_config(*layers: dict[str, Any]) -> RunConfig:
+    """The config of several layers of values, later ones above; raises ConfigError for values without a place."""
+    values: dict[str, Any] = {}
+    for layer in layers:
+        values = merge_values(RunConfig, values, layer)
+    problems = []
+    for name, homes in find_strays(RunConfig, values).items():
+        wanted = " or ".join(f"{field} {tag}" for field, tag in homes)
+        problems.append(
+            Problem(
+                f"{name} = {values[name]}", f"belongs to {wanted}; add --{homes[0][0]} {homes[0][1]}, or leave it out"
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    return build_config(RunConfig, values)
 
 
 def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:
@@ -68,9 +86,10 @@ def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[
             raise UserError(f"{path} extends {parent!r}: {error}") from None
     elif parent is not None:
         problems.append(Problem(f"{path}: extends = {parent!r}", "expected a recipe's name or path in quotes"))
+    own: dict[str, Any] = {}
     for section, content in table.items():
-        values.update(_read_section(path, section, content, problems))
-    return values
+        own.update(_read_section(path, section, content, problems))
+    return merge_values(RunConfig, values, own)
 
 
 def _read_section(path: Path, section: str, content: Any, problems: list[Problem]) -> dict[str, Any]:

@@ -8,8 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gptmill.config.model import ModelConfig as ModelConfig
+from gptmill.config.optimizer import OptimizerConfig as OptimizerConfig
+
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
-PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-emulated"]
+Fp8Layers = Literal["feed_forward", "blocks", "all"]
+Recompute = Literal["none", "selective", "full"]
 GuardMode = Literal["off", "warn", "heal"]
 OrderName = Literal["shuffle", "shards", "sequential", "curriculum"]
 DocumentsName = Literal["packed", "masked", "whole"]
@@ -42,22 +47,6 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Model"""
-
-    num_layers: int = 12
-    """Transformer blocks."""
-    embd_size: int = 768
-    """Width of the residual stream."""
-    num_heads: int = 12
-    """Attention heads; must divide embd_size."""
-    context_length: int = 1024
-    """Tokens in one window, the longest text that the model sees at once."""
-    dropout: float = 0.0
-    """Dropout probability on embeddings, attention and residual branches."""
-
-
-@dataclass(frozen=True)
 class TrainingConfig:
     """Training"""
 
@@ -73,32 +62,14 @@ class TrainingConfig:
     """Optimizer steps to train for (default: num_epochs x steps_per_epoch)."""
     context_stages: str | None = None
     """Shorter windows at first, such as 256:500,512:1500: 256 tokens up to step 500, then 512 up to step 1,500."""
+    batch_stages: str | None = None
+    """Smaller batches at first, such as 65536:500: 65,536 tokens per step up to step 500, then total_batch_size."""
     label_smoothing: float = 0.0
     """Probability mass spread evenly over the vocabulary in the training loss."""
+    z_loss: float = 0.0
+    """Weight of the loss that keeps the logarithm of the softmax's sum near 0, such as 1e-4."""
     seed: int = 1337
     """Seed of initialisation, dropout and data order."""
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """Optimizer and learning rate"""
-
-    max_lr: float = 1e-3
-    """Learning rate at the end of warm-up."""
-    min_lr: float = 1e-4
-    """Learning rate at the last step, after cosine decay."""
-    warmup_steps: int = 715
-    """Steps of linear warm-up."""
-    weight_decay: float = 0.1
-    """AdamW's decay, applied to matrices only (no biases, no norms)."""
-    beta1: float = 0.9
-    """AdamW's decay rate of the first moment."""
-    beta2: float = 0.95
-    """AdamW's decay rate of the second moment."""
-    eps: float = 1e-8
-    """AdamW's epsilon."""
-    grad_clip: float | None = 1.0
-    """Largest gradient norm; larger gradients are scaled down to it ("none" turns clipping off)."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +152,12 @@ class MachineConfig:
     """auto takes CUDA, then MPS, then the CPU, and stops rather than ignore a GPU that is there."""
     precision: PrecisionName = "auto"
     """auto takes bf16 on a GPU that has it, fp16 on one that has not, fp32 elsewhere."""
+    fp8_layers: Fp8Layers | None = None
+    """With fp8, where: in the feed_forward parts, in the blocks (default), or in all, the head too."""
+    gradient_checkpointing: Recompute = "none"
+    """Memory for time: keep the matmuls' results alone (selective), or nothing inside a block (full)."""
+    loss_chunk: int | None = None
+    """Tokens whose logits are held at once, instead of all of a micro-batch's: less memory, a little slower."""
     compile: bool = False
     """Compile the model with torch.compile: minutes at the start, faster steps after."""
     deterministic: bool = False

@@ -34,41 +34,91 @@ class Field:
 
 @cache
 def list_fields(cls: type) -> tuple[Field, ...]:
-    """All leaves of a config class in their order of declaration; nested dataclasses are its sections."""
-    hints = get_type_hints(cls)
-    leaves: list[Field] = []
+    """All leaves of a config class in their order of declaration; nested dataclasses are its sections.
+
+    A union of dataclasses is a leaf that takes the tag of one of them, followed by the leaves of all of them. A leaf
+    that several variants have is listed once.
+    """
+    hints, docs, title = get_type_hints(cls), _read_docstrings(cls), (cls.__doc__ or "").strip()
+    leaves: dict[str, Field] = {}
     for item in dataclasses.fields(cls):
         hint = hints[item.name]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            leaves += [dataclasses.replace(leaf, section=item.name) for leaf in list_fields(hint)]
+            leaves |= {leaf.name: dataclasses.replace(leaf, section=item.name) for leaf in list_fields(hint)}
+        elif variants := list_variants(hint):
+            tag = str(item.default.tag)
+            leaves[item.name] = Field("", title, item.name, str, tuple(variants), False, tag, docs[item.name])
+            for variant in variants.values():
+                for leaf in list_fields(variant):
+                    leaves.setdefault(leaf.name, dataclasses.replace(leaf, section_title=title))
         else:
             kind, choices, optional = _split_hint(hint)
-            title = (cls.__doc__ or "").strip()
-            doc = _read_docstrings(cls)[item.name]
-            leaves.append(Field("", title, item.name, kind, choices, optional, item.default, doc))
-    return tuple(leaves)
+            leaves[item.name] = Field("", title, item.name, kind, choices, optional, item.default, docs[item.name])
+    return tuple(leaves.values())
 
 
 def build_config(cls: type[T], values: dict[str, Any]) -> T:
-    """An instance of `cls` with its defaults replaced by `values`, which are keyed by leaf name."""
+    """An instance of `cls` with its defaults replaced by `values`, which are keyed by leaf name.
+
+    Leaves of variants that are not chosen are passed over: see `find_strays`.
+    """
     hints = get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         hint = hints[item.name]
         if dataclasses.is_dataclass(hint):
             arguments[item.name] = build_config(hint, values)  # type: ignore[arg-type]
+        elif variants := list_variants(hint):
+            tag = values.get(item.name, str(item.default.tag))
+            arguments[item.name] = build_config(variants[tag], values)
         elif item.name in values:
             arguments[item.name] = values[item.name]
     return cls(**arguments)
 
 
 def list_values(config: Any) -> dict[str, Any]:
-    """The inverse of `build_config`: every leaf's value, keyed by its name."""
+    """The inverse of `build_config`: every leaf's value, keyed by its name; of variants, those of the chosen ones."""
     values: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
+        if hasattr(value, "tag"):
+            values[item.name] = value.tag
         values.update(list_values(value) if dataclasses.is_dataclass(value) else {item.name: value})
     return values
+
+
+def find_strays(cls: type, values: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Values that no chosen variant has a place for, each with the (field, tag) pairs that would have one."""
+    known = {leaf.name for leaf in list_fields(cls)}
+    strays = (values.keys() & known) - list_values(build_config(cls, values)).keys()
+    return {name: find_homes(cls, name) for name in values if name in strays}
+
+
+def merge_values(cls: type, base: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Both, those above winning. What the base says of variants that are no longer chosen goes with them."""
+    merged = {**base, **above}
+    dropped = find_strays(cls, merged).keys() - above.keys() - find_strays(cls, base).keys()
+    return {name: value for name, value in merged.items() if name not in dropped}
+
+
+def find_homes(cls: type, name: str) -> list[tuple[str, str]]:
+    """The (field, tag) pairs whose variant has a leaf of this name."""
+    homes: list[tuple[str, str]] = []
+    for field, hint in get_type_hints(cls).items():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            homes += find_homes(hint, name)
+        for tag, variant in list_variants(hint).items():
+            if any(item.name == name for item in dataclasses.fields(variant)):
+                homes.append((field, tag))
+            else:
+                homes += find_homes(variant, name)
+    return homes
+
+
+def list_variants(hint: Any) -> dict[str, type]:
+    """The dataclasses of a union by their tags; none for any other annotation."""
+    parts = get_args(hint) if isinstance(hint, types.UnionType) else ()
+    return {part.tag: part for part in parts if hasattr(part, "tag")}
 
 
 def parse_value(field: Field, raw: object) -> Any:

@@ -18,6 +18,8 @@ def dump_toml(config: RunConfig, *, comments: bool = False) -> str:
         if field.section != section:
             section = field.section
             lines += ["", f"[{section}]"]
+        if field.name not in values:
+            continue  # of a variant that is not chosen
         value = values[field.name]
         # Where None is not the default, leaving the field out would bring the default back.
         is_unset = value is None and field.default is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.config.run import ModelConfig
-from gptmill.config.schema import build_config
+from gptmill.config.run import ModelConfig, RunConfig
+from gptmill.config.schema import build_config, list_values
 from gptmill.config.settings import read_settings
-from gptmill.config.validation import RANGES
+from gptmill.config.validation import find_problems
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.models.gpt import GPT, pad_vocab
@@ -68,14 +68,12 @@ def build_loaded(saved: Checkpoint, place: str, device: torch.device) -> LoadedM
 
 def read_model_config(values: Any, place: str) -> ModelConfig:
     """The model's part of a config that was saved in `place`; raises UserError for one that no run could have had."""
-    arguments = read_settings(ModelConfig, values, place)
-    config = build_config(ModelConfig, arguments)
-    for limit in RANGES:
-        for name in arguments.keys() & set(limit.names.split()):
-            if not limit.is_valid(arguments[name]):
-                raise UserError(f"the config in {place} is damaged: {name} = {arguments[name]!r:.100} {limit.rule}")
-    if config.embd_size % config.num_heads:
-        raise UserError(f"the config in {place} is damaged: its num_heads does not divide its embd_size")
+    config = build_config(ModelConfig, read_settings(ModelConfig, values, place))
+    if problems := find_problems(replace(RunConfig(), model=config)):
+        # Of what is no part of the model, only the defaults are looked at, and may not suit its context_length.
+        own = [problem for problem in problems if problem.where.partition(" ")[0] in list_values(config)]
+        if own:
+            raise UserError(f"the config in {place} is damaged: {own[0]!s:.200}")
     return config
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import gptmill
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
-from gptmill.config.recipes import load_recipe, make_config
+from gptmill.config.recipes import layer_config, load_recipe, make_config
 from gptmill.config.requests import LaunchOptions
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields, list_values
@@ -33,7 +33,7 @@ SHAPE_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if fiel
 EXACT_FIELDS = (
     frozenset({field.name for field in list_fields(RunConfig) if field.section == "optimizer"})
     | {"seed", "order", "score", "documents", "dropout", "precision"}
-    | {"total_batch_size", "context_stages", "label_smoothing"}
+    | {"total_batch_size", "context_stages", "batch_stages", "label_smoothing", "z_loss", "fp8_layers"}
 )
 
 
@@ -99,7 +99,7 @@ def _go_on(run: RunDirectory, wanted: str, flags: dict[str, Any], options: Launc
     """The run's own config with the flags of this start on top; its recipe may have changed since, and is not read."""
     saved = load_recipe(str(run.config))
     place = {"run_name": run.path.name, "logdir": str(run.path.parent)}
-    config = build_config(RunConfig, {**saved, **flags, **place})
+    config = layer_config(saved, flags, place)
     changes = _find_changes(build_config(RunConfig, saved), config, options)
     # A run that was killed before its first checkpoint begins again: its steps will be the same ones.
     resumed = run if run.has_checkpoints or wanted != "latest" else None
@@ -112,7 +112,7 @@ def _begin_with(path: Path, recipe: str | None, flags: dict[str, Any], options: 
     settings = read_settings(RunConfig, saved, f"checkpoint {path}")
     settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir")}
     before = build_config(RunConfig, settings)
-    config = _name_run(build_config(RunConfig, {**settings, **flags}), make_run_name(recipe))
+    config = _name_run(layer_config(settings, flags), make_run_name(recipe))
     check_unused(_find_folder(config))
     changes = _find_changes(before, config, options)
     return Launch(config, None, "latest", path, changes, options.allow_changes)
@@ -122,12 +122,13 @@ def _find_changes(before: RunConfig, after: RunConfig, options: LaunchOptions) -
     """What is different, in words; raises UserError for what a run cannot change, or not without being told to."""
     check_config(after, read_world_size())
     old, new = list_values(before), list_values(after)
-    changed = {name for name in new if name not in ("run_name", "logdir") and old[name] != new[name]}
+    names = [*new, *(name for name in old if name not in new)]  # a variant's fields come and go with it
+    changed = {name for name in names if name not in ("run_name", "logdir") and old.get(name) != new.get(name)}
     # Groups of whole documents are as large as a micro-batch.
     exact = EXACT_FIELDS | ({"mini_batch_size"} if before.data.documents == "whole" else set())
 
     def describe(names: Set[str]) -> str:
-        return ", ".join(f"{name} from {old[name]} to {new[name]}" for name in sorted(names))
+        return ", ".join(f"{name} from {old.get(name)} to {new.get(name)}" for name in sorted(names))
 
     if broken := SHAPE_FIELDS & changed:
         raise UserError(f"a resumed run cannot change {describe(broken)}; leave that out, or start a new run")
@@ -136,7 +137,7 @@ def _find_changes(before: RunConfig, after: RunConfig, options: LaunchOptions) -
             f"a resumed run that changes {describe(broken)} is no longer the run that it would have been; "
             f"leave that out, or add --allow_changes"
         )
-    return tuple(f"{name}: {old[name]} -> {new[name]}" for name in new if name in changed)
+    return tuple(f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if name in changed)
 
 
 def _find_checkpoint(wanted: str) -> Path:

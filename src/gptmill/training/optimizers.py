@@ -25,8 +25,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.dev
     return torch.optim.AdamW(
         groups,
         lr=config.max_lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
+        betas=(config.optimizer.beta1, config.optimizer.beta2),
+        eps=config.optimizer.eps,
         fused=device.type in FUSED_DEVICES,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gptmill.config.run import PrecisionName, RunConfig
-from gptmill.config.stages import ContextStage, parse_context_stages
+from gptmill.config.stages import Stages, parse_stages
 from gptmill.config.validation import check_config
 from gptmill.data.batches.streams import Stream
 from gptmill.data.tokenizers import Tokenizer
@@ -31,7 +31,7 @@ class TrainPlan:
     precision: PrecisionName
     separator: int | None
     """The token that opens documents, where they are kept apart."""
-    context_stages: tuple[ContextStage, ...]
+    context_stages: Stages
 
 
 def make_plan(config: RunConfig, stream: Stream, tokenizer: Tokenizer, world: World) -> TrainPlan:
@@ -55,5 +55,5 @@ def make_plan(config: RunConfig, stream: Stream, tokenizer: Tokenizer, world: Wo
         max_steps=max_steps,
         precision=choose_precision(config.machine.precision, world.device),
         separator=tokenizer.end_of_text if config.data.documents == "masked" else None,
-        context_stages=parse_context_stages(training.context_stages) if training.context_stages else (),
+        context_stages=parse_stages(training.context_stages, "") if training.context_stages else (),
     )

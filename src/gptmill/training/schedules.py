@@ -12,6 +12,6 @@ def make_lr(steps_done: int, config: OptimizerConfig, max_steps: int) -> float:
     if steps_done < config.warmup_steps:
         return config.max_lr * (steps_done + 1) / config.warmup_steps
     if steps_done >= max_steps:
-        return config.min_lr
+        return config.schedule.min_lr
     ratio = (steps_done - config.warmup_steps) / (max_steps - config.warmup_steps)
-    return config.min_lr + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (config.max_lr - config.min_lr)
+    return config.schedule.min_lr + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (config.max_lr - config.schedule.min_lr)

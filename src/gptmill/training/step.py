@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.run import RunConfig
-from gptmill.config.stages import find_stage_length
+from gptmill.config.stages import find_stage
 from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.feed import Feed
 from gptmill.models.gpt import IGNORED_TARGET
@@ -101,7 +101,7 @@ def train_step(
     tokens = feed.stream.count_targets(first, plan.windows_per_step)
     # DDP averages gradients over ranks, while the loss is divided by the tokens of all of them.
     scale = world.size / tokens
-    width = find_stage_length(plan.context_stages, state.step + 1)
+    width = find_stage(plan.context_stages, state.step + 1)
     total = torch.zeros((), device=world.device)
     for micro_batch in range(plan.micro_batches):
         beat("waiting for data")

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from gptmill.config.requests import LaunchOptions, PrepareRequest, SampleRequest
+from gptmill.config.model import LinearScaling, Moe, Rope
+from gptmill.config.requests import LaunchOptions, PrepareRequest, PresetOptions, SampleRequest
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import build_config, list_fields, list_values, parse_value
+from gptmill.config.schema import build_config, find_strays, list_fields, list_values, merge_values, parse_value
 
 FIELDS = {field.name: field for field in list_fields(RunConfig)}
-ALL_CLASSES = [RunConfig, LaunchOptions, PrepareRequest, SampleRequest]
+ALL_CLASSES = [RunConfig, LaunchOptions, PresetOptions, PrepareRequest, SampleRequest]
 
 
 def test_field_names_are_unique_across_sections_and_launch_options() -> None:
-    names = [field.name for config in (RunConfig, LaunchOptions) for field in list_fields(config)]
+    names = [field.name for config in (RunConfig, LaunchOptions, PresetOptions) for field in list_fields(config)]
     assert sorted(names) == sorted(set(names))
 
 
@@ -103,3 +104,50 @@ def test_a_number_too_large_for_its_type_is_refused_like_any_other() -> None:
 def test_fields_are_listed_in_sections_that_do_not_interleave() -> None:
     sections = [field.section for field in list_fields(RunConfig)]
     assert sections == sorted(sections, key=sections.index)
+
+
+def test_a_union_is_a_choice_with_the_leaves_of_its_variants_beside_it() -> None:
+    assert FIELDS["feed_forward"].choices == ("gelu", "relu2", "swiglu", "moe")
+    assert FIELDS["feed_forward"].default == "gelu"
+    names = list(FIELDS)
+    assert names.index("num_experts") > names.index("feed_forward")
+    assert names.index("rope_factor") > names.index("rope_scaling") > names.index("positions")
+    assert {FIELDS[name].section for name in ("feed_forward", "num_experts", "rope_factor")} == {"model"}
+    assert FIELDS["num_experts"].section_title == FIELDS["num_layers"].section_title
+
+
+def test_the_chosen_variant_is_built_and_comes_back_as_values() -> None:
+    values = {
+        "feed_forward": "moe",
+        "num_experts": 5,
+        "positions": "rope",
+        "rope_scaling": "linear",
+        "rope_factor": 3.0,
+    }
+    config = build_config(RunConfig, values)
+    assert config.model.feed_forward == Moe(num_experts=5)
+    assert config.model.positions == Rope(rope_scaling=LinearScaling(rope_factor=3.0))
+    assert values.items() <= list_values(config).items()
+    assert build_config(RunConfig, list_values(config)) == config
+    assert "num_experts" not in list_values(RunConfig())
+
+
+def test_values_of_variants_that_are_not_chosen_are_found() -> None:
+    strays = find_strays(RunConfig, {"num_experts": 4, "rope_factor": 2.0, "schedule": "constant", "min_lr": 0.1})
+    assert strays == {
+        "num_experts": [("feed_forward", "moe")],
+        "rope_factor": [("rope_scaling", "linear"), ("rope_scaling", "llama3")],
+        "min_lr": [("schedule", "cosine"), ("schedule", "linear"), ("schedule", "wsd")],
+    }
+
+
+def test_another_variant_takes_what_was_said_of_the_first_with_it() -> None:
+    base = {"feed_forward": "moe", "num_experts": 4, "ffn_size": 32, "num_layers": 3}
+    assert merge_values(RunConfig, base, {"feed_forward": "swiglu"}) == {
+        "feed_forward": "swiglu",
+        "ffn_size": 32,
+        "num_layers": 3,
+    }
+    assert merge_values(RunConfig, base, {"num_layers": 5})["num_experts"] == 4
+    # What was out of place before, or comes with the change, stays and is told.
+    assert "min_lr" in merge_values(RunConfig, {}, {"schedule": "constant", "min_lr": 0.1})

@@ -84,7 +84,7 @@ def test_all_conflicts_are_reported_at_once() -> None:
 def test_a_lone_problem_is_one_line() -> None:
     with pytest.raises(ConfigError) as caught:
         check_config(build_config(RunConfig, {"num_layers": 0}))
-    assert str(caught.value) == "num_layers = 0: must be at least 1"
+    assert str(caught.value) == "num_layers = 0: must lie between 1 and 10,000"
 
 
 @settings(deadline=None)

@@ -47,9 +47,13 @@ def _fix_windows(values: Values, world_size: int) -> str:  # noqa: ARG001
 
 
 def _fix_experts(values: Values, world_size: int) -> str:  # noqa: ARG001
-    if values["feed_forward"] != "moe" or values["experts_per_token"] <= values["num_experts"]:
+    if values["feed_forward"] != "moe":
         return ""
-    return f"is more than num_experts {values['num_experts']}; use at most that many"
+    chosen, experts = values["experts_per_token"], values["num_experts"]
+    if chosen > experts:
+        return f"is more than num_experts {experts}; use at most that many"
+    # The weights of the chosen ones add up to 1: of a single one, it always is 1.
+    return "leaves the router nothing to learn from; use at least 2" if chosen == 1 < experts else ""
 
 
 def _fix_value_embeddings(values: Values, world_size: int) -> str:  # noqa: ARG001
@@ -77,13 +81,14 @@ def _fix_precision(values: Values, world_size: int) -> str:  # noqa: ARG001
         return ""
     if values["feed_forward"] == "moe" and values["fp8_layers"] == "feed_forward":
         return "has no fp8 matmul for experts; use fp8_layers blocks, or bf16"
-    heads, head_size = values["num_heads"], values["head_size"]
+    heads, head_size, kv_heads = values["num_heads"], values["head_size"], values["num_kv_heads"]
     widths = {
         "embd_size": values["embd_size"],
         "ffn_size": values["ffn_size"],
-        "num_heads x head_size": heads * head_size if head_size else values["embd_size"],
-        "num_kv_heads x head_size": (values["num_kv_heads"] or heads) * (head_size or values["embd_size"] // heads),
+        "num_heads x head_size": heads * head_size if head_size else None,
+        "num_kv_heads x head_size": kv_heads * (head_size or values["embd_size"] // heads) if kv_heads else None,
         "mini_batch_size x context_length": values["mini_batch_size"] * values["context_length"],
+        "loss_chunk": values["loss_chunk"] if values["fp8_layers"] == "all" else None,
     }
     wrong = {name: width for name, width in widths.items() if width is not None and width % FP8_MULTIPLE}
     if not wrong:
@@ -110,7 +115,7 @@ MODEL_RELATIONS = (
     Relation("fp8_layers", "precision", _fix_fp8_layers),
     Relation(
         "precision",
-        "embd_size num_heads num_kv_heads head_size ffn_size mini_batch_size context_length",
+        "embd_size num_heads num_kv_heads head_size ffn_size mini_batch_size context_length loss_chunk",
         _fix_precision,
     ),
 )

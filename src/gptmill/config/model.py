@@ -89,7 +89,7 @@ class Gelu:
 
     tag: ClassVar[str] = "gelu"
     ffn_size: int | None = None
-    """Hidden width of the feed-forward part, of each expert in moe (default: 4 x embd_size; with gates 2/3 of it)."""
+    """Hidden width (default: 4 x embd_size; with gates 2/3 of it; of each expert that over experts_per_token)."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Relu2:
 
     tag: ClassVar[str] = "relu2"
     ffn_size: int | None = None
-    """Hidden width of the feed-forward part, of each expert in moe (default: 4 x embd_size; with gates 2/3 of it)."""
+    """Hidden width (default: 4 x embd_size; with gates 2/3 of it; of each expert that over experts_per_token)."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class SwiGlu:
 
     tag: ClassVar[str] = "swiglu"
     ffn_size: int | None = None
-    """Hidden width of the feed-forward part, of each expert in moe (default: 4 x embd_size; with gates 2/3 of it)."""
+    """Hidden width (default: 4 x embd_size; with gates 2/3 of it; of each expert that over experts_per_token)."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Moe:
     experts_per_token: int = 2
     """moe: how many of them each token goes to."""
     ffn_size: int | None = None
-    """Hidden width of the feed-forward part, of each expert in moe (default: 4 x embd_size; with gates 2/3 of it)."""
+    """Hidden width (default: 4 x embd_size; with gates 2/3 of it; of each expert that over experts_per_token)."""
     balance_loss: float = 0.01
     """moe: weight of the loss that spreads tokens evenly over experts."""
     router_z_loss: float = 0.001

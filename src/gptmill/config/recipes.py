@@ -17,7 +17,7 @@ SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
 
 def list_recipes() -> dict[str, str]:
     """Shipped recipes by name, each with the first line of its comment."""
-    return {path.stem: _read_title(path) for path in sorted(SHIPPED.glob("*.toml"))}
+    return {path.stem: read_title(path) for path in sorted(SHIPPED.glob("*.toml"))}
 
 
 def load_recipe(name_or_path: str) -> dict[str, Any]:
@@ -152,5 +152,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"recipe {path} is not valid TOML: {error}; correct that place") from None
 
 
-def _read_title(path: Path) -> str:
+def read_title(path: Path) -> str:
+    """The first line of a recipe's comment."""
     return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ").rstrip()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gptmill.config.run import DeviceName
+from gptmill.config.tiers import HardwareName
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,16 @@ class LaunchOptions:
     """supervise: how many times."""
     force_cpu: bool = False
     """Do exactly one step on the CPU and exit: a smoke test of the whole pipeline."""
+
+
+@dataclass(frozen=True)
+class PresetOptions:
+    """Presets: values that stand above the recipe and below the flags"""
+
+    size: str | None = None
+    """Shape of the model by its name, such as gpt2-medium or tiny-qwen3 (gptmill config list names them)."""
+    hardware: HardwareName | None = None
+    """Batch, context, accumulation and size for a GPU of so much memory; auto looks at the one that is here."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +173,10 @@ class SampleRequest:
     """Seed of the draw; sample i uses seed + i."""
     checkpoint: str = "latest"
     """Checkpoint to use: latest, best, or a step (also --step)."""
+    weights: Literal["raw", "ema"] = "raw"
+    """raw: the weights as they were trained; ema: their moving average, of a run with ema_decay."""
+    compile: bool = False
+    """Compile the model first: worth it for long or many samples."""
     device: DeviceName = "auto"
     """Where to run the model."""
     logdir: str = "runs"

@@ -63,7 +63,7 @@ class TrainingConfig:
     context_stages: str | None = None
     """Shorter windows at first, such as 256:500,512:1500: 256 tokens up to step 500, then 512 up to step 1,500."""
     batch_stages: str | None = None
-    """Smaller batches at first, such as 65536:500: 65,536 tokens per step up to step 500, then total_batch_size."""
+    """Other batches at first, such as 65536:500: 65,536 tokens per step up to step 500, then total_batch_size."""
     label_smoothing: float = 0.0
     """Probability mass spread evenly over the vocabulary in the training loss."""
     z_loss: float = 0.0

@@ -46,7 +46,7 @@ def list_fields(cls: type) -> tuple[Field, ...]:
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             leaves |= {leaf.name: dataclasses.replace(leaf, section=item.name) for leaf in list_fields(hint)}
         elif variants := list_variants(hint):
-            tag = str(item.default.tag)
+            tag = _read_tag(item.default)
             leaves[item.name] = Field("", title, item.name, str, tuple(variants), False, tag, docs[item.name])
             for variant in variants.values():
                 for leaf in list_fields(variant):
@@ -69,7 +69,7 @@ def build_config(cls: type[T], values: dict[str, Any]) -> T:
         if dataclasses.is_dataclass(hint):
             arguments[item.name] = build_config(hint, values)  # type: ignore[arg-type]
         elif variants := list_variants(hint):
-            tag = values.get(item.name, str(item.default.tag))
+            tag = values.get(item.name, _read_tag(item.default))
             arguments[item.name] = build_config(variants[tag], values)
         elif item.name in values:
             arguments[item.name] = values[item.name]
@@ -119,6 +119,10 @@ def list_variants(hint: Any) -> dict[str, type]:
     """The dataclasses of a union by their tags; none for any other annotation."""
     parts = get_args(hint) if isinstance(hint, types.UnionType) else ()
     return {part.tag: part for part in parts if hasattr(part, "tag")}
+
+
+def _read_tag(variant: Any) -> str:
+    return str(variant.tag)
 
 
 def parse_value(field: Field, raw: object) -> Any:

@@ -12,7 +12,9 @@ def make_smoke_config(config: RunConfig, world_size: int) -> RunConfig:
     window = config.model.context_length
     return replace(
         config,
-        training=replace(config.training, max_steps=1, mini_batch_size=1, total_batch_size=window * world_size),
+        training=replace(
+            config.training, max_steps=1, mini_batch_size=1, total_batch_size=window * world_size, batch_stages=None
+        ),
         evaluation=replace(config.evaluation, eval_tokens=window),
-        machine=replace(config.machine, device="cpu", precision="fp32", compile=False),
+        machine=replace(config.machine, device="cpu", precision="fp32", fp8_layers=None, compile=False),
     )

@@ -23,7 +23,7 @@ def parse_stages(text: str, example: str) -> Stages:
     for part in text.split(","):
         size, _, last_step = part.strip().partition(":")
         if not (_is_count(size) and _is_count(last_step)):
-            raise ValueError(f"{part!r} must read TOKENS:STEP, both whole numbers above 0, such as {example}")
+            raise ValueError(f"{part[:30]!r} must read TOKENS:STEP, both whole numbers above 0, such as {example}")
         stages.append(Stage(int(size), int(last_step)))
     if any(later.last_step <= earlier.last_step for earlier, later in pairwise(stages)):
         raise ValueError("must have its stages in the order of their steps")

@@ -15,6 +15,8 @@ from gptmill.config.schema import list_values
 
 MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200
+MAX_SHOWN = 100
+MAX_LAYERS = 10_000
 MIN_GUARD_WINDOW = 16  # fewer steps are no band
 
 
@@ -46,7 +48,7 @@ def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
         fields = {relation.name, *relation.others.split()}
         if not fields & broken and (fix := relation.find_fix(values, world_size)):
             fixes[relation.name] = fix
-    return [Problem(f"{name} = {values[name]}", fix) for name, fix in fixes.items()]
+    return [Problem(f"{name} = {str(values[name])[:MAX_SHOWN]}", fix) for name, fix in fixes.items()]
 
 
 def is_folder_name(name: str) -> bool:
@@ -56,7 +58,8 @@ def is_folder_name(name: str) -> bool:
 
 
 RANGES = (
-    Range("num_layers embd_size num_heads context_length", lambda value: value >= 1, "must be at least 1"),
+    Range("num_layers", lambda value: 1 <= value <= MAX_LAYERS, f"must lie between 1 and {MAX_LAYERS:,}"),
+    Range("embd_size num_heads context_length", lambda value: value >= 1, "must be at least 1"),
     Range("num_kv_heads head_size ffn_size rope_original_context", lambda value: value >= 1, "must be at least 1"),
     Range("num_experts experts_per_token loss_chunk", lambda value: value >= 1, "must be at least 1"),
     Range("value_embeddings extra_heads", lambda value: value >= 0, "must not be negative"),

@@ -13,4 +13,4 @@ def _parse_window(word: str) -> int | None:
         return None
     if word.isascii() and word.isdigit() and len(word) <= 12 and int(word) > 0:
         return int(word)
-    raise ValueError(f"{word!r} must be a number of tokens above 0 or the word full, as in 256,256,full")
+    raise ValueError(f"{word[:20]!r} must be a number of tokens above 0 or the word full, as in 256,256,full")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
-from gptmill.config.run import ModelConfig
+from gptmill.config.model import ModelConfig, Rope
 from gptmill.inference.generator import SamplingRule, draw_token, generate
 from gptmill.models.gpt import GPT, build_gpt
 
@@ -18,9 +22,12 @@ GREEDY = SamplingRule(temperature=0.0)
 PROMPT = [3, 1, 4, 1, 5]
 
 
-def build_wild(context_length: int = CONTEXT, seed: int = 1) -> GPT:
+TINY = ModelConfig(num_layers=2, embd_size=16, num_heads=2, context_length=CONTEXT)
+
+
+def build_wild(context_length: int = CONTEXT, seed: int = 1, config: ModelConfig = TINY) -> GPT:
     """Matrices far louder than fresh ones, so that the next token depends on all that came before."""
-    config = ModelConfig(num_layers=2, embd_size=16, num_heads=2, context_length=context_length)
+    config = replace(config, context_length=context_length)
     model = build_gpt(config, PADDED_VOCAB, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -156,3 +163,57 @@ def test_generation_keeps_no_gradients_and_lets_others_have_theirs() -> None:
     assert torch.is_grad_enabled()
     list(tokens)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# Compiled
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def draw_compiled(model: GPT, prompt: list[int], count: int) -> list[int]:
+    """With a backend that runs the graphs as they are: what is compiled, and how often, is the same."""
+    return list(generate(model, prompt, count, GREEDY, VOCAB, 0, compiled=True, backend="eager"))
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compiled_generation_has_two_graphs_whatever_the_lengths() -> None:
+    context = 150  # two chunks and a part of one
+    model = build_wild(context)
+    prompt = torch.randint(VOCAB, (200,), generator=torch.Generator().manual_seed(4)).tolist()
+    for length, count in [(1, 3), (5, 20), (64, 2), (65, 9), (128, 40), (140, 30), (200, 3)]:
+        assert draw_compiled(model, prompt[:length], count) == draw(model, prompt[:length], count, GREEDY), length
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("context_length", [1, 2, CONTEXT])
+def test_compiled_generation_goes_on_past_short_contexts(context_length: int) -> None:
+    model = build_wild(context_length)
+    assert draw_compiled(model, PROMPT, 3 * CONTEXT) == draw(model, PROMPT, 3 * CONTEXT, GREEDY)
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compiled_generation_with_windows_shared_heads_and_rotations() -> None:
+    config = replace(TINY, positions=Rope(), num_kv_heads=1, qk_norm=True, attention_windows="5,full")
+    model = build_wild(config=config)
+    assert draw_compiled(model, PROMPT, 2 * CONTEXT) == draw(model, PROMPT, 2 * CONTEXT, GREEDY)
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compiling_leaves_nothing_on_the_model() -> None:
+    model = build_wild()
+    names = set(vars(model))
+    drawn = draw_compiled(model, PROMPT, 3)
+    assert set(vars(model)) == names
+    with torch.no_grad():
+        model.token_embedding.weight.mul_(-1.0)  # trained on: the graphs hold for the new weights
+    assert draw_compiled(model, PROMPT, 9) == draw(model, PROMPT, 9, GREEDY) != drawn
+    assert draw_compiled(copy.deepcopy(model), PROMPT, 9) == draw(model, PROMPT, 9, GREEDY)
+    assert counters["stats"]["unique_graphs"] == 2

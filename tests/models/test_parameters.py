@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compositions import COMPOSITIONS, build_wild, draw_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,13 +49,41 @@ def test_the_count_is_that_of_the_model_built(
     assert count_parameters(config, vocab).total == count_built(config, vocab)
 
 
-def test_each_part_is_counted_for_itself() -> None:
-    config = ModelConfig(num_layers=3, embd_size=16, num_heads=2, context_length=8)
+PARTS = {
+    "token_embedding": "token_embedding",
+    "position_embedding": "position_embedding",
+    "value_embeddings": "value_embeddings",
+    "blocks": "blocks",
+    "final_norm": "final_norm",
+    "head": "head",
+    "extra_heads": "extra_blocks",
+}
+
+
+@pytest.mark.parametrize("config", COMPOSITIONS.values(), ids=COMPOSITIONS.keys())
+def test_each_part_of_every_composition_is_counted_for_itself(config: ModelConfig) -> None:
     with torch.device("meta"):
         model = GPT(config, 100)
     count = count_parameters(config, 100)
-    for part in ("token_embedding", "position_embedding", "blocks", "final_norm"):
-        assert getattr(count, part) == sum(parameter.numel() for parameter in getattr(model, part).parameters())
+    for part, name in PARTS.items():
+        module = getattr(model, name)
+        expected = sum(parameter.numel() for parameter in module.parameters()) if module is not None else 0
+        assert getattr(count, part) == expected, part
+    assert count.total == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("config", COMPOSITIONS.values(), ids=COMPOSITIONS.keys())
+def test_those_active_are_those_that_a_token_s_logits_depend_on(config: ModelConfig) -> None:
+    model = build_wild(config)
+    model.logits(draw_tokens(1, 1)).sum().backward()
+    idle = 0
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:
+            idle += parameter.numel()
+        elif name.endswith(("mlp.gate_up", "mlp.down_proj")):
+            idle += int((parameter.grad.flatten(1).abs().amax(dim=1) == 0).sum()) * parameter[0].numel()
+    count = count_parameters(config, 50)
+    assert count.active == count.total - idle
 
 
 @given(vocab_size=st.integers(1, 10**6))

@@ -60,7 +60,7 @@ def make_gradient(device: str, *, masked: bool) -> torch.Tensor:
     tokens = torch.randint(0, 128, (8, 128), device=device)
     documents = torch.zeros_like(tokens) if masked else None
     with torch.autocast(device, dtype=torch.bfloat16):
-        model(tokens, tokens, documents_BT=documents).backward()
+        model(tokens, tokens, documents_BT=documents).objective.backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 

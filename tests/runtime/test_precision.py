@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import ModelConfig, PrecisionName
 from gptmill.models.gpt import build_gpt
-from gptmill.runtime.precision import build_scaler, choose_precision, make_autocast, set_matmul_precision
+from gptmill.runtime.precision import (
+    build_scaler,
+    choose_precision,
+    make_autocast,
+    require_fp8,
+    set_matmul_precision,
+)
 
 CPU = torch.device("cpu")
-ALL: list[PrecisionName] = ["fp32", "tf32", "bf16", "fp16"]
+ALL: list[PrecisionName] = ["fp32", "tf32", "bf16", "fp16", "fp8-emulated"]
 
 
 def test_auto_is_fp32_on_the_cpu() -> None:
@@ -28,9 +35,31 @@ def test_tf32_is_refused_where_it_would_do_nothing() -> None:
         choose_precision("tf32", CPU)
 
 
+def test_fp8_is_refused_on_the_cpu() -> None:
+    with pytest.raises(UserError, match=r"8\.9 or more .* CPU, \d+ threads; use bf16, or fp8-emulated"):
+        choose_precision("fp8", CPU)
+
+
+def test_fp8_is_refused_on_a_gpu_that_lacks_it() -> None:
+    with pytest.raises(UserError, match=r"NVIDIA A100 \(cuda:0\), which has 8\.0; use bf16"):
+        require_fp8("NVIDIA A100 (cuda:0)", (8, 0))
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (12, 0)])
+def test_fp8_is_taken_on_a_gpu_that_has_it(capability: tuple[int, int]) -> None:
+    require_fp8("NVIDIA H200 (cuda:0)", capability)
+
+
 @pytest.mark.parametrize(
     ("precision", "dtype"),
-    [("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+    [
+        ("fp32", torch.float32),
+        ("tf32", torch.float32),
+        ("bf16", torch.bfloat16),
+        ("fp16", torch.float16),
+        ("fp8", torch.bfloat16),
+        ("fp8-emulated", torch.float32),
+    ],
 )
 def test_autocast_computes_in_the_precision(precision: PrecisionName, dtype: torch.dtype) -> None:
     layer = torch.nn.Linear(4, 4)
@@ -40,7 +69,7 @@ def test_autocast_computes_in_the_precision(precision: PrecisionName, dtype: tor
     assert layer.weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("precision", ALL)
+@pytest.mark.parametrize("precision", [*ALL, "fp8"])
 def test_only_fp16_scales_its_loss(precision: PrecisionName) -> None:
     scaler = build_scaler(precision, CPU)
     assert scaler.is_enabled() == (precision == "fp16")
@@ -68,7 +97,7 @@ def test_every_precision_learns(precision: PrecisionName) -> None:
     losses = []
     for _ in range(12):
         with make_autocast(precision, CPU):
-            loss = model(tokens[:, :-1], tokens[:, 1:]) / 32
+            loss = F.cross_entropy(model.logits(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()

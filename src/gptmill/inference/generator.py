@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from gptmill.models.cache import build_caches
+from gptmill.models.cache import Caches, LayerCache, build_caches
 from gptmill.models.gpt import GPT
 
+CHUNK = 64  # tokens of a prompt that a compiled model reads at once
 LARGEST_LOGIT = 1e4
 COLDEST = 1e-6  # below it, dividing by the temperature overflows, and the likeliest token is certain anyway
 
@@ -26,7 +29,15 @@ class SamplingRule:
 
 @torch.no_grad()
 def generate(
-    model: GPT, prompt: Sequence[int], max_new_tokens: int, rule: SamplingRule, vocab_size: int, seed: int
+    model: GPT,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    rule: SamplingRule,
+    vocab_size: int,
+    seed: int,
+    *,
+    compiled: bool = False,
+    backend: str = "inductor",
 ) -> Iterator[int]:
     """Yields new tokens. Ids that only pad the vocabulary are never drawn.
 
@@ -37,18 +48,56 @@ def generate(
     device = model.token_embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     context = model.config.context_length
+    read = partial(_read_compiled, backend) if compiled else _read
     seen = list(prompt)[-context:]
     caches = build_caches(model.config, 1, device)
     unread = seen
     for _ in range(max_new_tokens):
-        if caches[0].length + len(unread) > context:
+        if caches.length + len(unread) > context:
             unread = seen = seen[-max(1, context // 2) :]
             caches = build_caches(model.config, 1, device)
-        logits_V = model.logits(torch.tensor([unread], device=device), caches)[0, -1, :vocab_size]
+        logits_V = read(model, torch.tensor([unread], device=device), caches)[:vocab_size]
         token = draw_token(logits_V.float(), rule, generator)
         seen.append(token)
         unread = [token]
         yield token
+
+
+def _read(model: GPT, tokens_1T: Tensor, caches: Caches) -> Tensor:
+    """The logits of what follows the tokens, which follow what the caches hold."""
+    return model.logits(tokens_1T, caches)[0, -1]
+
+
+def _read_compiled(backend: str, model: GPT, tokens_1T: Tensor, caches: Caches) -> Tensor:
+    """The same in two shapes alone, so that nothing is compiled again for another length: texts in chunks, the last
+    of them padded, and single tokens.
+
+    What padding leaves in the caches lies at places that no token sees before they are filled anew.
+    """
+    read = _compile(backend)
+    size = min(CHUNK, caches.room)
+    start = caches.length
+    positions_T, _ = caches.extend(tokens_1T.shape[1])
+    if tokens_1T.shape[1] == 1 and start > 0:
+        return read(model, tokens_1T, positions_T, caches.layers)[0, -1]
+    assert start == 0, "a text is read from its beginning"
+    places_T = torch.arange(size, device=tokens_1T.device)
+    padded_1T = F.pad(tokens_1T, (0, max(0, caches.room - tokens_1T.shape[1])))
+    for begin in range(0, caches.length, size):
+        # A chunk that would stick out of the context begins sooner, and reads some tokens a second time.
+        begin = min(begin, caches.room - size)
+        logits_1TV = read(model, padded_1T[:, begin : begin + size].contiguous(), begin + places_T, caches.layers)
+    return logits_1TV[0, caches.length - 1 - begin]
+
+
+@cache
+def _compile(backend: str) -> Callable[..., Tensor]:
+    """Compiled once for as long as the process lives; models are arguments, and keep nothing of it."""
+    return torch.compile(_continue, dynamic=False, backend=backend)
+
+
+def _continue(model: GPT, tokens_1T: Tensor, positions_T: Tensor, layers: list[LayerCache]) -> Tensor:
+    return model.continue_logits(tokens_1T, positions_T, layers)
 
 
 def draw_token(logits_V: Tensor, rule: SamplingRule, generator: torch.Generator) -> int:

@@ -26,8 +26,10 @@ class Sampler:
         """The UTF-8 bytes of sample `number`, token by token, up to the end of the document."""
         request, tokenizer = self.request, self.loaded.tokenizer
         rule = SamplingRule(request.temperature, request.top_k, request.top_p)
-        seed = request.seed + number
-        for token in generate(self.loaded.model, self.prompt, request.max_new_tokens, rule, tokenizer.vocab_size, seed):
+        seed, count = request.seed + number, request.max_new_tokens
+        for token in generate(
+            self.loaded.model, self.prompt, count, rule, tokenizer.vocab_size, seed, compiled=request.compile
+        ):
             if token == tokenizer.end_of_text:
                 return
             yield tokenizer.decode_bytes([token])
@@ -38,7 +40,7 @@ def open_sampler(run_name: str, request: SampleRequest) -> Sampler:
     if problems := find_problems(request):
         raise ConfigError(problems)
     run = find_run(run_name, request.logdir)
-    loaded = load_run_model(run, request.checkpoint, choose_device(request.device))
+    loaded = load_run_model(run, request.checkpoint, choose_device(request.device), request.weights)
     try:
         prompt = [loaded.tokenizer.end_of_text, *loaded.tokenizer.encode(request.prompt).tolist()]
     except UserError as error:

@@ -1,32 +1,63 @@
-"""Keys and values of the tokens seen so far, so that generation does not compute them again."""
+"""Keys and values of the tokens seen so far, so that generation does not compute them again.
+
+The room is that of a whole context from the start. A shape that never changes is what a compiled model needs; one
+that is not compiled is shown the filled part only.
+
+Shape suffixes: B batch, H heads of keys and values, T time, S places, D width of a head.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gptmill.config.run import ModelConfig
+from gptmill.config.model import ModelConfig
 
 
-class LayerCache:
-    """Room for one layer's keys and values over a whole context."""
+class LayerCache(NamedTuple):
+    """One layer's keys and values, by place."""
+
+    keys_BHSD: Tensor
+    values_BHSD: Tensor
+
+    def put(self, k_BHTD: Tensor, v_BHTD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Puts them at their places, and returns those of all places."""
+        self.keys_BHSD.index_copy_(2, positions_T, k_BHTD.to(self.keys_BHSD.dtype))
+        self.values_BHSD.index_copy_(2, positions_T, v_BHTD.to(self.values_BHSD.dtype))
+        return self.keys_BHSD.to(k_BHTD.dtype), self.values_BHSD.to(v_BHTD.dtype)
+
+    def show(self, num_places: int) -> LayerCache:
+        """The first places, in the same memory."""
+        return LayerCache(self.keys_BHSD[:, :, :num_places], self.values_BHSD[:, :, :num_places])
+
+
+class Caches:
+    """The caches of all layers, and how many tokens they hold."""
 
     def __init__(self, config: ModelConfig, batch_size: int, device: torch.device) -> None:
-        shape = (2, batch_size, config.num_heads, config.context_length, config.embd_size // config.num_heads)
-        self.kv_2BHSD = torch.empty(shape, device=device)
+        # Zeros, not whatever was there: what is hidden is multiplied by 0, and 0 times infinity is not 0.
+        shape = (batch_size, config.kv_heads, config.context_length, config.head_width)
+        self.layers = [
+            LayerCache(torch.zeros(shape, device=device), torch.zeros(shape, device=device))
+            for _ in range(config.num_layers)
+        ]
         self.length = 0
 
-    def extend(self, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends, and returns everything held."""
-        end = self.length + k_BHTD.shape[2]
-        assert end <= self.kv_2BHSD.shape[3], "the cache is full"
-        self.kv_2BHSD[0, :, :, self.length : end] = k_BHTD
-        self.kv_2BHSD[1, :, :, self.length : end] = v_BHTD
-        self.length = end
-        keys_BHSD, values_BHSD = self.kv_2BHSD[:, :, :, :end].to(k_BHTD.dtype).unbind(0)
-        return keys_BHSD, values_BHSD
+    @property
+    def room(self) -> int:
+        """Tokens that it can hold in all."""
+        return self.layers[0].keys_BHSD.shape[2]
+
+    def extend(self, num_tokens: int) -> tuple[Tensor, list[LayerCache]]:
+        """Makes place for so many more; returns their positions_T and the layers as far as they are filled then."""
+        start, self.length = self.length, self.length + num_tokens
+        assert self.length <= self.room, "the cache is full"
+        positions_T = torch.arange(start, self.length, device=self.layers[0].keys_BHSD.device)
+        return positions_T, [layer.show(self.length) for layer in self.layers]
 
 
-def build_caches(config: ModelConfig, batch_size: int, device: torch.device) -> list[LayerCache]:
-    """One empty cache per layer."""
-    return [LayerCache(config, batch_size, device) for _ in range(config.num_layers)]
+def build_caches(config: ModelConfig, batch_size: int, device: torch.device) -> Caches:
+    """Empty ones."""
+    return Caches(config, batch_size, device)

@@ -1,22 +1,35 @@
-"""GPT-2, exactly: pre-norm blocks, learned positions, GELU (tanh), biases, and a head tied to the embedding.
+"""GPT, composed as its config says; by default GPT-2, exactly: pre-norm blocks, learned positions, GELU (tanh),
+biases, and a head tied to the embedding.
 
-Shape suffixes: B batch, T time, N = B x T, C width, H heads, D width of a head, V vocabulary, S time seen so far.
+Shape suffixes: B batch, T time, N = B x T, C width, V vocabulary, L layers, E experts, G groups, W width of values.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptmill.config.run import ModelConfig
-from gptmill.models.cache import LayerCache
+from gptmill.config.model import LearnedPositions, ModelConfig, Moe
+from gptmill.config.run import Recompute
+from gptmill.models.attention import BlockContext, find_value_table
+from gptmill.models.block import Block
+from gptmill.models.cache import Caches, LayerCache
+from gptmill.models.experts import RouterStats
+from gptmill.models.losses import IGNORED_TARGET as IGNORED_TARGET
+from gptmill.models.losses import LossRule, measure_loss
+from gptmill.models.masks import Mask, can_use_blocks, make_cached_mask, make_mask
+from gptmill.models.norms import build_norm
+from gptmill.models.recompute import run_block
+from gptmill.models.rotary import make_rotation
 
 INIT_STD = 0.02
+INIT_GATE = 0.5
 VOCAB_MULTIPLE = 64
-IGNORED_TARGET = -100
 
 
 def pad_vocab(vocab_size: int) -> int:
@@ -24,135 +37,186 @@ def pad_vocab(vocab_size: int) -> int:
     return math.ceil(vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-class Attention(nn.Module):
-    """Causal multi-head self-attention with one projection for queries, keys and values."""
+class Losses(NamedTuple):
+    """Sums over the valid targets, by whose count the caller divides; `experts_LE` counts tokens."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.num_heads = config.num_heads
-        self.dropout = config.dropout
-        self.qkv = nn.Linear(config.embd_size, 3 * config.embd_size)
-        self.proj = nn.Linear(config.embd_size, config.embd_size)
-
-    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None, mask_B1TS: Tensor | None = None) -> Tensor:
-        """Attends to the past: all of it, or what the mask lets through."""
-        B, T, C = x_BTC.shape
-        qkv_BTHD = self.qkv(x_BTC).view(B, T, 3 * self.num_heads, C // self.num_heads)
-        q_BHTD, k_BHSD, v_BHSD = qkv_BTHD.transpose(1, 2).chunk(3, dim=1)
-        if cache is not None:
-            k_BHSD, v_BHSD = cache.extend(k_BHSD, v_BHSD)
-            S = k_BHSD.shape[2]
-            mask_B1TS = torch.ones(1, 1, T, S, dtype=torch.bool, device=x_BTC.device).tril(S - T)
-        y_BHTD = F.scaled_dot_product_attention(
-            q_BHTD,
-            k_BHSD,
-            v_BHSD,
-            attn_mask=mask_B1TS,
-            is_causal=mask_B1TS is None,
-            dropout_p=self.dropout if self.training else 0.0,
-        )
-        return self.proj(y_BHTD.transpose(1, 2).reshape(B, T, C))  # type: ignore[no-any-return]
+    objective: Tensor
+    """What training makes smaller; when not training, the cross-entropy."""
+    cross_entropy: Tensor
+    by_group_G: Tensor | None
+    experts_LE: Tensor | None
 
 
-class Mlp(nn.Module):
-    """Widen by four, GELU, narrow again."""
+class Trunk(NamedTuple):
+    """What the blocks made of the tokens, before the final norm."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.up = nn.Linear(config.embd_size, 4 * config.embd_size)
-        self.proj = nn.Linear(4 * config.embd_size, config.embd_size)
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.proj(F.gelu(self.up(x_BTC), approximate="tanh"))  # type: ignore[no-any-return]
-
-
-class Block(nn.Module):
-    """Attention, then the MLP, each behind its norm and added to the residual stream."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(config.embd_size)
-        self.attention = Attention(config)
-        self.mlp_norm = nn.LayerNorm(config.embd_size)
-        self.mlp = Mlp(config)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None, mask_B1TS: Tensor | None = None) -> Tensor:
-        x_BTC = x_BTC + self.dropout(self.attention(self.attention_norm(x_BTC), cache, mask_B1TS))
-        return x_BTC + self.dropout(self.mlp(self.mlp_norm(x_BTC)))  # type: ignore[no-any-return]
+    x_BTC: Tensor
+    stats: list[RouterStats]
+    context: BlockContext
+    """As a block without a window and without value embeddings is given it."""
 
 
 class GPT(nn.Module):
-    """Tokens in; the summed loss out when targets are given, `logits` otherwise."""
+    """Tokens in; the summed losses out when targets are given, `logits` otherwise."""
 
     def __init__(self, config: ModelConfig, padded_vocab_size: int, vocab_size: int | None = None) -> None:
         """`vocab_size` is how many of the rows are tokens; without it, all are."""
         super().__init__()
         self.config = config
+        self.windows = config.list_windows()
         self.vocab_size = vocab_size or padded_vocab_size
-        self.token_embedding = nn.Embedding(padded_vocab_size, config.embd_size)
-        self.position_embedding = nn.Embedding(config.context_length, config.embd_size)
+        self.loss_rule = LossRule()
+        self.recompute: Recompute = "none"
+        self.project_linear: Callable[[Tensor, Tensor], Tensor] = F.linear
+        width = config.embd_size
+        self.token_embedding = nn.Embedding(padded_vocab_size, width)
+        has_places = isinstance(config.positions, LearnedPositions)
+        self.position_embedding = nn.Embedding(config.context_length, width) if has_places else None
+        value_width = config.kv_heads * config.head_width
+        self.value_embeddings = nn.ModuleList(
+            nn.Embedding(padded_vocab_size, value_width) for _ in range(config.value_embeddings)
+        )
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.final_norm = nn.LayerNorm(config.embd_size)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.final_norm = build_norm(config)
+        self.head = None if config.tied_head else nn.Linear(width, padded_vocab_size, bias=False)
+        self.extra_blocks = nn.ModuleList(Block(config, config.num_layers + k) for k in range(config.extra_heads))
 
     def forward(
         self,
         tokens_BT: Tensor,
         targets_BT: Tensor,
-        label_smoothing: float = 0.0,
         documents_BT: Tensor | None = None,
-    ) -> Tensor:
-        """Cross-entropy summed over the targets; the caller divides by the count that is right for it."""
-        logits_NV = self.project(self.encode(tokens_BT, documents_BT=documents_BT)).flatten(0, 1).float()
-        targets_N = targets_BT.flatten()
-        hard = F.cross_entropy(logits_NV, targets_N, reduction="sum", ignore_index=IGNORED_TARGET)
-        if label_smoothing == 0:
-            return hard
-        # Not cross_entropy's own smoothing: that would teach the model to predict the rows that only pad.
-        even_N = -logits_NV.log_softmax(dim=-1)[:, : self.vocab_size].mean(dim=-1)
-        return (1 - label_smoothing) * hard + label_smoothing * even_N.where(targets_N != IGNORED_TARGET, 0.0).sum()
+        groups_B: Tensor | None = None,
+    ) -> Losses:
+        """The losses of predicting the targets. `documents_BT` as in `encode`; `groups_B` numbers the rows' groups."""
+        rule = LossRule(chunk_tokens=self.loss_rule.chunk_tokens, num_groups=self.loss_rule.num_groups)
+        trunk = self._run_blocks(tokens_BT, documents_BT, targets_BT != IGNORED_TARGET)
+        x_NC, targets_N = self.final_norm(trunk.x_BTC).flatten(0, 1), targets_BT.flatten()
+        groups_N = None if groups_B is None else groups_B[:, None].expand_as(tokens_BT).flatten()
+        loss = measure_loss(
+            self.project, x_NC, targets_N, self.loss_rule if self.training else rule, self.vocab_size, groups_N
+        )
+        experts_LE = torch.stack([stats.tokens_E for stats in trunk.stats]).detach() if trunk.stats else None
+        objective = loss.objective
+        if self.training and self.extra_blocks:
+            objective = objective + self._look_further(trunk, targets_BT, documents_BT)
+        if self.training and trunk.stats:
+            objective = objective + (targets_N != IGNORED_TARGET).sum() * self._judge_routers(trunk.stats)
+        return Losses(objective, loss.cross_entropy, loss.by_group_G, experts_LE)
 
-    def logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
-        """The next-token logits at every position."""
-        return self.project(self.encode(tokens_BT, caches))
+    def logits(self, tokens_BT: Tensor, caches: Caches | None = None) -> Tensor:
+        """The next-token logits at every position. With caches, the tokens continue what the caches hold."""
+        if caches is None:
+            return self.project(self.encode(tokens_BT))
+        positions_T, layers = caches.extend(tokens_BT.shape[1])
+        return self.continue_logits(tokens_BT, positions_T, layers)
 
-    def encode(
-        self, tokens_BT: Tensor, caches: list[LayerCache] | None = None, documents_BT: Tensor | None = None
-    ) -> Tensor:
-        """The final hidden states. With caches, the tokens continue what the caches hold.
+    def continue_logits(self, tokens_BT: Tensor, positions_T: Tensor, layers: Sequence[LayerCache]) -> Tensor:
+        """The logits of tokens at these places, all before which are in the layers' caches. Fit to be compiled."""
+        rotation = make_rotation(positions_T, self.config)
+        places = layers[0].keys_BHSD.shape[2]
+        masks = {window: make_cached_mask(window, positions_T, places) for window in dict.fromkeys(self.windows)}
+        x_BTC = self._embed(tokens_BT, positions_T)
+        for layer, (block, cache) in enumerate(zip(self.blocks, layers, strict=True)):
+            values_BTW = self._find_values(tokens_BT, layer)
+            context = BlockContext(rotation, masks[self.windows[layer]], values_BTW, positions_T)
+            x_BTC, _ = block(x_BTC, context, cache)
+        return self.project(self.final_norm(x_BTC))
+
+    def encode(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """The final hidden states.
 
         `documents_BT` holds the place in the row at which each token's document begins. Documents then do not see
-        each other, and positions count from their beginnings.
+        each other, and learned positions count from their beginnings.
         """
-        past = caches[0].length if caches else 0
-        positions = torch.arange(past, past + tokens_BT.shape[1], device=tokens_BT.device)
-        mask_B1TS = None
-        if documents_BT is not None:
-            is_past_TS = positions[:, None] >= positions
-            mask_B1TS = (is_past_TS & (documents_BT[:, :, None] == documents_BT[:, None, :])).unsqueeze(1)
-            positions = positions - documents_BT
-        x_BTC = self.dropout(self.token_embedding(tokens_BT) + self.position_embedding(positions))
-        for index, block in enumerate(self.blocks):
-            x_BTC = block(x_BTC, caches[index] if caches else None, mask_B1TS)
-        return self.final_norm(x_BTC)  # type: ignore[no-any-return]
+        return self.final_norm(self._run_blocks(tokens_BT, documents_BT).x_BTC)  # type: ignore[no-any-return]
 
     def project(self, x_BTC: Tensor) -> Tensor:
-        """The head, which is the token embedding again."""
-        return F.linear(x_BTC, self.token_embedding.weight)
+        """The head: the token embedding again, or a matrix of its own."""
+        weight = self.token_embedding.weight if self.head is None else self.head.weight
+        logits_BTV = self.project_linear(x_BTC, weight)
+        if (cap := self.config.logit_softcap) is None:
+            return logits_BTV
+        return cap * torch.tanh(logits_BTV.float() / cap)
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
-        """GPT-2's: normal weights, zero biases, and residual projections scaled down by depth."""
-        residual_std = INIT_STD / math.sqrt(2 * self.config.num_layers)
+        """GPT-2's: normal weights, zero biases, and residual projections scaled down by depth, or zero if asked."""
+        residual_std = 0.0 if self.config.zero_init else INIT_STD / math.sqrt(2 * self.config.num_layers)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
             elif "norm" in name:
                 parameter.fill_(1.0)
+            elif name.endswith("value_gate"):
+                parameter.fill_(INIT_GATE)
             else:
-                std = residual_std if name.endswith("proj.weight") else INIT_STD
+                std = residual_std if name.endswith(("proj.weight", "down_proj")) else INIT_STD
                 parameter.normal_(0.0, std, generator=generator)
+
+    def _run_blocks(self, tokens_BT: Tensor, documents_BT: Tensor | None, counts_BT: Tensor | None = None) -> Trunk:
+        places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        rotation = make_rotation(places_T, self.config)
+        in_blocks = can_use_blocks(self.config, tokens_BT.device, training=self.training)
+        masks: dict[int | None, Mask] = {}
+        for window in dict.fromkeys([*self.windows, None] if self.extra_blocks else self.windows):
+            masks[window] = make_mask(window, tokens_BT, documents_BT, in_blocks=in_blocks)
+        x_BTC = self._embed(tokens_BT, places_T if documents_BT is None else places_T - documents_BT)
+        how = self._choose_recompute()
+        stats: list[RouterStats] = []
+        for layer, block in enumerate(self.blocks):
+            values_BTW = self._find_values(tokens_BT, layer)
+            context = BlockContext(rotation, masks[self.windows[layer]], values_BTW, counts_BT=counts_BT)
+            x_BTC, layer_stats = run_block(block, how, x_BTC, context)
+            if layer_stats is not None:
+                stats.append(layer_stats)
+        return Trunk(x_BTC, stats, BlockContext(rotation, masks.get(None, Mask()), counts_BT=counts_BT))
+
+    def _embed(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
+        x_BTC = self.token_embedding(tokens_BT)
+        if self.position_embedding is not None:
+            x_BTC = x_BTC + self.position_embedding(positions)
+        return self.dropout(x_BTC)  # type: ignore[no-any-return]
+
+    def _find_values(self, tokens_BT: Tensor, layer: int) -> Tensor | None:
+        table = find_value_table(self.config, layer)
+        return None if table is None else self.value_embeddings[table](tokens_BT)
+
+    def _choose_recompute(self) -> Recompute:
+        """Without a backward pass there is nothing to compute again."""
+        return self.recompute if self.training and torch.is_grad_enabled() else "none"
+
+    def _look_further(self, trunk: Trunk, targets_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
+        """The losses of heads that predict tokens further ahead, each from the trunk by a block of its own (Gloeckle
+        et al. 2024). Sums like the next token's: all tokens weigh the same, whatever micro-batch they are in."""
+        rule = LossRule(chunk_tokens=self.loss_rule.chunk_tokens)
+        total = torch.zeros((), device=targets_BT.device)
+        for ahead, block in enumerate(self.extra_blocks, start=1):
+            x_BTC, stats = run_block(block, self._choose_recompute(), trunk.x_BTC, trunk.context)
+            if stats is not None:
+                trunk.stats.append(stats)
+            further_BT = _shift_targets(targets_BT, documents_BT, ahead)
+            x_NC, further_N = self.final_norm(x_BTC).flatten(0, 1), further_BT.flatten()
+            total = total + measure_loss(self.project, x_NC, further_N, rule, self.vocab_size).objective
+        return total
+
+    def _judge_routers(self, stats: list[RouterStats]) -> Tensor:
+        """What the routers' losses add for each token, all of them alike."""
+        moe = self.config.feed_forward
+        assert isinstance(moe, Moe)
+        balance = torch.stack([each.balance_loss for each in stats]).mean()
+        z_loss = torch.stack([each.z_loss for each in stats]).mean()
+        return moe.balance_loss * balance + moe.router_z_loss * z_loss
+
+
+def _shift_targets(targets_BT: Tensor, documents_BT: Tensor | None, ahead: int) -> Tensor:
+    """The targets of tokens further ahead; those past the row's end, or past the document's, are ignored."""
+    further_BT = F.pad(targets_BT, (0, ahead), value=IGNORED_TARGET)[:, ahead:]
+    if documents_BT is None:
+        return further_BT
+    same_BT = documents_BT == F.pad(documents_BT, (0, ahead), value=-1)[:, ahead:]
+    return further_BT.where(same_BT, IGNORED_TARGET)
 
 
 def build_gpt(config: ModelConfig, padded_vocab_size: int, seed: int, vocab_size: int | None = None) -> GPT:

@@ -1,4 +1,7 @@
-"""Number formats: which one, the autocast context of the forward pass, and fp16's gradient scaler."""
+"""Number formats: which one, the autocast context of the forward pass, and fp16's gradient scaler.
+
+fp8 is a matter of single layers: the model's.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ import torch
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import PrecisionName
+from gptmill.runtime.device import describe_device
 
-AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+FP8_CAPABILITY = (8, 9)
 
 
 def choose_precision(wanted: PrecisionName, device: torch.device) -> PrecisionName:
@@ -18,11 +23,26 @@ def choose_precision(wanted: PrecisionName, device: torch.device) -> PrecisionNa
         raise UserError(
             f"precision tf32 is a format of NVIDIA GPUs, and this run is on {device.type}; use fp32 or bf16"
         )
+    if wanted == "fp8":
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        require_fp8(describe_device(device), capability)
     if wanted != "auto":
         return wanted
     if device.type != "cuda":
         return "fp32"
     return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
+
+
+def require_fp8(device_name: str, capability: tuple[int, int] | None) -> None:
+    """Raises unless the device, whose CUDA capability is given if it has one, multiplies in fp8."""
+    if capability is not None and capability >= FP8_CAPABILITY:
+        return
+    has = "" if capability is None else f", which has {capability[0]}.{capability[1]}"
+    raise UserError(
+        f"precision fp8 needs an NVIDIA GPU of CUDA capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} or more "
+        f"(Ada, Hopper and newer), and this run is on {device_name}{has}; use bf16, or fp8-emulated, which rounds "
+        "alike on any device and is slow"
+    )
 
 
 def set_matmul_precision(precision: PrecisionName) -> None:
@@ -31,8 +51,10 @@ def set_matmul_precision(precision: PrecisionName) -> None:
 
 
 def make_autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:
-    """The context that a forward pass runs in."""
+    """The context that a forward pass runs in. Around fp8's matmuls it is bf16; around emulated ones, on GPUs alone."""
     dtype = AUTOCAST_DTYPES.get(precision)
+    if precision == "fp8-emulated" and device.type == "cuda":
+        dtype = torch.bfloat16
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 

@@ -1,0 +1,96 @@
+"""Causal self-attention, with all that a config may ask of it.
+
+Shape suffixes: B batch, T time, S time seen, C width, H heads, K heads of keys and values, D width of a head.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptmill.config.model import ModelConfig
+from gptmill.models.cache import LayerCache
+from gptmill.models.masks import Mask, attend_in_blocks
+from gptmill.models.norms import build_head_norm
+from gptmill.models.rotary import Rotation, rotate
+
+
+class BlockContext(NamedTuple):
+    """What a block needs to know of the tokens beside the residual stream."""
+
+    rotation: Rotation | None = None
+    mask: Mask = Mask()
+    value_embedding_BTW: Tensor | None = None
+    """The tokens' own values, W = K x D wide."""
+    positions_T: Tensor | None = None
+    """The tokens' places, needed only where there is a cache."""
+    counts_BT: Tensor | None = None
+    """Which tokens have a target; the others only pad."""
+
+
+def find_value_table(config: ModelConfig, layer: int) -> int | None:
+    """Which value embedding serves a layer: the first and the last share one, the second and the last but one…"""
+    table = min(layer, config.num_layers - 1 - layer)
+    return table if 0 <= table < config.value_embeddings else None
+
+
+class Attention(nn.Module):
+    """Multi-head attention with one projection for queries, keys and values, in this order."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.num_heads, self.kv_heads, self.head_width = config.num_heads, config.kv_heads, config.head_width
+        self.dropout = config.dropout
+        width = config.num_heads * config.head_width
+        kv_width = config.kv_heads * config.head_width
+        self.qkv = nn.Linear(config.embd_size, width + 2 * kv_width, bias=config.bias)
+        self.fused_rows = {"qkv.weight": (width, kv_width, kv_width)}
+        self.query_norm = build_head_norm(config) if config.qk_norm else None
+        self.key_norm = build_head_norm(config) if config.qk_norm else None
+        has_values = find_value_table(config, layer) is not None
+        self.value_gate = nn.Parameter(torch.empty(config.kv_heads)) if has_values else None
+        self.proj = nn.Linear(width, config.embd_size, bias=config.bias)
+
+    def forward(self, x_BTC: Tensor, context: BlockContext, cache: LayerCache | None = None) -> Tensor:
+        """Attends to what the mask lets through."""
+        B, T, _ = x_BTC.shape
+        qkv_BTHD = self.qkv(x_BTC).view(B, T, self.num_heads + 2 * self.kv_heads, self.head_width)
+        sizes = (self.num_heads, self.kv_heads, self.kv_heads)
+        q_BHTD, k_BKSD, v_BKSD = qkv_BTHD.transpose(1, 2).split(sizes, dim=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            q_BHTD = self.query_norm(q_BHTD.float()).to(v_BKSD.dtype)
+            k_BKSD = self.key_norm(k_BKSD.float()).to(v_BKSD.dtype)
+        if context.rotation is not None:
+            q_BHTD, k_BKSD = rotate(q_BHTD, context.rotation), rotate(k_BKSD, context.rotation)
+        if self.value_gate is not None:
+            v_BKSD = v_BKSD + self._weigh_values(context).to(v_BKSD.dtype)
+        if cache is not None:
+            assert context.positions_T is not None, "tokens for a cache must say their places"
+            k_BKSD, v_BKSD = cache.put(k_BKSD, v_BKSD, context.positions_T)
+        y_BHTD = self._attend(q_BHTD, k_BKSD, v_BKSD, context.mask)
+        return self.proj(y_BHTD.transpose(1, 2).reshape(B, T, -1))  # type: ignore[no-any-return]
+
+    def _weigh_values(self, context: BlockContext) -> Tensor:
+        """The tokens' own values, as much of them as each head has learnt to want."""
+        assert self.value_gate is not None
+        assert context.value_embedding_BTW is not None
+        B, T, _ = context.value_embedding_BTW.shape
+        values_BTKD = context.value_embedding_BTW.view(B, T, self.kv_heads, self.head_width)
+        return (self.value_gate[:, None] * values_BTKD).transpose(1, 2)
+
+    def _attend(self, q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Mask) -> Tensor:
+        is_shared = self.kv_heads != self.num_heads
+        if mask.blocks is not None:
+            return attend_in_blocks(q_BHTD, k_BKSD, v_BKSD, mask.blocks, shared=is_shared)
+        return F.scaled_dot_product_attention(
+            q_BHTD,
+            k_BKSD,
+            v_BKSD,
+            attn_mask=mask.dense_B1TS,
+            is_causal=mask.dense_B1TS is None,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=is_shared,
+        )

@@ -1,0 +1,93 @@
+"""Which published layout a model has, and where it has none, what prevents it. Knows no weights, hence no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gptmill.config.model import ModelConfig
+from gptmill.config.schema import list_values
+from gptmill.config.windows import parse_windows
+
+LAYOUTS = ("gpt2", "llama", "qwen3", "qwen3_moe")
+
+# What each layout has, by field. What a layout leaves open is not listed; extra heads serve training alone.
+EVERYWHERE: dict[str, Any] = {"logit_softcap": None, "value_embeddings": 0}
+ROTARY: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope"}
+REQUIRED: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "norm": "layernorm",
+        "norm_bias": True,
+        "positions": "learned",
+        "feed_forward": "gelu",
+        "bias": True,
+        "qk_norm": False,
+        "tied_head": True,
+    },
+    "llama": {**ROTARY, "feed_forward": "swiglu", "qk_norm": False},
+    "qwen3": {**ROTARY, "feed_forward": "swiglu", "qk_norm": True, "bias": False},
+    "qwen3_moe": {**ROTARY, "feed_forward": "moe", "qk_norm": True, "bias": False},
+}
+
+
+def choose_layout(config: ModelConfig) -> str | None:
+    """The first layout that has a place for all parts of the model."""
+    return next((layout for layout in LAYOUTS if not find_obstacles(config, layout)), None)
+
+
+def find_obstacles(config: ModelConfig, layout: str) -> list[str]:
+    """What keeps the model out of a layout, each as the setting that does."""
+    values, required = list_values(config), REQUIRED[layout] | EVERYWHERE
+    obstacles = [f"{name} = {values[name]}" for name in required if name in values and values[name] != required[name]]
+    return obstacles + [
+        phrase for phrase in (_find_wrong_heads(config, layout), _find_wrong_windows(config, layout)) if phrase
+    ]
+
+
+def describe_layout(config: ModelConfig) -> str:
+    """The layout's name, or none and what prevents the nearest."""
+    layout = choose_layout(config)
+    return layout or f"none: {', '.join(find_obstacles(config, _find_nearest(config)))}"
+
+
+def explain_no_layout(config: ModelConfig) -> str:
+    """Why the model has no published layout, as a sentence."""
+    nearest = _find_nearest(config)
+    obstacles = find_obstacles(config, nearest)
+    assert obstacles, nearest
+    verb, them = ("prevents", "that") if len(obstacles) == 1 else ("prevent", "those")
+    return (
+        f"no published layout has a place for this model: {nearest} is the nearest, and {_join(obstacles)} {verb} it; "
+        f"only a model that was trained with {them} set otherwise can be exported"
+    )
+
+
+def _find_nearest(config: ModelConfig) -> str:
+    """The layout with the fewest obstacles; among several, one with the model's kind of feed-forward part."""
+    kind = config.feed_forward.tag
+    return min(
+        LAYOUTS, key=lambda layout: (len(find_obstacles(config, layout)), REQUIRED[layout]["feed_forward"] != kind)
+    )
+
+
+def _find_wrong_heads(config: ModelConfig, layout: str) -> str:
+    if layout == "gpt2" and config.kv_heads != config.num_heads:
+        return f"num_kv_heads = {config.num_kv_heads}"
+    if layout == "gpt2" and config.head_width * config.num_heads != config.embd_size:
+        return f"head_size = {config.head_size}"
+    if layout == "llama" and config.embd_size % config.num_heads:
+        return f"num_heads = {config.num_heads} (does not divide embd_size {config.embd_size})"
+    return ""
+
+
+def _find_wrong_windows(config: ModelConfig, layout: str) -> str:
+    windows = {None} if config.attention_windows is None else set(parse_windows(config.attention_windows))
+    phrase = f"attention_windows = {config.attention_windows}"
+    if layout == "qwen3":
+        return f"{phrase} (windows of different lengths)" if len(windows - {None}) > 1 else ""
+    if layout == "qwen3_moe":
+        return f"{phrase} (not the same in every layer)" if len(windows) > 1 else ""
+    return phrase if windows != {None} else ""
+
+
+def _join(phrases: list[str]) -> str:
+    return " and ".join([", ".join(phrases[:-1]), phrases[-1]] if len(phrases) > 1 else phrases)

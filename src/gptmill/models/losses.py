@@ -1,0 +1,95 @@
+"""The loss of a language model's head: cross-entropy, and what a run may ask for beside it.
+
+Everything is a sum over the targets that count, in fp32; the caller divides by the count that is right for it.
+Shape suffixes: N tokens, C width, V vocabulary, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+IGNORED_TARGET = -100
+
+
+@dataclass(frozen=True)
+class LossRule:
+    """What the objective is made of, and how many tokens' logits exist at once (None: all)."""
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    chunk_tokens: int | None = None
+    num_groups: int = 0
+
+
+class HeadLoss(NamedTuple):
+    """Sums over the targets that count."""
+
+    objective: Tensor
+    """What is minimised."""
+    cross_entropy: Tensor
+    """What is reported: without smoothing and without z-loss."""
+    by_group_G: Tensor | None
+    """The cross-entropy of each group's tokens, for reports alone: it has no gradient."""
+
+
+def measure_loss(
+    project: Callable[[Tensor], Tensor],
+    x_NC: Tensor,
+    targets_N: Tensor,
+    rule: LossRule,
+    vocab_size: int,
+    groups_N: Tensor | None = None,
+) -> HeadLoss:
+    """The loss of hidden states against targets; `project` makes logits of them, `vocab_size` of which are tokens."""
+
+    def measure(x_NC: Tensor, targets_N: Tensor, groups_N: Tensor | None) -> HeadLoss:
+        return _measure(project(x_NC).float(), targets_N, rule, vocab_size, groups_N)
+
+    size = rule.chunk_tokens
+    if size is None or size >= len(targets_N):
+        return measure(x_NC, targets_N, groups_N)
+    objective = cross_entropy = torch.zeros((), device=x_NC.device)
+    by_group_G = torch.zeros(rule.num_groups, device=x_NC.device) if rule.num_groups else None
+    for start in range(0, len(targets_N), size):
+        piece = slice(start, start + size)
+        groups = None if groups_N is None else groups_N[piece]
+        # No state of random numbers to keep: a head draws none.
+        loss = checkpoint(measure, x_NC[piece], targets_N[piece], groups, use_reentrant=False, preserve_rng_state=False)
+        objective, cross_entropy = objective + loss.objective, cross_entropy + loss.cross_entropy
+        by_group_G = None if by_group_G is None else by_group_G + loss.by_group_G
+    return HeadLoss(objective, cross_entropy, by_group_G)
+
+
+def _measure(
+    logits_NV: Tensor, targets_N: Tensor, rule: LossRule, vocab_size: int, groups_N: Tensor | None
+) -> HeadLoss:
+    logp_NV = logits_NV.log_softmax(dim=-1)
+    hard = F.nll_loss(logp_NV, targets_N, reduction="sum", ignore_index=IGNORED_TARGET)
+    objective, counts_N = hard, targets_N != IGNORED_TARGET
+    if rule.label_smoothing:
+        # Not cross_entropy's own smoothing: that would teach the model to predict the rows that only pad.
+        even_N = -logp_NV[:, :vocab_size].mean(dim=-1)
+        even = even_N.where(counts_N, 0.0).sum()
+        objective = (1 - rule.label_smoothing) * objective + rule.label_smoothing * even
+    if rule.z_loss:
+        # As PaLM has it (arXiv:2204.02311, section 5).
+        squares_N = logits_NV.logsumexp(dim=-1).square()
+        objective = objective + rule.z_loss * squares_N.where(counts_N, 0.0).sum()
+    return HeadLoss(objective, hard, _sum_by_group(logp_NV.detach(), targets_N, rule.num_groups, groups_N))
+
+
+def _sum_by_group(logp_NV: Tensor, targets_N: Tensor, num_groups: int, groups_N: Tensor | None) -> Tensor | None:
+    if num_groups == 0:
+        return None
+    assert groups_N is not None, "losses by group need the groups"
+    hard_N = F.nll_loss(logp_NV, targets_N, reduction="none", ignore_index=IGNORED_TARGET)
+    # Not index_add: on a GPU its sums come out in any order.
+    is_member_GN = groups_N == torch.arange(num_groups, device=groups_N.device)[:, None]
+    return hard_N.where(is_member_GN, 0.0).sum(dim=-1)

@@ -1,0 +1,156 @@
+"""How much memory training takes on one rank, from the config alone: before anything is built.
+
+It follows what autograd keeps of our blocks under autocast with fused attention, and rather says too much than too
+little. What the allocator, CUDA itself and other programs take comes on top of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gptmill.config.model import Gelu, ModelConfig, Moe, Relu2, RmsNorm, Rope
+from gptmill.config.run import Recompute
+from gptmill.models.parameters import count_parameters
+
+FP32 = 4
+HALF = 2
+HALF_PRECISIONS = ("bf16", "fp16", "fp8")
+INDEX = 8
+# Copies of the logits, in bytes for each number of fp32: what the forward pass leaves, and what the loss's own way
+# back adds. Eager: the log-probabilities; their gradient and that of the logits. A compiler never writes down either.
+EAGER_LOGITS = (4, 8)
+COMPILED_LOGITS = (2, 4)
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by what they are for, at the moment of a step at which most are needed."""
+
+    weights: int
+    """The fp32 weights, and their casts where matmuls run in half precision."""
+    gradients: int
+    optimizer: int
+    activations: int
+    """What the blocks keep for the way back."""
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+
+def estimate_memory(
+    config: ModelConfig,
+    vocab_size: int,
+    mini_batch_size: int,
+    *,
+    precision: str,
+    recompute: Recompute,
+    loss_chunk: int | None,
+    optimizer_bytes_per_parameter: int = 8,
+    compiled: bool = False,
+) -> MemoryEstimate:
+    """Bytes of a training step with micro-batches of `mini_batch_size` windows; `vocab_size` counts padding too."""
+    parameters = count_parameters(config, vocab_size).total
+    number = HALF if precision in HALF_PRECISIONS else FP32
+    tokens = mini_batch_size * config.context_length
+    logits = _count_logits(config, vocab_size, tokens, number, loss_chunk, compiled)
+    # The logits are gone when the last block begins its way back.
+    passing = tokens * _count_passing(config, number, recompute)
+    return MemoryEstimate(
+        weights=parameters * (FP32 + (HALF if number == HALF else 0)),
+        gradients=parameters * FP32,
+        optimizer=parameters * optimizer_bytes_per_parameter,
+        activations=tokens * _count_activations(config, number, recompute) + max(0, passing - logits),
+        logits=logits,
+    )
+
+
+def _count_activations(config: ModelConfig, number: int, recompute: Recompute) -> int:
+    """Bytes per token that the forward pass leaves of the trunk, the extra heads' blocks among it."""
+    width, blocks = config.embd_size, config.num_layers + config.extra_heads
+    stream = FP32 * width
+    kept = stream
+    if recompute == "none":
+        kept = _count_block(config, number)
+    elif recompute == "selective":
+        kept += _count_kept_matmuls(config, number)
+    values = 2 * config.value_embeddings * config.kv_heads * config.head_width * (FP32 + number)
+    ends = (1 + config.extra_heads) * (stream + _count_norm(config) + number * width) + stream + 2 * INDEX
+    return blocks * kept + values + ends
+
+
+def _count_passing(config: ModelConfig, number: int, recompute: Recompute) -> int:
+    """Bytes per token that exist only while a block is on its way back: gradients, and what is computed again."""
+    gradients = 3 * FP32 * config.embd_size + 2 * number * _count_hidden(config)
+    return gradients + (0 if recompute == "none" else _count_block(config, number))
+
+
+def _count_block(config: ModelConfig, number: int) -> int:
+    """Everything of a block: the stream before each of its halves, and what these keep."""
+    parts = _count_attention(config, number) + _count_feed_forward(config, number)
+    return 2 * (FP32 * config.embd_size + _count_norm(config)) + parts
+
+
+def _count_norm(config: ModelConfig) -> int:
+    """What a norm keeps beside what goes into it: where RMSNorm is not one kernel, also what comes out."""
+    return FP32 * config.embd_size if isinstance(config.norm, RmsNorm) else 0
+
+
+def _count_attention(config: ModelConfig, number: int) -> int:
+    """The norm's result, queries, keys and values, attention's result and its logarithms of sums."""
+    queries, keys = config.num_heads * config.head_width, config.kv_heads * config.head_width
+    kept = number * (config.embd_size + queries + 2 * keys + queries) + FP32 * config.num_heads
+    if config.qk_norm:  # it takes fp32 in, and gives it out
+        kept += 2 * FP32 * (queries + keys)
+    if isinstance(config.positions, Rope):
+        kept += number * (queries + keys)
+    return kept + _count_dropout(config)
+
+
+def _count_feed_forward(config: ModelConfig, number: int) -> int:
+    """The norm's result, and what stands between the matrices."""
+    hidden, width = _count_hidden(config), config.embd_size
+    if isinstance(config.feed_forward, Gelu | Relu2):
+        return number * (width + 2 * hidden) + _count_dropout(config)
+    inside = number * 4 * hidden  # both branches, one of them after SiLU, and their product
+    if isinstance(config.feed_forward, Moe):
+        choices = config.feed_forward.experts_per_token
+        # Each choice takes the token's row in, and gives one out that is weighted and added; the router runs in fp32.
+        inside += choices * width * (2 * number + FP32) + FP32 * (width + 3 * config.feed_forward.num_experts)
+    return number * width + inside + _count_dropout(config)
+
+
+def _count_kept_matmuls(config: ModelConfig, number: int) -> int:
+    """What selective recomputation keeps inside a block."""
+    queries, keys = config.num_heads * config.head_width, config.kv_heads * config.head_width
+    attention = number * (2 * queries + 2 * keys + config.embd_size) + FP32 * config.num_heads
+    hidden, width = _count_hidden(config), config.embd_size
+    if isinstance(config.feed_forward, Gelu | Relu2):
+        return attention + number * (hidden + width)
+    if isinstance(config.feed_forward, Moe):
+        width *= config.feed_forward.experts_per_token
+        attention += FP32 * config.feed_forward.num_experts
+    return attention + number * (2 * hidden + width)
+
+
+def _count_hidden(config: ModelConfig) -> int:
+    """Hidden numbers that a token has, over all the experts that it goes to."""
+    share = config.feed_forward.experts_per_token if isinstance(config.feed_forward, Moe) else 1
+    return share * config.hidden_size
+
+
+def _count_dropout(config: ModelConfig) -> int:
+    return config.embd_size if config.dropout else 0
+
+
+def _count_logits(
+    config: ModelConfig, vocab_size: int, tokens: int, number: int, loss_chunk: int | None, compiled: bool
+) -> int:
+    left, added = COMPILED_LOGITS if compiled else EAGER_LOGITS
+    if compiled:
+        left, added = left * number // HALF, added * number // HALF
+    if loss_chunk is None or loss_chunk >= tokens:
+        return tokens * vocab_size * (left * (1 + config.extra_heads) + added)
+    # Each chunk also makes a gradient of the whole head, to be added to that of the others.
+    return loss_chunk * vocab_size * (left + added) + 2 * FP32 * vocab_size * config.embd_size

@@ -1,0 +1,37 @@
+"""Memory for time: what a block computes on the way forward is computed again on the way back, instead of kept."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from gptmill.config.run import Recompute
+
+# What selective keeps, by the names of torch's operations: matmuls of every kind, and attention. Norms, activations
+# and residual sums cost next to nothing to compute again.
+KEPT = frozenset(
+    (
+        "mm addmm bmm baddbmm _scaled_mm _scaled_mm_v2 _grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2 "
+        "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu "
+        "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention flex_attention"
+    ).split()
+)
+
+
+def run_block(block: nn.Module, how: Recompute, *arguments: Any) -> Any:
+    """What `block` returns for these arguments. Random numbers, dropout's for one, are drawn again as they were."""
+    if how == "none" or not (block.training and torch.is_grad_enabled()):
+        return block(*arguments)
+    if how == "full":
+        return checkpoint(block, *arguments, use_reentrant=False)
+    contexts = partial(create_selective_checkpoint_contexts, _choose)
+    return checkpoint(block, *arguments, use_reentrant=False, context_fn=contexts)
+
+
+def _choose(_context: Any, operation: Any, *_arguments: Any, **_options: Any) -> CheckpointPolicy:
+    name = getattr(operation, "overloadpacket", operation).__name__
+    return CheckpointPolicy.MUST_SAVE if name in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

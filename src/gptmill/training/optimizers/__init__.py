@@ -1,0 +1,66 @@
+"""Optimizers, built for a model.
+
+Every optimizer of gptmill honours `found_inf`, the attribute by which torch's GradScaler tells a fused optimizer to
+leave everything as it is: where this tensor is 1, step() changes no parameter, no moment and no counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from gptmill.config.optimizer import Lion as LionConfig
+from gptmill.config.optimizer import Muon as MuonConfig
+from gptmill.config.optimizer import OptimizerConfig
+from gptmill.training.optimizers.adamw import build_adamw
+from gptmill.training.optimizers.eight_bit import build_adamw8bit
+from gptmill.training.optimizers.groups import is_muons, list_decay_groups, list_fused_rows
+from gptmill.training.optimizers.lion import Lion
+from gptmill.training.optimizers.muon import Muon
+from gptmill.training.optimizers.together import OptimizerSet as OptimizerSet
+
+Members = list[torch.optim.Optimizer]
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> OptimizerSet:
+    """What the config names, for all parameters of the model."""
+    tag = config.optimizer.tag
+    return OptimizerSet(model, tag, OPTIMIZERS[tag](model, config, device))
+
+
+def _build_adamw(model: nn.Module, config: OptimizerConfig, device: torch.device) -> Members:
+    return [build_adamw(model.parameters(), config, device)]
+
+
+def _build_muon(model: nn.Module, config: OptimizerConfig, device: torch.device) -> Members:
+    chosen, named = config.optimizer, dict(model.named_parameters())
+    assert isinstance(chosen, MuonConfig)
+    matrices = [parameter for name, parameter in named.items() if is_muons(name, parameter)]
+    others = [parameter for name, parameter in named.items() if not is_muons(name, parameter)]
+    fused_rows = {named[name]: rows for name, rows in list_fused_rows(model).items()}
+    groups = list_decay_groups(matrices, chosen.matrix_lr, config.weight_decay)
+    return [
+        Muon(groups, chosen.matrix_lr, chosen.muon_momentum, fused_rows),
+        build_adamw(others, config, device),
+    ]
+
+
+def _build_lion(model: nn.Module, config: OptimizerConfig, _device: torch.device) -> Members:
+    chosen = config.optimizer
+    assert isinstance(chosen, LionConfig)
+    groups = list_decay_groups(model.parameters(), config.max_lr, config.weight_decay)
+    return [Lion(groups, config.max_lr, (chosen.beta1, chosen.beta2))]
+
+
+def _build_adamw8bit(model: nn.Module, config: OptimizerConfig, _device: torch.device) -> Members:
+    return [build_adamw8bit(model.parameters(), config)]
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, OptimizerConfig, torch.device], Members]] = {
+    "adamw": _build_adamw,
+    "muon": _build_muon,
+    "lion": _build_lion,
+    "adamw8bit": _build_adamw8bit,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.evals.loss import ValidationLoss
 from gptmill.models.gpt import GPT, IGNORED_TARGET, build_gpt, pad_vocab
+from gptmill.models.losses import LossRule
 from gptmill.runs.events import EvalDone
 from gptmill.runtime.world import World
 
@@ -89,9 +91,23 @@ def test_the_loss_does_not_depend_on_the_mini_batch_size(model: GPT, shards: Tok
     assert done.tokens == expected.tokens
 
 
-def test_label_smoothing_is_left_out(model: GPT, shards: TokenShards) -> None:
-    smoothed = replace(CONFIG, training=replace(CONFIG.training, label_smoothing=0.3))
-    assert evaluate(model, shards, smoothed).val_loss == evaluate(model, shards).val_loss
+def test_what_only_training_minimises_is_left_out(model: GPT, shards: TokenShards) -> None:
+    expected = evaluate(model, shards).val_loss
+    model.loss_rule = LossRule(label_smoothing=0.3, z_loss=0.1)
+    assert evaluate(model, shards).val_loss == expected
+
+
+def test_a_model_tells_the_losses_of_corpora_apart(model: GPT, shards: TokenShards, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("zyxw vut srq\n" * 900, encoding="utf-8")
+    request = PrepareRequest(out=str(tmp_path / "other"), tokenizer="byte", val_fraction=0.2)
+    other = open_shards(prepare_corpus([str(tmp_path / "other.txt")], request, lambda _: None)[0])
+    mixture = Corpora((shards, other), (Fraction(2), Fraction(1)))
+    counts = mixture.shares.count(37)
+    model.loss_rule = LossRule(num_groups=2)
+    with torch.no_grad():
+        done = ValidationLoss(CONFIG, mixture, World(0, 1, CPU)).evaluate(model, step=3)
+    for part, count in zip(mixture.shards, counts, strict=True):
+        assert done.by_corpus[part.address] == pytest.approx(compute_loss(model, part, count), rel=1e-5)
 
 
 def test_the_loss_is_the_same_every_time(model: GPT, shards: TokenShards) -> None:

@@ -27,8 +27,8 @@ from gptmill.runs.events import (
 
 EXAMPLES: list[Event] = [
     RunStarted(0, "runs/a", 10, 128, 999, "CPU", "fp32", 1, "data/x", "byte:1", "0.1", "2.9", 3.5, time=1.5),
-    StepLogged(3, 0.25, 2.5, 6e-4, 1.25, 1000.0, 60.0, time=2.5),
-    EvalDone(4, 2.25, 4096, 0.5, time=3.5),
+    StepLogged(3, 0.25, 2.5, 6e-4, 1.25, 1000.0, 60.0, by_corpus={"data/ä": 2.5}, objective=2.75, time=2.5),
+    EvalDone(4, 2.25, 4096, 0.5, {"data/a": 2.0, "data/b": 2.5}, 2.125, time=3.5),
     SampleDrawn(4, "Once ", 'a "fox"\n\u2028\x00 \U0001f98a', time=4.5),
     CheckpointSaved(5, "runs/a/checkpoints/step_000005", 12345, 0.1, time=5.5),
     UpdateSkipped(6, 3.5, 1.5, [40, 48], time=5.6),
@@ -75,6 +75,22 @@ def test_numbers_that_are_not_finite_are_null_in_the_line_and_nan_after(name: st
     assert [getattr(event, other) for other in others] == [getattr(STEP, other) for other in others]
 
 
+def test_losses_by_corpus_that_are_not_finite_are_null_in_the_line_and_nan_after() -> None:
+    line = to_json(replace(STEP, by_corpus={"data/a": math.inf, "data/b": 2.5}))
+    assert read_strict_json(line)["by_corpus"] == {"data/a": None, "data/b": 2.5}
+    event = from_json(line)
+    assert isinstance(event, StepLogged)
+    assert math.isnan(event.by_corpus["data/a"])
+    assert event.by_corpus["data/b"] == 2.5
+
+
+def test_an_event_of_an_older_version_lacks_what_came_later() -> None:
+    old = json.loads(to_json(STEP))
+    for name in ("by_corpus", "experts", "memory_gb", "objective"):
+        del old[name]
+    assert from_json(json.dumps(old)) == STEP
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_an_evaluation_that_is_not_finite_is_valid_json(loss: float) -> None:
     line = to_json(EvalDone(1, loss, 64, 0.1))
@@ -89,7 +105,7 @@ def test_an_event_that_only_a_newer_version_knows_is_skipped() -> None:
 
 
 def test_a_field_that_only_a_newer_version_knows_does_not_break_the_reader() -> None:
-    line = json.dumps({**json.loads(to_json(STEP)), "experts_used": 8})
+    line = json.dumps({**json.loads(to_json(STEP)), "nobody_knows": 8})
     assert from_json(line) in (STEP, None)
 
 

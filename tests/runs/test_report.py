@@ -76,6 +76,16 @@ def test_the_report_holds_the_curve_and_the_first_and_the_last_sample(tmp_path: 
     assert report.index("first words") < report.index("last words")
 
 
+def test_the_report_tells_the_last_loss_of_each_corpus_and_of_the_averaged_weights(tmp_path: Path) -> None:
+    evals: list[Event] = [
+        EvalDone(0, 5.5, 64, 0.1, {"data/a": 5.25, "data/b": 5.75}),
+        EvalDone(9, 2.5, 64, 0.1, {"data/a": 2.25, "data/b": 2.75}, 2.125),
+    ]
+    report = make_report(make_run(tmp_path, evals))
+    assert "of data/a 2.2500\n  of data/b 2.7500\n  of the averaged weights 2.1250" in report
+    assert "5.2500" not in report
+
+
 def test_the_report_of_one_step_is_made(tmp_path: Path) -> None:
     run = make_run(tmp_path, [make_step(1, 5.0), EvalDone(1, 4.5, 64, 0.1), SampleDrawn(1, "a", "bc")])
     report = make_report(run)

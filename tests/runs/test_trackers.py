@@ -296,6 +296,40 @@ def test_tensorboard_shows_skipped_updates_once_there_are_some(tmp_path: Path) -
     assert [(scalar.step, scalar.value) for scalar in scalars] == [(2, 1), (3, 2)]
 
 
+RICH_STEP = replace(
+    make_step(20),
+    by_corpus={"data/a": 2.25, "/b c": 2.75},
+    experts={"busiest": 1.5, "idlest": 0.25},
+    memory_gb=12.34,
+    objective=3.5,
+)
+RICH_EVAL = EvalDone(20, 3.25, 64, 0.1, {"data/a": 3.0, "/b c": 3.5}, 3.125)
+
+
+def test_tensorboard_shows_corpora_experts_memory_and_averaged_weights(tmp_path: Path) -> None:
+    write(TensorBoard(tmp_path, 0), [RICH_STEP, RICH_EVAL])
+    accumulator = read_tensorboard(tmp_path)
+    expected = {
+        "loss/train/data/a": 2.25,
+        "loss/train/b c": 2.75,
+        "loss/val/data/a": 3.0,
+        "loss/val/b c": 3.5,
+        "loss/val_ema": 3.125,
+        "loss/objective": 3.5,
+        "experts/busiest": 1.5,
+        "experts/idlest": 0.25,
+        "memory/peak_gb": 12.34,
+    }
+    found = {tag: accumulator.Scalars(tag)[0].value for tag in expected}
+    assert found == pytest.approx(expected)
+
+
+def test_tensorboard_of_a_plain_run_has_none_of_them(tmp_path: Path) -> None:
+    write(TensorBoard(tmp_path, 0), make_events(1, 5))
+    groups = {tag.split("/")[0] for tag in read_tensorboard(tmp_path).Tags()["scalars"]}
+    assert groups == {"loss", "optimizer", "speed", "progress", "perplexity"}
+
+
 # A process that is killed right after a checkpoint, as the operating system or a scheduler does it.
 KILLED = """
 import os, signal, sys
@@ -340,6 +374,20 @@ def test_plain_lines_tell_all_numbers_of_a_step() -> None:
     assert "step 15: val loss 3.2500, perplexity 25.79" in lines
     assert "finished at step 20 after 0:01:05" in lines
     assert "12,345 parameters, fp32" in read_console(console)
+
+
+def test_plain_lines_tell_of_corpora_experts_memory_and_averaged_weights() -> None:
+    console = make_console(is_terminal=False)
+    tracker = PlainLines(console)
+    sparse = replace(START, active_parameters=2345, layout="qwen3_moe", optimizer="adamw: 12 decayed, 8 not")
+    for event in (sparse, RICH_STEP, RICH_EVAL):
+        tracker.track(event)
+    *start, step, done = read_console(console).splitlines()
+    assert "model      12,345 parameters (2,345 active), fp32" in start
+    assert "layout     qwen3_moe" in start
+    assert "optimizer  adamw: 12 decayed, 8 not" in start
+    assert {"12.3 GB", "busiest expert 1.50x"} <= set(step.split(" | "))
+    assert done.split(" | ")[1:] == ["data/a 3.0000", "/b c 3.5000", "averaged weights 3.1250"]
 
 
 def test_plain_lines_have_no_val_before_the_first_evaluation() -> None:

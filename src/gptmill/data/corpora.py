@@ -50,6 +50,10 @@ class Corpora:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(shards.address for shards in self.shards)
+
+    @property
     def name(self) -> str:
         """The folders, with their shares where there are several."""
         if len(self.shards) == 1:

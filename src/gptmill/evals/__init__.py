@@ -14,7 +14,8 @@ def build_evaluators(config: RunConfig, corpora: Corpora, world: World) -> list[
     """The evaluators of a run, in the order in which they are asked."""
     evaluators: list[Evaluator] = [ValidationLoss(config, corpora, world)]
     if config.evaluation.sample_tokens:
-        evaluators.append(Samples(config.evaluation, corpora.tokenizer, config.training.seed, world))
+        compiled, seed = config.machine.compile, config.training.seed
+        evaluators.append(Samples(config.evaluation, corpora.tokenizer, seed, world, compiled=compiled))
     return evaluators
 
 

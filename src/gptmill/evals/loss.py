@@ -18,7 +18,7 @@ from gptmill.runtime.world import World
 
 
 class ValidationLoss:
-    """Mean cross-entropy per token, without label smoothing; across documents only where training goes across."""
+    """Mean cross-entropy per token, that of each corpus too; across documents only where training goes across."""
 
     def __init__(self, config: RunConfig, corpora: Corpora, world: World) -> None:
         self._world = world
@@ -26,12 +26,14 @@ class ValidationLoss:
         context_length = config.model.context_length
         self._windows = ValWindows(corpora, context_length, config.evaluation.eval_tokens // context_length)
         self._separator = None if config.data.documents == "packed" else corpora.tokenizer.end_of_text
+        # The mean of a single corpus is the loss itself.
+        self._addresses = [shards.address for shards in corpora.shards] if len(corpora.shards) > 1 else []
         self._precision = choose_precision(config.machine.precision, world.device)
 
     def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
         started = time.monotonic()
         world, size = self._world, self._batch_size
-        total = torch.zeros((), device=world.device)
+        sums = torch.zeros(1 + len(self._addresses), device=world.device)  # of all, and of each corpus
         # Every rank runs the same number of batches: a rank past the end scores windows that are all ignored.
         for first in range(0, self._windows.num_chosen, size * world.size):
             if is_stopped():
@@ -39,7 +41,17 @@ class ValidationLoss:
             rows = self._windows.read(first + world.rank * size, size).to(world.device)
             batch = make_batch(rows, IGNORED_TARGET, self._separator)
             with make_autocast(self._precision, world.device):
-                total += model(batch.tokens, batch.targets, documents_BT=batch.documents)
+                losses = model(batch.tokens, batch.targets, documents_BT=batch.documents, groups_B=batch.groups)
+            sums[0] += losses.cross_entropy
+            if losses.by_group_G is not None:
+                sums[1:] += losses.by_group_G
         tokens = self._windows.num_chosen * self._windows.context_length
-        loss = world.sum_over_ranks(total).item() / tokens
-        return EvalDone(step, loss, tokens, time.monotonic() - started)
+        total, *by_corpus = world.sum_over_ranks(sums).tolist()
+        return EvalDone(step, total / tokens, tokens, time.monotonic() - started, self._make_means(by_corpus))
+
+    def _make_means(self, sums: list[float]) -> dict[str, float]:
+        """The mean of each corpus that has windows here; none from a model that was not told to keep groups apart."""
+        if not any(sums):
+            return {}
+        parts = zip(self._addresses, sums, self._windows.counts, strict=True)
+        return {address: total / (count * self._windows.context_length) for address, total, count in parts if count}

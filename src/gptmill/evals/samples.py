@@ -20,11 +20,14 @@ RULE = SamplingRule(temperature=0.8, top_k=50)
 class Samples:
     """One continuation of the prompt, from the same seed every time; drawn on the main rank alone."""
 
-    def __init__(self, config: EvaluationConfig, tokenizer: Tokenizer, seed: int, world: World) -> None:
+    def __init__(
+        self, config: EvaluationConfig, tokenizer: Tokenizer, seed: int, world: World, *, compiled: bool = False
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._seed = seed
         self._is_main = world.is_main
+        self._compiled = compiled
         try:
             self._prompt = [tokenizer.end_of_text, *tokenizer.encode(config.sample_prompt).tolist()]
         except UserError as error:
@@ -33,7 +36,8 @@ class Samples:
     def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool]) -> SampleDrawn | None:
         if not self._is_main:
             return None
-        tokens = generate(model, self._prompt, self._config.sample_tokens, RULE, self._tokenizer.vocab_size, self._seed)
+        count, vocab_size = self._config.sample_tokens, self._tokenizer.vocab_size
+        tokens = generate(model, self._prompt, count, RULE, vocab_size, self._seed, compiled=self._compiled)
         end = self._tokenizer.end_of_text
         document = list(takewhile(lambda token: token != end and not is_stopped(), tokens))
         return SampleDrawn(step, self._config.sample_prompt, decode(self._tokenizer, document))

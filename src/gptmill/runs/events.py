@@ -46,8 +46,16 @@ class RunStarted(Event):
     """The checkpoint that this process went on from; empty for a run that begins."""
     parent: str = ""
     """The checkpoint of another run that this run began from."""
+    total_tokens: int = 0
+    """Of all steps, whatever the batches of the first ones."""
     changes: list[str] = field(default_factory=list)
     """What is different in the config since the last start."""
+    optimizer: str = ""
+    """Its groups of parameters, in a line."""
+    layout: str = ""
+    """Which other software can load the model, or what prevents it."""
+    active_parameters: int = 0
+    """Those that one token meets, where that is not all of them."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,14 @@ class StepLogged(Event):
     """Updates skipped so far because they were not finite."""
     seconds: float = 0.0
     """Time that the steps since the last logged one took."""
+    by_corpus: dict[str, float] = field(default_factory=dict)
+    """Mean loss of each corpus by its address, where there are several."""
+    experts: dict[str, float] = field(default_factory=dict)
+    """Load of the busiest and the idlest expert, 1 for an even share; of a mixture of experts alone."""
+    memory_gb: float = 0.0
+    """The most that the device's memory has held so far; 0 where that is not measured."""
+    objective: float | None = None
+    """What is minimised, where that is not the loss alone."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,10 @@ class EvalDone(Event):
     val_loss: float
     tokens: int
     seconds: float
+    by_corpus: dict[str, float] = field(default_factory=dict)
+    """Mean loss of each corpus by its address, where there are several."""
+    ema_loss: float | None = None
+    """The same loss of the averaged weights, where they are kept."""
 
     @property
     def perplexity(self) -> float:
@@ -177,8 +197,12 @@ def from_json(line: str) -> Event | None:
     kind = EVENTS.get(record["event"])
     if kind is None:
         return None
-    known = {item.name: (record[item.name], item.type) for item in fields(kind) if item.name in record}
-    values: dict[str, Any] = {
-        name: math.nan if value is None and hint == "float" else value for name, (value, hint) in known.items()
-    }
-    return kind(**values)
+    known = [item for item in fields(kind) if item.name in record]
+    return kind(**{item.name: _restore_nan(record[item.name], str(item.type)) for item in known})
+
+
+def _restore_nan(value: Any, hint: str) -> Any:
+    """NaN where the line has null for want of it."""
+    if hint == "dict[str, float]":
+        return {key: _restore_nan(item, "float") for key, item in value.items()} if isinstance(value, dict) else {}
+    return math.nan if value is None and hint == "float" else value

@@ -36,16 +36,22 @@ def make_report(run: RunDirectory, encoding: str = "utf-8") -> str:
         marks = [(float(event.step), event.val_loss) for event in evals]
         parts.append(_title("loss by step: dots are training, o is validation") + draw_chart(_smooth(steps), marks))
     if evals:
-        first, last = evals[0], evals[-1]
-        parts.append(
-            f"validation loss {first.val_loss:.4f} at step {first.step}, {last.val_loss:.4f} at step {last.step}"
-        )
+        parts.append(_describe_evals(evals[0], evals[-1]))
     if samples:
         shown = [samples[0], samples[-1]] if len(samples) > 1 else samples
         for event in shown:
             text = make_plain(event.prompt + event.text, encoding)
             parts.append(_title(f"sample at step {event.step:,}") + text)
     return "\n\n".join(parts)
+
+
+def _describe_evals(first: EvalDone, last: EvalDone) -> str:
+    """The losses of the start and of the end; that of each corpus and of the averaged weights at the end."""
+    lines = [f"validation loss {first.val_loss:.4f} at step {first.step}, {last.val_loss:.4f} at step {last.step}"]
+    lines += [f"  of {make_plain(name)} {loss:.4f}" for name, loss in last.by_corpus.items()]
+    if last.ema_loss is not None:
+        lines.append(f"  of the averaged weights {last.ema_loss:.4f}")
+    return "\n".join(lines)
 
 
 def _smooth(steps: list[StepLogged]) -> list[tuple[float, float]]:

@@ -9,15 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from windows import make_config, prepare
+from windows import make_config, make_train_reader, prepare
 
 from gptmill.config.errors import UserError
+from gptmill.data.batches.batch import make_batch
+from gptmill.data.batches.feed import open_feed
 from gptmill.data.batches.resident import load_resident
 from gptmill.data.batches.streams import build_stream
 from gptmill.data.batches.validation import ValWindows
 from gptmill.data.corpora import Corpora
 from gptmill.data.shards.scores import score_by_length, write_scores
 
+CPU = torch.device("cpu")
 TEXTS = [("abc " * 100)[: 5 + 37 * number % 301] for number in range(400)]
 
 
@@ -93,6 +96,48 @@ def test_validation_of_a_mixture_is_spread_over_each_corpus(tmp_path: Path) -> N
         ]
         corpora_of, _ = corpora.shares.assign(0, 40)
         assert [row for row, of in zip(own, corpora_of, strict=True) if of == corpus] == expected
+
+
+@pytest.mark.parametrize("documents", ["packed", "whole"])
+def test_every_row_of_a_mixture_names_its_corpus_wherever_its_tokens_are(twins: Corpora, documents: str) -> None:
+    stream = build_stream(make_config(documents=documents), replace(twins, weights=(Fraction(3), Fraction(1))))
+    for reader in (make_train_reader(twins), load_resident(twins, CPU)):
+        starts = range(0, 8 * stream.units_per_batch, stream.units_per_batch)
+        with open_feed(stream, reader, CPU, starts) as feed:
+            taken = [make_batch(feed.take(), -100) for _ in starts]
+        for start, batch in zip(starts, taken, strict=True):
+            assert batch.groups is not None
+            assert batch.groups.dtype == torch.int64
+            assert batch.groups.tolist() == stream.find(start).corpora.tolist()
+        assert {group for batch in taken if batch.groups is not None for group in batch.groups.tolist()} == {0, 1}
+
+
+def test_rows_of_a_single_corpus_name_none(twins: Corpora) -> None:
+    alone = Corpora(twins.shards[:1])
+    places = build_stream(make_config(), alone).find(0)
+    for reader in (make_train_reader(alone), load_resident(alone, CPU)):
+        assert make_batch(reader.read(places), -100).groups is None
+    assert ValWindows(alone, 16, 4).read(0, 4).corpora is None
+
+
+def test_rows_that_are_cut_keep_their_corpus(twins: Corpora) -> None:
+    rows = make_train_reader(twins).read(build_stream(make_config(), twins).find(0))
+    assert rows.corpora is not None
+    batch = make_batch(rows, -100, width=4)
+    assert batch.groups is not None
+    assert batch.groups.tolist() == [corpus for corpus in rows.corpora.tolist() for _ in range(4)]
+    for row, tokens in enumerate(batch.tokens):
+        assert torch.equal(tokens, rows.tokens[row // 4, 4 * (row % 4) : 4 * (row % 4) + 4])
+
+
+def test_validation_counts_the_windows_of_each_corpus(twins: Corpora) -> None:
+    chosen = ValWindows(replace(twins, weights=(Fraction(3), Fraction(1))), 16, 10)
+    rows = chosen.read(0, 16)
+    assert rows.corpora is not None
+    assert rows.lengths is not None
+    named = rows.corpora[rows.lengths > 0].tolist()
+    assert chosen.counts == [named.count(0), named.count(1)]
+    assert sum(chosen.counts) == chosen.num_chosen == 10
 
 
 def test_scores_made_anew_are_another_order(twins: Corpora) -> None:

@@ -15,12 +15,13 @@ class Batch:
     """Tokens and, one place on, the targets that they should predict.
 
     `documents` holds, for each token, the place in its row at which its document begins; None lets all of a row be
-    seen as one text.
+    seen as one text. `groups` holds the number of each row's corpus; None where all rows are of one.
     """
 
     tokens: Tensor
     targets: Tensor
     documents: Tensor | None = None
+    groups: Tensor | None = None
 
 
 def make_batch(rows: Rows, ignored_target: int, separator: int | None = None, width: int | None = None) -> Batch:
@@ -31,8 +32,9 @@ def make_batch(rows: Rows, ignored_target: int, separator: int | None = None, wi
         places = torch.arange(tokens.shape[1], device=tokens.device)
         targets = targets.where(places < rows.lengths[:, None], ignored_target)
     width = width or tokens.shape[1]
+    groups = None if rows.corpora is None else rows.corpora.repeat_interleave(tokens.shape[1] // width)
     tokens, targets = tokens.reshape(-1, width).contiguous(), targets.reshape(-1, width).contiguous()
-    return Batch(tokens, targets, None if separator is None else find_documents(tokens, separator))
+    return Batch(tokens, targets, None if separator is None else find_documents(tokens, separator), groups)
 
 
 def find_documents(tokens: Tensor, separator: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.data.batches.rows import Places, Rows, make_vocabulary_error
+from gptmill.data.batches.rows import Places, Rows, describe_places, make_vocabulary_error
 from gptmill.data.corpora import Corpora
 from gptmill.data.shards.arrays import IndexArray
 
@@ -28,8 +28,8 @@ class ResidentReader:
         for corpus in np.unique(places.corpora):
             own = places.corpora == corpus
             starts[own] = self._firsts[corpus][places.shards[own]] + places.starts[own]
-        lengths = None if places.lengths is None else torch.from_numpy(places.lengths)
-        sent = Rows(torch.from_numpy(starts), lengths).to(self._tokens.device)
+        carried = describe_places(places, len(self._firsts))
+        sent = Rows(torch.from_numpy(starts), *carried).to(self._tokens.device)
         steps = torch.arange(places.width + 1, device=self._tokens.device)
         where = (sent.tokens[:, None] + steps).clamp_(max=len(self._tokens) - 1)
         rows = self._tokens[where].long()
@@ -37,7 +37,7 @@ class ResidentReader:
             rows &= UINT16_MASK
         if sent.lengths is not None:
             rows = rows.where(steps <= sent.lengths[:, None], self._end_of_text)
-        return Rows(rows, sent.lengths)
+        return Rows(rows, sent.lengths, sent.corpora)
 
     def prefetch(self, upcoming: list[list[int]]) -> None:
         """Everything is here."""

@@ -29,10 +29,14 @@ class Places:
 
 @dataclass(frozen=True)
 class Rows:
-    """Tokens as they were read, `width` and the one after them in each row; what is past a row's length is padding."""
+    """Tokens as they were read, `width` and the one after them in each row; what is past a row's length is padding.
+
+    `corpora` holds the number of each row's corpus, where there are several.
+    """
 
     tokens: Tensor
     lengths: Tensor | None = None
+    corpora: Tensor | None = None
 
     def to(self, device: torch.device) -> Rows:
         """On the device; to a GPU through pinned memory, so that nothing waits for the copy."""
@@ -44,16 +48,17 @@ class Rows:
 
     def hand_over(self, stream: torch.cuda.Stream) -> None:
         """Keeps the memory from being used again before `stream` is done with it."""
-        for tensor in (self.tokens, self.lengths):
+        for tensor in (self.tokens, self.lengths, self.corpora):
             if tensor is not None:
                 tensor.record_stream(stream)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Rows:
-        return Rows(change(self.tokens), None if self.lengths is None else change(self.lengths))
+        lengths = None if self.lengths is None else change(self.lengths)
+        return Rows(change(self.tokens), lengths, None if self.corpora is None else change(self.corpora))
 
 
 class Reader(Protocol):
-    """Turns places into rows."""
+    """Turns places into rows, which name their corpora where it reads several."""
 
     def read(self, places: Places) -> Rows: ...
 
@@ -81,7 +86,7 @@ class HostReader:
             tokens[row, : len(piece)] = piece
         if tokens.max() >= self.vocab_size:
             self._refuse(places, tokens)
-        return Rows(torch.from_numpy(tokens), None if places.lengths is None else torch.from_numpy(places.lengths))
+        return Rows(torch.from_numpy(tokens), *describe_places(places, len(self.arrays)))
 
     def _refuse(self, places: Places, tokens: NDArray[np.int64]) -> None:
         row, column = np.argwhere(tokens >= self.vocab_size)[0]
@@ -95,6 +100,12 @@ class HostReader:
             fetch = getattr(arrays, "prefetch", None)  # only shards that come from elsewhere have it
             if fetch is not None and shards:
                 fetch(shards)
+
+
+def describe_places(places: Places, num_corpora: int) -> tuple[Tensor | None, Tensor | None]:
+    """The lengths and the corpora that rows carry along, on the host."""
+    lengths = None if places.lengths is None else torch.from_numpy(places.lengths)
+    return lengths, torch.from_numpy(places.corpora) if num_corpora > 1 else None
 
 
 def make_vocabulary_error(where: str, token: int, vocab_size: int) -> UserError:

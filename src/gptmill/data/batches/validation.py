@@ -20,7 +20,8 @@ class ValWindows:
         )
         self.context_length = context_length
         self.num_chosen = self._find_most(wanted)
-        self._counts = np.array(self._shares.count(self.num_chosen), dtype=np.int64)
+        self.counts = self._shares.count(self.num_chosen)
+        """How many of them are of each corpus."""
 
     def read(self, start: int, size: int) -> Rows:
         """Numbers start … start + size - 1; those past the end have length 0, so that every batch has one shape."""
@@ -30,7 +31,7 @@ class ValWindows:
         shards, starts = np.zeros_like(numbers), np.zeros_like(numbers)
         for corpus, windows in enumerate(self._windows):
             own = (corpora == corpus) & ~beyond
-            spread = numbers[own] * windows.num_windows // max(1, self._counts[corpus])
+            spread = numbers[own] * windows.num_windows // max(1, self.counts[corpus])
             shards[own], starts[own] = windows.locate(spread)
         lengths = np.where(beyond, 0, self.context_length).astype(np.int64)
         return self._reader.read(Places(corpora, shards, starts, self.context_length, lengths))

@@ -21,6 +21,7 @@ from gptmill.runs.checkpoints.tensor_files import FileSum, check_file, measure_t
 
 STEP_FOLDER = re.compile(r"step_([0-9]+)(?:_([0-9]+))?")
 LEFTOVERS = (".step_*.partial", ".step_*.deleted")
+OPTIONAL_GROUPS = ("ema",)  # which only runs with an average of the weights have
 BLOCK_BYTES = 4096  # what file systems round up to
 UNKNOWN = FileSum("0" * 64, 2**63 - 1)
 
@@ -60,6 +61,8 @@ def load_checkpoint(path: Path, groups: tuple[str, ...]) -> Checkpoint:
     tensors = {}
     for group in groups:
         name = f"{group}.safetensors"
+        if group in OPTIONAL_GROUPS and name not in manifest.files:
+            continue
         if name not in manifest.files or not os.path.lexists(path / name):
             raise UserError(f"checkpoint {path} is incomplete: it has no {name}")
         tensors[group] = read_tensors(path / name, manifest.files[name])

@@ -157,15 +157,21 @@ class Incidents:
 
 
 def describe_start(event: RunStarted) -> str:
-    tokens = event.max_steps * event.tokens_per_step
+    tokens = event.total_tokens or event.max_steps * event.tokens_per_step
+    is_sparse = 0 < event.active_parameters < event.parameters
+    active = f" ({event.active_parameters:,} active)" if is_sparse else ""
     rows = {
         "run": event.run,
-        "model": f"{event.parameters:,} parameters, {event.precision}",
+        "model": f"{event.parameters:,} parameters{active}, {event.precision}",
+        "layout": event.layout,
+        "optimizer": event.optimizer,
         "data": f"{event.corpus} ({event.tokenizer})",
         "device": event.device if event.ranks == 1 else f"{event.ranks} x {event.device}",
         "steps": f"{event.step:,} to {event.max_steps:,} of {event.tokens_per_step:,} tokens each, {tokens:,} in all",
     }
-    return "\n".join(f"{name:<8}{text}" for name, text in rows.items())
+    shown = {name: text for name, text in rows.items() if text}
+    width = max(map(len, shown)) + 2
+    return "\n".join(f"{name:<{width}}{text}" for name, text in shown.items())
 
 
 def describe_step(event: StepLogged, val_loss: float | None, *, eta: bool = True) -> str:
@@ -176,6 +182,8 @@ def describe_step(event: StepLogged, val_loss: float | None, *, eta: bool = True
         f"lr {event.lr:.2e}",
         f"norm {event.grad_norm:.3f}",
         f"{event.tokens_per_second:,.0f} tok/s",
+        f"{event.memory_gb:.1f} GB" if event.memory_gb else "",
+        f"busiest expert {event.experts['busiest']:.2f}x" if "busiest" in event.experts else "",
         f"skipped {event.skipped:,}" if event.skipped else "",
         f"eta {_format_seconds(event.seconds_left)}" if eta else "",
     ]
@@ -184,7 +192,11 @@ def describe_step(event: StepLogged, val_loss: float | None, *, eta: bool = True
 
 def describe_eval(event: EvalDone) -> str:
     perplexity = f"{event.perplexity:,.2f}" if event.perplexity < 1e9 else f"{event.perplexity:.3g}"
-    return f"step {event.step:,}: val loss {event.val_loss:.4f}, perplexity {perplexity}"
+    parts = [f"step {event.step:,}: val loss {event.val_loss:.4f}, perplexity {perplexity}"]
+    parts += [f"{name} {loss:.4f}" for name, loss in event.by_corpus.items()]
+    if event.ema_loss is not None:
+        parts.append(f"averaged weights {event.ema_loss:.4f}")
+    return " | ".join(parts)
 
 
 def describe_rollback(event: RolledBack) -> str:

@@ -57,8 +57,23 @@ def _list_scalars(event: Event) -> dict[str, float]:
             "optimizer/grad_norm": event.grad_norm,
             "speed/tokens_per_second": event.tokens_per_second,
             "progress/epoch": event.epoch,
+            **_name_by_corpus("loss/train", event.by_corpus),
+            **{f"experts/{name}": load for name, load in event.experts.items()},
         }
-        return {**scalars, "guard/skipped": event.skipped} if event.skipped else scalars
+        if event.objective is not None:
+            scalars["loss/objective"] = event.objective
+        if event.memory_gb:
+            scalars["memory/peak_gb"] = event.memory_gb
+        if event.skipped:
+            scalars["guard/skipped"] = event.skipped
+        return scalars
     if isinstance(event, EvalDone):
-        return {"loss/val": event.val_loss, "perplexity/val": event.perplexity}
+        scalars = {"loss/val": event.val_loss, "perplexity/val": event.perplexity}
+        if event.ema_loss is not None:
+            scalars["loss/val_ema"] = event.ema_loss
+        return {**scalars, **_name_by_corpus("loss/val", event.by_corpus)}
     return {}
+
+
+def _name_by_corpus(name: str, losses: dict[str, float]) -> dict[str, float]:
+    return {f"{name}/{address.strip('/')}": loss for address, loss in losses.items()}

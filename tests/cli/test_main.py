@@ -8,35 +8,39 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import GptMill, make_environment
 
 import gptmill as package
-from gptmill.cli.main import VERBS
+from gptmill.cli.main import VERBS, run_guarded
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.requests import (
     CheckpointsRequest,
     DataRequest,
     LaunchOptions,
     PrepareRequest,
+    PresetOptions,
     ProofRequest,
     SampleRequest,
     TokenizerRequest,
 )
-from gptmill.config.run import RunConfig
+from gptmill.config.run import ModelConfig, RunConfig
 from gptmill.config.schema import build_config, list_fields
+from gptmill.config.sizes import list_sizes, load_size
+from gptmill.models.parameters import count_parameters
 
 CONFIGS = {
     "prepare": (PrepareRequest,),
-    "train": (LaunchOptions, RunConfig),
+    "train": (LaunchOptions, PresetOptions, RunConfig),
     "sample": (SampleRequest,),
-    "config": (RunConfig,),
+    "config": (PresetOptions, RunConfig),
     "data": (DataRequest,),
     "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
-    "verify-resume": (ProofRequest, RunConfig),
+    "verify-resume": (ProofRequest, PresetOptions, RunConfig),
 }
 FOUNDING_FLAGS = (
     "total_batch_size mini_batch_size context_length num_layers embd_size num_heads max_lr min_lr warmup_steps "
@@ -124,8 +128,22 @@ def test_an_unknown_verb_suggests_the_nearest_and_lists_all(gptmill: GptMill) ->
 
 def test_config_list_names_every_recipe_with_its_title(gptmill: GptMill) -> None:
     lines = gptmill("config", "list").stdout.splitlines()
-    assert [line.split(maxsplit=1) for line in lines] == [[name, title] for name, title in list_recipes().items()]
+    named = [line.split(maxsplit=1) for line in lines if line.startswith("  ")]
+    assert named == [[*pair] for pair in (*list_recipes().items(), *list_sizes().items())]
     assert all(list_recipes().values())
+
+
+@pytest.mark.parametrize("size", list_sizes())
+def test_config_show_of_a_size_sets_the_model_and_nothing_else(
+    size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_guarded(["config", "show", "--size", size]) == 0
+    shown = capsys.readouterr().out
+    (tmp_path / "shown.toml").write_text(shown, encoding="utf-8")
+    config = build_config(RunConfig, load_recipe(str(tmp_path / "shown.toml")))
+    assert config == replace(RunConfig(), model=build_config(ModelConfig, load_size(size)))
+    count = count_parameters(config.model, 50_304)
+    assert shown.startswith(f"# {count.total:,} parameters")
 
 
 def test_config_show_is_itself_a_recipe(gptmill: GptMill, tmp_path: Path) -> None:

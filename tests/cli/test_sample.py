@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
 
+from gptmill.cli.main import run_guarded
 from gptmill.config.errors import UserError
 from gptmill.config.requests import SampleRequest
+from gptmill.inference.generator import generate
 from gptmill.inference.sampling import find_problems, open_sampler
 
 SEPARATOR = "\n\n" + "─" * 72 + "\n"
@@ -118,3 +121,30 @@ def test_the_edges_of_the_settings_are_allowed() -> None:
     assert (
         find_problems(SampleRequest(temperature=0, top_p=1.0, top_k=1, seed=0, num_samples=1, max_new_tokens=1)) == []
     )
+
+
+def test_a_run_without_an_average_has_none_to_sample_from(gptmill: GptMill) -> None:
+    assert "was trained without ema_decay; use its raw weights" in refuse(gptmill, "tiny", "--weights", "ema")
+
+
+def test_averaged_weights_write_another_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text(TEXT, encoding="utf-8")
+    flags = "--corpus words.txt --tokenizer char --sample_tokens 0 --max_steps 9 --run_name ema --max_lr 0.1"
+    assert run_guarded(["train", *TINY_FLAGS, *flags.split(), "--ema_decay", "0.99"]) == 0
+    texts = {}
+    for weights in ("raw", "ema"):
+        request = SampleRequest(device="cpu", weights=weights, max_new_tokens=20)  # type: ignore[arg-type]
+        texts[weights] = b"".join(open_sampler("ema", request).draw(0))
+    assert texts["raw"] != texts["ema"]
+
+
+def test_compiling_changes_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a backend that generates no code: that takes long, and is torch's own to test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gptmill.inference.sampling.generate", partial(generate, backend="eager"))
+    plain, compiled = (
+        b"".join(open_sampler("tiny", SampleRequest(device="cpu", compile=is_compiled, max_new_tokens=20)).draw(0))
+        for is_compiled in (False, True)
+    )
+    assert plain == compiled

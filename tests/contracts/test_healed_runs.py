@@ -15,7 +15,7 @@ from conftest import TINY_FLAGS, make_environment
 from torch import Tensor
 
 from gptmill.cli.main import run_guarded
-from gptmill.models.gpt import GPT
+from gptmill.models.gpt import GPT, Losses
 from gptmill.training.meter import Meter
 from gptmill.training.step import StepStats
 
@@ -67,11 +67,17 @@ def spoil(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """Multiplies the loss of training batches that hold poison."""
     forward = GPT.forward
 
-    def spoiled(self: GPT, tokens_BT: Tensor, *arguments: Any, **named: Any) -> Tensor:
-        loss = forward(self, tokens_BT, *arguments, **named)
-        return loss * factor if self.training and bool((tokens_BT == POISON).any()) else loss
+    def spoiled(self: GPT, tokens_BT: Tensor, *arguments: Any, **named: Any) -> Losses:
+        losses = forward(self, tokens_BT, *arguments, **named)
+        # Random tokens hold some too, and are nobody's data.
+        is_poisoned = self.training and (tokens_BT == POISON).float().mean() > 0.05
+        return multiply(losses, factor) if is_poisoned else losses
 
     monkeypatch.setattr(GPT, "forward", spoiled)
+
+
+def multiply(losses: Losses, factor: float) -> Losses:
+    return losses._replace(objective=losses.objective * factor, cross_entropy=losses.cross_entropy * factor)
 
 
 def break_off(monkeypatch: pytest.MonkeyPatch, occasions: list[int]) -> None:
@@ -144,7 +150,9 @@ def test_a_run_that_cannot_be_healed_explains_itself_and_keeps_its_checkpoints(
     assert train("sick", "--data_dir", "clean", steps=60) == 0
     spoil(monkeypatch, 1.0)
     forward = GPT.forward
-    monkeypatch.setattr(GPT, "forward", lambda self, *a, **n: forward(self, *a, **n) * (9.0 if self.training else 1.0))
+    monkeypatch.setattr(
+        GPT, "forward", lambda self, *a, **n: multiply(forward(self, *a, **n), 9.0 if self.training else 1.0)
+    )
     capsys.readouterr()
     assert run_guarded(["train", "--run_name", "sick", "--resume", "latest", "--max_steps", "160"]) == 76
     printed = capsys.readouterr().out

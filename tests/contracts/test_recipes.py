@@ -47,7 +47,7 @@ def test_a_recipe_validates_on_one_rank_and_one_made_for_gpus_on_eight(name: str
 def test_a_recipe_plans(name: str, text_file: Path, tmp_path: Path) -> None:
     config = build_config(RunConfig, load_recipe(name))
     (tmp_path / "large.txt").write_text(text_file.read_text(encoding="utf-8") * 4, encoding="utf-8")
-    request = PrepareRequest(out=str(tmp_path / "shards"), tokenizer=config.data.tokenizer or "gpt2")
+    request = PrepareRequest(out=str(tmp_path / "shards"), tokenizer=config.data.tokenizer or "gpt2", val_fraction=0.1)
     folder, _ = prepare_corpus([str(tmp_path / "large.txt")], request, lambda _: None)
     corpora = Corpora((open_shards(folder, config.data.tokenizer),))
     plan = make_plan(config, build_stream(config, corpora), corpora.tokenizer, World(0, 1, torch.device("cpu")))

@@ -245,3 +245,21 @@ def test_ranks_and_one_process_write_the_same_files(tmp_path: Path, inline: GptM
                 names.append(sorted((name, tuple(file.get_slice(name).get_shape())) for name in file.keys()))  # noqa: SIM118
         assert names[0] == names[1]
         assert not [name for name, _ in names[0] if "_orig_mod" in name or "module." in name]
+
+
+def test_a_run_that_changed_its_optimizer_and_was_killed_goes_on(tmp_path: Path, inline: GptMill) -> None:
+    """Its config names the new one by then, and its newest checkpoint is still from the old."""
+    flags = [*TINY_FLAGS, "--data_dir", "words", "--sample_tokens", "0", "--run_name", "changed"]
+    inline("train", *flags, "--max_steps", "4", "--checkpoint_freq", "4", "--ema_decay", "0.9")
+    change = (
+        "--run_name changed --resume latest --allow_changes --optimizer lion --max_steps 2000 --checkpoint_freq 1900"
+    )
+    process = start(tmp_path, *change.split())
+    log = tmp_path / "runs/changed/log.txt"
+    while "\n9 train" not in log.read_text(encoding="utf-8"):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    inline("train", "--run_name", "changed", "--resume", "latest", "--max_steps", "12")
+    assert "\n12 train" in log.read_text(encoding="utf-8")

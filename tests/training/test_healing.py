@@ -57,7 +57,7 @@ class HealedRun:
 
     def keep_snapshot(self) -> None:
         state = self.tiny.state
-        parts = state.model.state_dict(), state.optimizer.state_dict(), self.guard.state_dict()
+        parts = state.model.state_dict(), state.optimizer.state_tensors(), self.guard.state_dict()
         self.snapshots.append({"step": state.step, "windows": state.windows_read, "parts": copy.deepcopy(parts)})
 
     def go_back(self, verdict: Verdict, from_step: int) -> None:
@@ -67,7 +67,7 @@ class HealedRun:
         snapshot = copy.deepcopy(self.snapshots[-1])
         model, optimizer, guard = snapshot["parts"]
         state.model.load_state_dict(model)
-        state.optimizer.load_state_dict(optimizer)
+        state.optimizer.load_state(optimizer)
         self.guard.load_state_dict(guard)
         self.guard.note_rollback(verdict, from_step)
         state.step, state.windows_read = snapshot["step"], snapshot["windows"]

@@ -63,7 +63,7 @@ def test_flags_go_before_the_recipe_and_the_recipe_before_the_defaults(recipe: s
     launch = make_launch(recipe, {"max_lr": 5e-3, "run_name": "r"}, NEW)
     assert launch.config.optimizer.max_lr == 5e-3
     assert launch.config.model.num_layers == 3
-    assert launch.config.optimizer.beta1 == RunConfig().optimizer.beta1
+    assert launch.config.optimizer.weight_decay == RunConfig().optimizer.weight_decay
     assert (launch.resumed, launch.changes) == (None, ())
 
 

@@ -30,7 +30,7 @@ class LateMoment(Moment):
 
 def make_stats(step: int, *, stop: bool = False, arrived: Moment | None = None, seconds: float = 0.0) -> StepStats:
     """The stats of a step that took `seconds`, and has just ended."""
-    numbers = torch.tensor([10.0 / step, float(stop), step / 4, 1.0])
+    numbers = torch.tensor([step / 4, 1.0, float(stop), 10.0 / step, 10.0 / step])
     started = Moment(CPU.device)
     time.sleep(seconds)
     return StepStats(step, step / 8, 128, step * 1e-4, numbers, started, arrived or Moment(CPU.device))

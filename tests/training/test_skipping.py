@@ -63,10 +63,10 @@ def test_going_back_leaves_out_what_lies_ahead_alone() -> None:
 def test_the_starts_of_all_ranks_are_those_of_one(plan: TrainPlan, size: int, units: int) -> None:
     plan = replace(plan, micro_batches=8 // (size * units))
     for rank in range(size):
-        straight = make_starts([], 16, plan, rank, size, units)
+        straight = make_starts([], 16, 0, plan, rank, size, units)
         assert list(islice(straight, 20)) == list(islice(count(16 + rank * units, size * units), 20))
     ranges = [(24, 32), (50, 51)]
-    starts = [make_starts(ranges, 16, plan, rank, size, units) for rank in range(size)]
+    starts = [make_starts(ranges, 16, 0, plan, rank, size, units) for rank in range(size)]
     ranges.clear()  # a feed reads ahead in a thread of its own
     for first in (16, 32, 40, 51, 59):
         firsts = [next(rank_starts) for _ in range(plan.micro_batches) for rank_starts in starts]

@@ -97,7 +97,8 @@ def test_the_optimizer_s_tensors_are_saved_under_the_parameters_names(shards: To
     assert checkpoint.tensors["optimizer"].keys() == {f"{name}/{key}" for name in parameters for key in keys}
     for name, parameter in parameters.items():
         assert checkpoint.tensors["optimizer"][f"{name}/exp_avg"].shape == parameter.shape
-        assert checkpoint.tensors["optimizer"][f"{name}/exp_avg"] is tiny.state.optimizer.state[parameter]["exp_avg"]
+        (adamw,) = tiny.state.optimizer.members
+        assert checkpoint.tensors["optimizer"][f"{name}/exp_avg"] is adamw.state[parameter]["exp_avg"]
     assert checkpoint.tensors["model"].keys() == parameters.keys()
 
 

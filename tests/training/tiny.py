@@ -66,7 +66,13 @@ class Tiny:
     def step(self, stop: StopFlag | None = None) -> StepStats:
         state = self.state
         starts = make_starts(
-            state.skipped_windows, state.windows_read, self.plan, CPU.rank, CPU.size, self.stream.units_per_batch
+            state.skipped_windows,
+            state.windows_read,
+            state.step,
+            self.plan,
+            CPU.rank,
+            CPU.size,
+            self.stream.units_per_batch,
         )
         with open_feed(self.stream, self.reader, CPU.device, starts) as feed:
             return train_step(state, feed, self.config, self.plan, CPU, stop or StopFlag())
@@ -77,12 +83,10 @@ class Tiny:
 
     def read_next_batch(self) -> Batch:
         """All windows of the next step at once."""
-        first = skip_over(self.state.skipped_windows, self.state.windows_read, self.plan.windows_per_step)
+        windows = self.plan.count_windows(self.state.step + 1)
+        first = skip_over(self.state.skipped_windows, self.state.windows_read, windows)
         size = self.stream.units_per_batch
-        parts = [
-            self.reader.read(self.stream.find(start)).tokens
-            for start in range(first, first + self.plan.windows_per_step, size)
-        ]
+        parts = [self.reader.read(self.stream.find(start)).tokens for start in range(first, first + windows, size)]
         return make_batch(Rows(torch.cat(parts)), IGNORED_TARGET, self.plan.separator)
 
     def copy_parameters(self) -> dict[str, Tensor]:
@@ -104,5 +108,5 @@ def open_tiny(corpora: TokenShards | Corpora, **fields: Any) -> Tiny:
     if isinstance(corpora, TokenShards):
         corpora = Corpora((corpora,))
     stream = build_stream(config, corpora)
-    plan = make_plan(config, stream, corpora.tokenizer, CPU)
+    plan = make_plan(config, stream, corpora.tokenizer, CPU, corpora.names)
     return Tiny(config, corpora, stream, plan, build_state(config, plan, CPU))

@@ -14,7 +14,7 @@ from gptmill.cli.checkpoints import print_checkpoints
 from gptmill.cli.flags import Command, spell_flags
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
-from gptmill.config.requests import LaunchOptions
+from gptmill.config.requests import LaunchOptions, PresetOptions
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields
 from gptmill.runs.directory import RunDirectory, choose_run, find_free_name, make_run_name
@@ -29,19 +29,19 @@ RECIPE is the path of a .toml file, or one of these:
 
 
 def run(arguments: list[str]) -> int:
-    recipe, flags, options = parse(arguments)
+    recipe, flags, options, presets = parse(arguments)
     if options.list_checkpoints:
         print_checkpoints(choose_run(recipe, flags).checkpoints)
         return 0
     if options.supervise:
-        return run_supervised(recipe, flags, options)
+        return run_supervised(recipe, flags, options, presets)
     if options.resume is None and wants_to_go_on(recipe, flags):
         options = replace(options, resume="auto")
     from gptmill.cli.progress import show_preparing
     from gptmill.training.launch import make_launch
     from gptmill.training.loop import train
 
-    launch = make_launch(recipe, flags, options)
+    launch = make_launch(recipe, flags, options, presets)
     is_main = os.environ.get("RANK", "0") == "0"
     for change in launch.changes if is_main else ():
         sys.stdout.write(f"changed since the run began: {change}\n")
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
     return outcome.exit_code
 
 
-def run_supervised(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> int:
+def run_supervised(recipe: str | None, flags: dict[str, Any], options: LaunchOptions, presets: PresetOptions) -> int:
     """The same command in a process of its own, under a name that its successors can go on with."""
     from gptmill.training.supervision import supervise
 
@@ -69,7 +69,13 @@ def run_supervised(recipe: str | None, flags: dict[str, Any], options: LaunchOpt
     if options.max_restarts < 0:
         raise UserError(f"--max_restarts {options.max_restarts}: must not be negative")
     run = choose_supervised(recipe, flags, options.resume)
-    kept = {"resume": options.resume, "time_limit": options.time_limit, "allow_changes": options.allow_changes}
+    kept = {
+        "resume": options.resume,
+        "time_limit": options.time_limit,
+        "allow_changes": options.allow_changes,
+        "size": presets.size,
+        "hardware": presets.hardware,
+    }
     given = {name: value for name, value in kept.items() if value}
     words = [recipe] if recipe else []
     arguments = [*words, *spell_flags({**flags, **given, "run_name": run.path.name, "logdir": str(run.path.parent)})]
@@ -105,17 +111,18 @@ def wants_to_go_on(recipe: str | None, flags: dict[str, Any]) -> bool:
     return answer.endswith("\n") and answer.strip().lower() in ("y", "yes", "")
 
 
-def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], LaunchOptions]:
-    """(recipe, config flags, launch options). The help shows the values of a recipe that is named first."""
-    summary = SUMMARY + "\n".join(f"  {name:<22}{title}" for name, title in list_recipes().items())
-    command = Command("train", "[RECIPE]", summary, (LaunchOptions, RunConfig), find_recipe_problems)
+def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], LaunchOptions, PresetOptions]:
+    """(recipe, config flags, launch options, presets). The help shows the values of a recipe that is named first."""
+    summary = SUMMARY + "\n".join(f"  {name:<24}{title}" for name, title in list_recipes().items())
+    command = Command("train", "[RECIPE]", summary, (LaunchOptions, PresetOptions, RunConfig), find_recipe_problems)
     asks_help = "-h" in arguments or "--help" in arguments
     names_recipe = not arguments[0].startswith("-") if arguments else False
     parsed = command.parse(arguments, load_recipe(arguments[0]) if asks_help and names_recipe else None)
     command.check_words(parsed.words, 0, 1)
-    option_names = {field.name for field in list_fields(LaunchOptions)}
+    option_names = {field.name for kind in (LaunchOptions, PresetOptions) for field in list_fields(kind)}
     flags = {name: value for name, value in parsed.values.items() if name not in option_names}
-    return (parsed.words[0] if parsed.words else None), flags, build_config(LaunchOptions, parsed.values)
+    recipe = parsed.words[0] if parsed.words else None
+    return recipe, flags, build_config(LaunchOptions, parsed.values), build_config(PresetOptions, parsed.values)
 
 
 def print_outcome(outcome: Outcome, recipe: str | None) -> None:

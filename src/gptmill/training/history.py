@@ -9,6 +9,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
+from gptmill.config.stages import find_stage, parse_stages
 from gptmill.data.batches.streams import build_stream
 from gptmill.data.corpora import open_corpora
 from gptmill.data.shards.passages import Extract, SplitReader
@@ -52,9 +53,9 @@ def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
         raise UserError(f"--step {step}: run {run.path} began at step {starts[0].step}, with {starts[0].parent}")
     # A run may go on with another total_batch_size; mini_batch_size changes the micro-batch of a row, not its place.
     # What came before the run, in one that it began with, is taken to have had batches like its first.
+    stages = parse_stages(training.batch_stages, "") if training.batch_stages else ()
     sizes = [
-        next((start.tokens_per_step for start in reversed(starts) if start.step < number), starts[0].tokens_per_step)
-        // config.model.context_length
+        (find_stage(stages, number) or _find_tokens(starts, number)) // config.model.context_length
         for number in range(1, step + 1)
     ]
     readers = [SplitReader(shards, "train") for shards in corpora.shards]
@@ -69,3 +70,8 @@ def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
                 name = shards.manifest.train.shards[shard].file
                 extracts = readers[corpus].read(int(shard), int(start), length)
                 yield Row(shards.address, name, int(start), length, extracts)
+
+
+def _find_tokens(starts: list[RunStarted], step: int) -> int:
+    """Tokens of a step outside all stages, by what the process said that did it."""
+    return next((start.tokens_per_step for start in reversed(starts) if start.step < step), starts[0].tokens_per_step)

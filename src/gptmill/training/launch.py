@@ -12,7 +12,7 @@ import gptmill
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import layer_config, load_recipe, make_config
-from gptmill.config.requests import LaunchOptions
+from gptmill.config.requests import LaunchOptions, PresetOptions
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields, list_values
 from gptmill.config.settings import read_settings
@@ -25,14 +25,18 @@ from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
 from gptmill.runs.checkpoints.tiers import TIER
 from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
 from gptmill.runtime.world import read_world_size
+from gptmill.training.presets import resolve_presets
 
+NO_PRESETS = PresetOptions()
 # What the weights themselves depend on: no run can change it.
-SHAPE_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"}) - {"dropout"}
+LOOSE_FIELDS = {"dropout", "balance_loss", "router_z_loss"}
+SHAPE_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"}) - LOOSE_FIELDS
 # What decides the numbers of the steps to come: changed, the run is another than the unbroken one. Its corpora are
 # told by their checksums instead, and how far it goes is the user's to say.
 EXACT_FIELDS = (
     frozenset({field.name for field in list_fields(RunConfig) if field.section == "optimizer"})
-    | {"seed", "order", "score", "documents", "dropout", "precision"}
+    | {"seed", "order", "score", "documents", "precision"}
+    | LOOSE_FIELDS
     | {"total_batch_size", "context_stages", "batch_stages", "label_smoothing", "z_loss", "fp8_layers"}
 )
 
@@ -54,14 +58,16 @@ class Launch:
     """When the process must have stopped, on the monotonic clock."""
 
 
-def make_launch(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> Launch:
+def make_launch(
+    recipe: str | None, flags: dict[str, Any], options: LaunchOptions, presets: PresetOptions = NO_PRESETS
+) -> Launch:
     """Raises UserError for anything that is wrong with what was asked."""
     deadline = _make_deadline(options.time_limit)
     if options.resume is None:
-        return replace(_make_new(recipe, flags, options), deadline=deadline)
+        return replace(_make_new(recipe, resolve_presets(recipe, flags, presets), options), deadline=deadline)
     if options.force_cpu:
         raise UserError("--force-cpu does one step of a new run and cannot go on with one; leave out --resume")
-    return replace(_make_resume(recipe, flags, options), deadline=deadline)
+    return replace(_make_resume(recipe, flags, options, presets), deadline=deadline)
 
 
 def _make_new(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> Launch:
@@ -74,15 +80,17 @@ def _make_new(recipe: str | None, flags: dict[str, Any], options: LaunchOptions)
     return Launch(config)
 
 
-def _make_resume(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> Launch:
+def _make_resume(recipe: str | None, flags: dict[str, Any], options: LaunchOptions, presets: PresetOptions) -> Launch:
     wanted = options.resume
     assert wanted is not None
     if wanted == "auto":
         try:
             run = choose_run(recipe, flags)
         except UserError:
-            return _make_new(recipe, flags, options)
+            return _make_new(recipe, resolve_presets(recipe, flags, presets), options)
         return _go_on(run, "latest", flags, options)
+    if presets != NO_PRESETS:
+        raise UserError("--size and --hardware are for a run that begins; leave them out with --resume")
     is_name = TIER.fullmatch(wanted) or STEP_FOLDER.fullmatch(wanted)
     if wanted == "best" or wanted.isdecimal() or (is_name and not Path(wanted).exists()):
         return _go_on(choose_run(recipe, flags), wanted, flags, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from gptmill.data.batches.feed import FeedStoppedError
 from gptmill.data.pipeline.progress import Report
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFinished
+from gptmill.runtime.memory import read_peak_memory
 from gptmill.training.guard import Verdict
 from gptmill.training.launch import Launch
 from gptmill.training.meter import Meter
@@ -45,7 +46,8 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
     with ExitStack() as stack:
         session, state = open_session(launch, report_preparing, stack)
         plan, world = session.plan, session.world
-        meter = Meter(plan, session.config.tracking.log_freq, state.guard, session.trackers.track)
+        memory = partial(read_peak_memory, world.device)
+        meter = Meter(plan, session.config.tracking.log_freq, state.guard, session.trackers.track, memory)
         feed = session.open_feed(state)
         stack.callback(lambda: feed.close())
         while True:
@@ -129,6 +131,11 @@ def evaluate(session: Session, state: TrainState) -> bool:
     with torch.no_grad():
         for evaluator in session.evaluators:
             event = evaluator.evaluate(state.model, state.step, is_stopped)
+            if isinstance(event, EvalDone) and state.average is not None:
+                with state.average.swapped(state.model):
+                    averaged = evaluator.evaluate(state.model, state.step, is_stopped)
+                assert isinstance(averaged, EvalDone)
+                event = replace(event, ema_loss=averaged.val_loss)
             if event is not None:
                 events.append(event)
     state.model.train()

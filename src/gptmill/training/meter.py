@@ -10,7 +10,7 @@ from gptmill.runs.events import Event, StepLogged, UpdateSkipped, Warned
 from gptmill.runtime.timing import Moment
 from gptmill.training.guard import Entry, Guard, Verdict
 from gptmill.training.plan import TrainPlan
-from gptmill.training.step import Numbers, StepStats
+from gptmill.training.stats import Numbers, StepStats
 
 REMEMBERED_STEPS = 50
 FINE = Verdict("fine")
@@ -23,7 +23,14 @@ class Meter:
     come to the same verdict.
     """
 
-    def __init__(self, plan: TrainPlan, log_freq: int, guard: Guard, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        plan: TrainPlan,
+        log_freq: int,
+        guard: Guard,
+        emit: Callable[[Event], None],
+        measure_memory: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.stop_asked = False
         self.newest: Entry | None = None
         """The newest step read."""
@@ -33,6 +40,7 @@ class Meter:
         self._log_freq = log_freq
         self._guard = guard
         self._emit = emit
+        self._measure_memory = measure_memory
         self._pending: StepStats | None = None
         self._last_arrival: Moment | None = None
         self._step_seconds: deque[float] = deque(maxlen=REMEMBERED_STEPS)
@@ -111,5 +119,13 @@ class Meter:
                 data_wait=min(1.0, waited / seconds),
                 skipped=self._guard.skipped,
                 seconds=seconds,
+                by_corpus=dict(zip(self._plan.corpora, numbers.by_corpus, strict=True)),
+                experts=_describe_loads(numbers.expert_loads),
+                memory_gb=round(self._measure_memory() / 1e9, 3),
+                objective=None if numbers.objective == numbers.loss else numbers.objective,
             )
         )
+
+
+def _describe_loads(loads: tuple[float, ...]) -> dict[str, float]:
+    return {"busiest": max(loads), "idlest": min(loads)} if loads else {}

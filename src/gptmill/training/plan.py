@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gptmill.config.run import PrecisionName, RunConfig
-from gptmill.config.stages import Stages, parse_stages
+from gptmill.config.stages import Stages, find_stage, parse_stages
 from gptmill.config.validation import check_config
 from gptmill.data.batches.streams import Stream
 from gptmill.data.tokenizers import Tokenizer
@@ -32,28 +32,72 @@ class TrainPlan:
     separator: int | None
     """The token that opens documents, where they are kept apart."""
     context_stages: Stages
+    batch_stages: Stages = ()
+    active_parameters: int = 0
+    """Those that a token meets; fewer than all in a mixture of experts."""
+    corpora: tuple[str, ...] = ()
+    """Names of the corpora, where there are several."""
+
+    def count_micro_batches(self, step: int) -> int:
+        """Those of each rank in a step, counted from 1."""
+        return self.micro_batches * self._find_tokens(step) // self.tokens_per_step
+
+    def count_windows(self, step: int) -> int:
+        """Those of all ranks in a step, counted from 1."""
+        return self.windows_per_step * self._find_tokens(step) // self.tokens_per_step
+
+    def count_tokens(self) -> int:
+        """Those of all steps."""
+        total = first = 0
+        for stage in self.batch_stages:
+            last = min(stage.last_step, self.max_steps)
+            total, first = total + stage.size * max(0, last - first), max(first, last)
+        return total + self.tokens_per_step * (self.max_steps - first)
+
+    def find_last_step(self, steps_done: int, windows: int) -> int:
+        """The step after which a run that has done some has read as many windows more, or nearly so."""
+        step = steps_done
+        for stage in self.batch_stages:
+            left = max(0, stage.last_step - step)
+            size = self.count_windows(step + 1)
+            steps = min(left, windows // size)
+            step, windows = step + steps, windows - steps * size
+            if steps < left:
+                return step
+        return step + windows // self.windows_per_step
+
+    def _find_tokens(self, step: int) -> int:
+        return find_stage(self.batch_stages, step) or self.tokens_per_step
 
 
-def make_plan(config: RunConfig, stream: Stream, tokenizer: Tokenizer, world: World) -> TrainPlan:
+def make_plan(
+    config: RunConfig, stream: Stream, tokenizer: Tokenizer, world: World, corpora: tuple[str, ...] = ()
+) -> TrainPlan:
     """Raises UserError for a config with which training cannot be done."""
     check_config(config, world.size)
     training, context_length = config.training, config.model.context_length
     micro_batches = training.total_batch_size // (training.mini_batch_size * context_length * world.size)
     windows_per_step = micro_batches * world.size * stream.units_per_batch
     windows_per_epoch = (training.steps_per_epoch or 0) * windows_per_step or stream.units_per_epoch
-    max_steps = training.max_steps or max(1, training.num_epochs * windows_per_epoch // windows_per_step)
     padded_vocab_size = pad_vocab(tokenizer.vocab_size)
-    return TrainPlan(
+    parameters = count_parameters(config.model, padded_vocab_size)
+    plan = TrainPlan(
         vocab_size=tokenizer.vocab_size,
         padded_vocab_size=padded_vocab_size,
-        parameters=count_parameters(config.model, padded_vocab_size).total,
+        parameters=parameters.total,
+        active_parameters=parameters.active,
         tokens_per_step=training.total_batch_size,
         windows_per_step=windows_per_step,
         micro_batches=micro_batches,
         windows_per_epoch=windows_per_epoch,
         steps_per_epoch=windows_per_epoch / windows_per_step,
-        max_steps=max_steps,
+        max_steps=training.max_steps or training.num_epochs * (training.steps_per_epoch or 0),
         precision=choose_precision(config.machine.precision, world.device),
         separator=tokenizer.end_of_text if config.data.documents == "masked" else None,
         context_stages=parse_stages(training.context_stages, "") if training.context_stages else (),
+        batch_stages=parse_stages(training.batch_stages, "") if training.batch_stages else (),
+        corpora=corpora if len(corpora) > 1 else (),
     )
+    if plan.max_steps:
+        return plan
+    return replace(plan, max_steps=max(1, plan.find_last_step(0, training.num_epochs * windows_per_epoch)))

@@ -21,7 +21,7 @@ from gptmill.training.plan import TrainPlan
 from gptmill.training.snapshots import Snapshot, Snapshots
 from gptmill.training.state import TrainState
 
-GROUPS = ("model", "optimizer")
+GROUPS = ("model", "optimizer", "ema")
 COPY_SECONDS = 600.0  # for which a run that ends waits for its last copy
 
 Beat = Callable[[], None]

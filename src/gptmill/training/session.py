@@ -26,6 +26,8 @@ from gptmill.data.pipeline.progress import Report
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
+from gptmill.inference.loading import check_size
+from gptmill.models.layouts.choice import describe_layout
 from gptmill.runs.checkpoints.room import check_room
 from gptmill.runs.code import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory, create_run, save_config
@@ -41,6 +43,7 @@ from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
 from gptmill.training.launch import Launch
 from gptmill.training.plan import TrainPlan, make_plan
+from gptmill.training.rehearsal import rehearse
 from gptmill.training.saving import Saving, list_due_tiers, open_saving
 from gptmill.training.skipping import make_starts
 from gptmill.training.start import Start, read_start
@@ -88,7 +91,7 @@ class Session:
     def open_feed(self, state: TrainState) -> Feed:
         """This rank's micro-batches, from where the run is."""
         starts = make_starts(
-            state.skipped_windows, state.windows_read, self.plan, self.world.rank, self.world.size,
+            state.skipped_windows, state.windows_read, state.step, self.plan, self.world.rank, self.world.size,
             self.stream.units_per_batch,
         )  # fmt: skip
         return Feed(self.stream, self.reader, self.world.device, starts)
@@ -101,15 +104,16 @@ def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> 
     world.run_on_main(partial(prepare_if_needed, launch, report_preparing))
     corpora = open_corpora(config.data)
     stream = build_stream(config, corpora)
-    plan = make_plan(config, stream, corpora.tokenizer, world)
+    plan = make_plan(config, stream, corpora.tokenizer, world, corpora.names)
     set_deterministic(config.machine.deterministic)
     set_matmul_precision(plan.precision)
     start = read_start(launch, world)
     if start is not None:
-        check_depth(config, start)
+        check_size(config.model, plan.padded_vocab_size, start.checkpoint.tensors["model"], start.place)
     state = build_state(config, plan, world)
     if start is not None:
         plan = restore(state, start, corpora, launch, plan)
+    rehearse(state, config, plan, world)
     evaluators = build_evaluators(config, corpora, world)
     reader = build_reader(config, corpora, world)
     run = open_run(launch, state, start, world, stack)
@@ -160,17 +164,10 @@ def restore(state: TrainState, start: Start, corpora: Corpora, launch: Launch, p
         state.guard = build_guard(config)  # what was usual may be so no longer
     if config.training.max_steps is None and config.training.steps_per_epoch is None:
         left = config.training.num_epochs * plan.windows_per_epoch - (state.windows_read - state.windows_jumped)
-        plan = replace(plan, max_steps=max(1, state.step + left // plan.windows_per_step))
+        plan = replace(plan, max_steps=max(1, plan.find_last_step(state.step, left)))
     if state.step > plan.max_steps:
         raise UserError(f"{start.place} has done {state.step} steps, more than max_steps {plan.max_steps}; raise it")
     return plan
-
-
-def check_depth(config: RunConfig, start: Start) -> None:
-    """A model of a thousand million layers must not be built only to find that there are none to fill it with."""
-    found = {name.split(".")[1] for name in start.checkpoint.tensors["model"] if name.startswith("blocks.")}
-    if len(found) != config.model.num_layers:
-        raise UserError(f"{start.place} holds {len(found)} layers, and its config says {config.model.num_layers}")
 
 
 def build_reader(config: RunConfig, corpora: Corpora, world: World) -> Reader:
@@ -203,8 +200,9 @@ def open_run(launch: Launch, state: TrainState, start: Start | None, world: Worl
 
 
 def estimate_size(state: TrainState) -> int:
-    """About what a checkpoint takes: the weights, and two moments for each."""
-    return 3 * sum(int(tensor.nbytes) for tensor in state.model.state_dict().values())
+    """About what a checkpoint takes: the weights, the optimizer's state, and the average if there is one."""
+    groups = state.make_checkpoint({}).tensors.values()
+    return sum(int(tensor.nbytes) for tensors in groups for tensor in tensors.values())
 
 
 def make_origin(config: RunConfig, corpora: Corpora, start: Start | None, world: World) -> dict[str, Any]:
@@ -233,7 +231,11 @@ def describe_run(
         run=str(session.run.path),
         max_steps=plan.max_steps,
         tokens_per_step=plan.tokens_per_step,
+        total_tokens=plan.count_tokens(),
         parameters=plan.parameters,
+        active_parameters=plan.active_parameters,
+        optimizer=state.optimizer.describe(),
+        layout=describe_layout(config.model),
         device=describe_device(world.device),
         precision=plan.precision + (", compiled" if config.machine.compile else ""),
         ranks=world.size,

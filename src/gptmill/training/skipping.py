@@ -7,6 +7,7 @@ which windows step N read follows from the ranges and the sizes of the steps alo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import count
 
 from gptmill.training.plan import TrainPlan
 
@@ -43,18 +44,28 @@ def leave_out(ranges: Iterable[Range], windows: Range, position: int) -> list[Ra
 
 
 def make_starts(
-    ranges: Iterable[Range], position: int, plan: TrainPlan, world_rank: int, world_size: int, units_per_batch: int
+    ranges: Iterable[Range],
+    position: int,
+    steps_done: int,
+    plan: TrainPlan,
+    world_rank: int,
+    world_size: int,
+    units_per_batch: int,
 ) -> Iterator[int]:
     """The first window of each of a rank's micro-batches, without end. Later changes to `ranges` are not seen."""
-    return _walk(merge_ranges(ranges), position, plan, world_rank * units_per_batch, world_size * units_per_batch)
+    offset, stride = world_rank * units_per_batch, world_size * units_per_batch
+    return _walk(merge_ranges(ranges), position, steps_done, plan, offset, stride)
 
 
-def _walk(ranges: list[Range], position: int, plan: TrainPlan, offset: int, stride: int) -> Iterator[int]:
-    while True:
-        first = skip_over(ranges, position, plan.windows_per_step)
-        for micro_batch in range(plan.micro_batches):
+def _walk(
+    ranges: list[Range], position: int, steps_done: int, plan: TrainPlan, offset: int, stride: int
+) -> Iterator[int]:
+    for step in count(steps_done + 1):
+        windows = plan.count_windows(step)
+        first = skip_over(ranges, position, windows)
+        for micro_batch in range(plan.count_micro_batches(step)):
             yield first + offset + micro_batch * stride
-        position = first + plan.windows_per_step
+        position = first + windows
 
 
 def find_step_windows(ranges: Iterable[Range], sizes: list[int]) -> Range:

@@ -10,15 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gptmill.config.composition import FP8
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
+from gptmill.models.fp8 import use_fp8
 from gptmill.models.gpt import GPT, build_gpt
+from gptmill.models.losses import LossRule
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
+from gptmill.training.ema import WeightAverage
 from gptmill.training.guard import Guard
-from gptmill.training.optimizers import MOMENTS, build_optimizer
+from gptmill.training.optimizers import OptimizerSet, build_optimizer
 from gptmill.training.plan import TrainPlan
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
 
@@ -29,10 +33,11 @@ class TrainState:
 
     model: GPT
     forward: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: OptimizerSet
     scaler: torch.amp.GradScaler
     guard: Guard
     early_stop: EarlyStop
+    average: WeightAverage | None = None
     step: int = 0
     windows_read: int = 0
     windows_jumped: int = 0
@@ -51,15 +56,10 @@ class TrainState:
         return nullcontext()
 
     def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint:
-        """Everything that the rest of the run depends on, and its `origin`. The tensors are the live ones.
-
-        The optimizer's are called PARAMETER/KEY: names outlive the order of parameters, indices do not.
-        """
-        moments = {
-            f"{name}/{key}": value
-            for name, parameter in self.model.named_parameters()
-            for key, value in self.optimizer.state[parameter].items()
-        }
+        """Everything that the rest of the run depends on, and its `origin`. The tensors are the live ones."""
+        tensors = {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state_tensors()}
+        if self.average is not None:
+            tensors["ema"] = self.average.tensors()
         values = {
             "windows_read": self.windows_read,
             "windows_jumped": self.windows_jumped,
@@ -73,13 +73,21 @@ class TrainState:
             "early_stop": self.early_stop.state_dict(),
             **origin,
         }
-        return Checkpoint(self.step, {"model": dict(self.model.state_dict()), "optimizer": moments}, values)
+        return Checkpoint(self.step, tensors, values)
 
     def restore(self, checkpoint: Checkpoint, place: str) -> None:
-        """Becomes the state that was saved; raises UserError for one that is not of such a run."""
+        """Becomes the state that was saved; raises UserError for one that is not of such a run.
+
+        A run may have changed its optimizer since: what that one keeps begins anew.
+        """
         model, moments, values = checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.values
+        average = checkpoint.tensors.get("ema")
         check_tensors(model, self.model.state_dict(), place)
-        self._check_moments(moments, checkpoint.step, place)
+        has_same_optimizer = self._is_of(values)
+        if has_same_optimizer:
+            self._check_moments(moments, place)
+        if self.average is not None and average is not None:
+            check_tensors(average, self.average.tensors(), f"the average in {place}")
         try:
             spans = read_spans(values.get("skipped_windows"), "skipped_windows")
             read, jumped, epochs = (
@@ -96,45 +104,49 @@ class TrainState:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"{place} is no state to go on from: {error}; use another checkpoint") from None
         self.model.load_state_dict(model)
-        self._load_moments(moments)
+        if has_same_optimizer:
+            self.optimizer.load_state(moments)
+        else:
+            self.optimizer.forget()
+        if self.average is not None:
+            self.average.load(average or dict(self.model.named_parameters()))
         self.step, self.windows_read, self.windows_jumped, self.skipped_windows = checkpoint.step, read, jumped, spans
         self.epochs_done, self.evaluated_at = epochs, evaluated_at
         self.train_loss, self.val_loss = train_loss, val_loss
 
-    def _check_moments(self, moments: dict[str, Tensor], step: int, place: str) -> None:
-        """Every parameter has its own, of its shape; `step` counts the updates. A run's first state has none."""
-        expected: dict[str, Tensor] = {}
-        for name, parameter in self.model.named_parameters():
-            expected |= {f"{name}/{key}": parameter for key in MOMENTS}
-            expected[f"{name}/step"] = torch.zeros(())
-        if moments or step > 0:
-            check_tensors(moments, expected, f"the optimizer of {place}")
+    def _is_of(self, values: dict[str, Any]) -> bool:
+        """Whether a checkpoint's optimizer was of the same kind."""
+        config = values.get("config")
+        saved = config.get("optimizer") if isinstance(config, dict) else None
+        return saved in (None, self.optimizer.kind)
+
+    def _check_moments(self, moments: dict[str, Tensor], place: str) -> None:
+        """Every parameter has its own, of its shape; `step` counts the updates."""
+        check_tensors(moments, self.optimizer.state_tensors(), f"the optimizer of {place}")
         if any(not tensor >= 0 for name, tensor in moments.items() if name.endswith("/step")):
             raise UserError(f"the optimizer of {place} has done fewer than no steps; use another checkpoint")
-
-    def _load_moments(self, moments: dict[str, Tensor]) -> None:
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        ordered = [names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]]
-        state: dict[int, dict[str, Tensor]] = {}
-        for full_name, tensor in moments.items():
-            name, _, key = full_name.rpartition("/")
-            state.setdefault(ordered.index(name), {})[key] = tensor.clone()  # torch would go on in this very memory
-        packed: dict[str, Any] = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({"state": state, "param_groups": packed["param_groups"]})
 
 
 def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     """A fresh state on the device, compiled and wrapped for the ranks as the config asks."""
-    model = build_gpt(config.model, plan.padded_vocab_size, config.training.seed, plan.vocab_size).to(world.device)
-    if config.machine.compile:
+    training, machine = config.training, config.machine
+    model = build_gpt(config.model, plan.padded_vocab_size, training.seed, plan.vocab_size).to(world.device)
+    model.loss_rule = LossRule(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
+    model.recompute = machine.gradient_checkpointing
+    if plan.precision in FP8:
+        use_fp8(model, machine.fp8_layers or "blocks", emulated=plan.precision == "fp8-emulated")
+    if machine.compile:
         model.compile()
     optimizer = build_optimizer(model, config.optimizer, world.device)
+    optimizer.prime()
     forward: nn.Module = model
     if world.is_distributed:
         forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     scaler = build_scaler(plan.precision, world.device)
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
-    return TrainState(model, forward, optimizer, scaler, build_guard(config), early_stop)
+    decay = config.optimizer.ema_decay
+    average = None if decay is None else WeightAverage.build(model, decay)
+    return TrainState(model, forward, optimizer, scaler, build_guard(config), early_stop, average)
 
 
 def build_guard(config: RunConfig) -> Guard:

@@ -1,0 +1,57 @@
+"""Presets: a model's shape by name, and settings for a card's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gptmill.config.errors import UserError
+from gptmill.config.recipes import layer_config, load_recipe
+from gptmill.config.requests import PresetOptions
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import merge_values
+from gptmill.config.sizes import load_size
+from gptmill.config.tiers import TIERS, choose_tier, divide_batch, fit_batch
+from gptmill.models.gpt import pad_vocab
+from gptmill.models.memory import estimate_memory
+from gptmill.runtime.memory import read_device_memory
+
+USUAL_VOCABULARY = 50_257  # GPT-2's: the corpus is not open yet
+STATE_BYTES = {"adamw": 8, "muon": 8, "lion": 4, "adamw8bit": 3}  # for each parameter, at the most
+AVERAGE_BYTES = 4
+
+
+def resolve_presets(recipe: str | None, flags: dict[str, Any], options: PresetOptions) -> dict[str, Any]:
+    """The flags, with what the presets say beneath them; raises UserError for a preset that is not there."""
+    size = load_size(options.size) if options.size else {}
+    if options.hardware is None:
+        return merge_values(RunConfig, size, flags)
+    memory = read_device_memory(torch.device("cuda")) if torch.cuda.is_available() else None
+    if options.hardware == "auto" and memory is None:
+        raise UserError(
+            f"--hardware auto looks at this machine's GPU, and there is none; name one of {', '.join(TIERS)}"
+        )
+    tier = choose_tier(memory) if options.hardware == "auto" and memory is not None else str(options.hardware)
+    values = merge_values(RunConfig, {**TIERS[tier], **size}, flags)
+    if "mini_batch_size" not in flags:
+        values = divide_batch(values)
+    if memory is None:
+        return values
+    config = layer_config(load_recipe(recipe) if recipe else {}, values)
+
+    def estimate(mini_batch_size: int) -> int:
+        machine, average = config.machine, config.optimizer.ema_decay
+        return estimate_memory(
+            config.model,
+            pad_vocab(USUAL_VOCABULARY),
+            mini_batch_size,
+            precision="bf16" if machine.precision == "auto" else machine.precision,
+            recompute=machine.gradient_checkpointing,
+            loss_chunk=machine.loss_chunk,
+            optimizer_bytes_per_parameter=STATE_BYTES[config.optimizer.optimizer.tag]
+            + AVERAGE_BYTES * (average is not None),
+            compiled=machine.compile,
+        ).total
+
+    return values if "mini_batch_size" in flags else fit_batch(values, estimate, memory)

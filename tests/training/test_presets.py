@@ -1,0 +1,99 @@
+"""Presets stand above the recipe and below the flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gptmill.training.presets
+from gptmill.config.errors import UserError
+from gptmill.config.recipes import make_config
+from gptmill.config.requests import LaunchOptions, PresetOptions
+from gptmill.config.run import RunConfig
+from gptmill.config.sizes import list_sizes, load_size
+from gptmill.config.tiers import TIERS
+from gptmill.config.validation import check_config
+from gptmill.training.launch import make_launch
+from gptmill.training.presets import resolve_presets
+
+
+def resolve(recipe: str | None, options: PresetOptions, **flags: Any) -> RunConfig:
+    return make_config(recipe, resolve_presets(recipe, flags, options))
+
+
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, memory_gb: float | None) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: memory_gb is not None)
+    monkeypatch.setattr(gptmill.training.presets, "read_device_memory", lambda _device: round((memory_gb or 0) * 2**30))
+
+
+def test_a_size_is_above_the_recipe_and_below_the_flags() -> None:
+    config = resolve("demo", PresetOptions(size="tiny-moe"), num_layers=7)
+    size = load_size("tiny-moe")
+    assert config.model.num_layers == 7
+    assert config.model.embd_size == size["embd_size"]
+    assert config.training == make_config("demo", {}).training
+
+
+def test_a_flag_that_changes_a_part_drops_what_the_size_said_of_it() -> None:
+    assert resolve(None, PresetOptions(size="tiny-moe"), feed_forward="swiglu").model.feed_forward.tag == "swiglu"
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_tier_sets_batch_context_accumulation_and_size(tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, None)
+    config = resolve("gpt2-124m", PresetOptions(hardware=tier))  # type: ignore[arg-type]
+    assert config.model.embd_size == TIERS[tier]["embd_size"]
+    assert config.training.mini_batch_size == TIERS[tier]["mini_batch_size"]
+    assert resolve(None, PresetOptions(hardware=tier), embd_size=128).model.embd_size == 128  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("memory_gb", "tier"), [(7.6, "8gb"), (11.6, "12gb"), (23.5, "24gb"), (79.2, "80gb")])
+def test_auto_takes_the_tier_of_this_machine(memory_gb: float, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, memory_gb)
+    config = resolve(None, PresetOptions(hardware="auto"))
+    assert config.model.num_layers == TIERS[tier]["num_layers"]
+    assert config.training.total_batch_size == TIERS[tier]["total_batch_size"]
+    assert config.training.mini_batch_size <= TIERS[tier]["mini_batch_size"]
+    assert resolve(None, PresetOptions(hardware="auto"), mini_batch_size=1).training.mini_batch_size == 1
+
+
+def test_less_memory_makes_micro_batches_smaller_and_keeps_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, 12)
+    config = resolve(None, PresetOptions(hardware="24gb"))
+    assert config.training.total_batch_size == TIERS["24gb"]["total_batch_size"]
+    assert config.training.mini_batch_size < TIERS["24gb"]["mini_batch_size"]
+
+
+def test_auto_without_a_gpu_names_the_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, None)
+    with pytest.raises(UserError, match="there is none; name one of 8gb, 12gb, 24gb, 80gb"):
+        resolve(None, PresetOptions(hardware="auto"))
+
+
+def test_an_unknown_size_suggests_the_nearest() -> None:
+    with pytest.raises(UserError, match="gpt2-small"):
+        resolve(None, PresetOptions(size="gpt2-smal"))
+
+
+def test_presets_are_for_runs_that_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="leave them out with --resume"):
+        make_launch("demo", {}, LaunchOptions(resume="latest"), PresetOptions(size="tiny-moe"))
+    launch = make_launch("demo", {"run_name": "new"}, LaunchOptions(resume="auto"), PresetOptions(size="tiny-moe"))
+    assert launch.config.model.feed_forward.tag == "moe"
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("size", list_sizes())
+def test_every_size_goes_with_every_tier_and_wins(tier: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, None)
+    config = resolve(None, PresetOptions(size=size, hardware=tier))  # type: ignore[arg-type]
+    check_config(config)
+    assert config.model.num_layers == load_size(size)["num_layers"]
+
+
+def test_a_tier_leaves_no_width_of_a_recipe_s_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, None)
+    assert resolve("custom-300m", PresetOptions(hardware="8gb")).model.hidden_size == 1408

@@ -21,7 +21,7 @@ import torch
 from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
-from gptmill.data.shards.opening import open_shards
+from gptmill.data.corpora import open_corpora
 from gptmill.evals.loss import ValidationLoss
 from gptmill.inference.loading import load_run_model
 from gptmill.runs.directory import RunDirectory
@@ -48,11 +48,12 @@ def main() -> None:
 
 def score_whole_split(place: Path) -> float:
     """The last checkpoint's loss over every validation window, not only those that training looks at."""
-    shards = open_shards(place / "data")
+    values = load_recipe(RECIPE) | {"corpus": None, "data_dir": str(place / "data"), "precision": "fp32"}
+    corpora = open_corpora(build_config(RunConfig, values).data)
+    config = build_config(RunConfig, values | {"eval_tokens": corpora.shards[0].manifest.val.tokens})
     cpu = torch.device("cpu")
     loaded = load_run_model(RunDirectory(place / "runs" / "bench"), "latest", cpu)
-    values = load_recipe(RECIPE) | {"eval_tokens": shards.manifest.val.tokens, "precision": "fp32"}
-    evaluator = ValidationLoss(build_config(RunConfig, values), shards, World(0, 1, cpu))
+    evaluator = ValidationLoss(config, corpora, World(0, 1, cpu))
     with torch.no_grad():
         return evaluator.evaluate(loaded.model, loaded.step).val_loss
 

@@ -1,0 +1,197 @@
+"""Every precision, compiled and not, with what saves memory and with other models, on one GPU: loss, speed, memory.
+
+    python benchmarks/precisions.py --data_dir DIR [--steps 100] [--rows eager compiled memory modern moe]
+
+Each row is one run of `gptmill train gpt2-124m` on real tokens, 131,072 a step in micro-batches of 32 windows. The rate
+is warmed up and then constant, so that runs of any length agree step by step; fp32 and other slow ones take a part of
+the steps. Loss is the mean of the last ten steps; deviation the largest distance between the loss curve, a mean of ten
+steps, and that of the same model in fp32, over the steps that both have; tokens/s the median after ten steps.
+
+Prints a Markdown table, a row as soon as it is known. A row that is complete in --logdir is read instead of run again,
+so that the groups can be measured one by one: eager first, which holds what the others are compared with. Ends with 1
+where a run fails, or deviates by more than 0.05.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TOLERANCE = 0.05
+SMOOTHED = 10
+SETTLED = 10
+FLAGS = """--device cuda --total_batch_size 131072 --mini_batch_size 32 --no_compile
+    --schedule constant --max_lr 6e-4 --warmup_steps 50 --eval_freq 1000000 --eval_tokens 65536 --sample_tokens 0
+    --checkpoint_freq 1000000 --guard warn --log_freq 1""".split()
+MODERN = "--norm rmsnorm --positions rope --feed_forward relu2 --no_bias --qk_norm --zero_init"
+MOE = "--norm rmsnorm --positions rope --feed_forward moe --no_bias --qk_norm"
+
+
+class Row(NamedTuple):
+    """A run: its flags, the row that its curve is compared with, and its part of the steps."""
+
+    name: str
+    flags: str
+    reference: str = "fp32"
+    share: float = 1.0
+
+
+GROUPS = {
+    "eager": (
+        Row("fp32", "--precision fp32", share=0.4),
+        Row("tf32", "--precision tf32"),
+        Row("bf16", "--precision bf16"),
+        Row("fp16", "--precision fp16"),
+        Row("fp8", "--precision fp8"),
+    ),
+    "compiled": (
+        Row("tf32, compiled", "--precision tf32 --compile"),
+        Row("bf16, compiled", "--precision bf16 --compile"),
+        Row("fp16, compiled", "--precision fp16 --compile"),
+        Row("fp8 in the feed-forward parts, compiled", "--precision fp8 --fp8_layers feed_forward --compile"),
+        Row("fp8 in the blocks, compiled", "--precision fp8 --fp8_layers blocks --compile"),
+        Row("fp8 in all layers, compiled", "--precision fp8 --fp8_layers all --compile"),
+    ),
+    "memory": (
+        Row("bf16, selective checkpointing", "--precision bf16 --gradient_checkpointing selective"),
+        Row("bf16, full checkpointing", "--precision bf16 --gradient_checkpointing full"),
+        Row("bf16, loss in chunks", "--precision bf16 --loss_chunk 4096"),
+        Row("bf16, all three, compiled", "--precision bf16 --gradient_checkpointing full --loss_chunk 4096 --compile"),
+    ),
+    "modern": (
+        Row("modern, fp32", f"--precision fp32 {MODERN}", "modern, fp32", 0.4),
+        Row("modern, bf16, compiled", f"--precision bf16 --compile {MODERN}", "modern, fp32"),
+        Row("modern, fp8, compiled", f"--precision fp8 --compile {MODERN}", "modern, fp32"),
+        Row("modern, muon, bf16, compiled", f"--precision bf16 --compile {MODERN} --optimizer muon", ""),
+    ),
+    "moe": (
+        Row("8 experts, fp32", f"--precision fp32 {MOE}", "8 experts, fp32", 0.4),
+        Row("8 experts, bf16", f"--precision bf16 {MOE}", "8 experts, fp32"),
+        Row("8 experts, bf16, compiled", f"--precision bf16 --compile {MOE}", "8 experts, fp32"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the run's events tell of it."""
+
+    losses: dict[int, float]
+    tokens_per_second: float
+    memory_gb: float
+
+    @property
+    def loss(self) -> float:
+        return statistics.fmean([self.losses[step] for step in sorted(self.losses)][-SMOOTHED:])
+
+    def smooth(self) -> dict[int, float]:
+        """At each step, the mean of the last ten."""
+        steps = sorted(self.losses)
+        ends = range(SMOOTHED, len(steps) + 1)
+        return {
+            steps[end - 1]: statistics.fmean(self.losses[step] for step in steps[end - SMOOTHED : end]) for end in ends
+        }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Trains GPT-2 124M in every precision.")
+    parser.add_argument("--data_dir", required=True, help="a corpus that gptmill prepare made with GPT-2's tokenizer")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rows", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows of the groups alone, by their names")
+    parser.add_argument("--logdir", default="runs/precisions")
+    parser.add_argument("--row_seconds", type=int, default=300, help="time after which a run is given up")
+    options = parser.parse_args()
+    if options.steps * 0.4 < 2 * SMOOTHED:
+        parser.error(f"--steps {options.steps} leaves fp32 too few steps to compare; use at least {5 * SMOOTHED}")
+    data, logdir = str(Path(options.data_dir).resolve()), Path(options.logdir).resolve()
+    print("| | steps | loss | deviation from fp32 | tokens/s | peak memory |")
+    print("|---|---:|---:|---:|---:|---:|")
+    failed = []
+    rows = [row for group in options.rows for row in GROUPS[group]]
+    for row in (row for row in rows if options.only is None or row.name in options.only):
+        result = measure(row, options.steps, data, logdir, options.row_seconds)
+        deviation = None if result is None else compare(row, result, logdir)
+        if result is None or (deviation is not None and not deviation <= TOLERANCE):
+            failed.append(row.name)
+        print(describe(row, result, deviation), flush=True)
+    if failed:
+        print(f"\nfailed, or further than {TOLERANCE} from fp32: {'; '.join(failed)}")
+    return 1 if failed else 0
+
+
+def measure(row: Row, steps: int, data: str, logdir: Path, seconds: int) -> Result | None:
+    """Trains, unless that is done; None where it failed, with what it said on stderr."""
+    run, count = make_place(row.name, logdir), round(steps * row.share)
+    known = read_result(run)
+    if known is not None and max(known.losses) == count:
+        return known
+    shutil.rmtree(run, ignore_errors=True)
+    command = [sys.executable, "-m", "gptmill", "train", "gpt2-124m", "--data_dir", data, "--max_steps", str(count)]
+    place = ["--logdir", str(logdir), "--run_name", run.name]
+    try:
+        process = subprocess.run(
+            [*command, *place, *FLAGS, *row.flags.split()], capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        sys.stderr.write(f"{row.name}: not done after {seconds} s\n")
+        return None
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    if process.returncode:
+        sys.stderr.write(f"{row.name}:\n{process.stdout[-1000:]}{process.stderr[-3000:]}")
+        return None
+    return read_result(run)
+
+
+def make_place(name: str, logdir: Path) -> Path:
+    return logdir / name.replace(",", "").replace(" ", "_")
+
+
+def read_result(run: Path) -> Result | None:
+    """None for a run that is not there, or has not finished."""
+    path = run / "events.jsonl"
+    if not path.exists():
+        return None
+    events: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    steps = [event for event in events if event["event"] == "StepLogged"]
+    if not steps or not any(event["event"] == "RunFinished" for event in events):
+        return None
+    losses = {event["step"]: float("nan") if event["loss"] is None else event["loss"] for event in steps}
+    speeds = [event["tokens_per_second"] for event in steps if event["step"] > SETTLED]
+    return Result(losses, statistics.median(speeds), max(event["memory_gb"] for event in steps))
+
+
+def compare(row: Row, result: Result, logdir: Path) -> float | None:
+    """The largest distance from the reference's smoothed curve; None for a row that has no reference."""
+    if row.reference in ("", row.name):
+        return None
+    reference = read_result(make_place(row.reference, logdir))
+    if reference is None:
+        sys.stderr.write(
+            f"{row.name}: there is no {row.reference} in {logdir} to compare it with; measure that first\n"
+        )
+        return float("nan")
+    own, other = result.smooth(), reference.smooth()
+    distances = [abs(own[step] - other[step]) for step in own.keys() & other.keys()]
+    # max() would pass over a loss that is not a number.
+    return max(distances) if distances and all(distance == distance for distance in distances) else float("nan")
+
+
+def describe(row: Row, result: Result | None, deviation: float | None) -> str:
+    """A row of the table."""
+    if result is None:
+        return f"| {row.name} | failed | | | | |"
+    distance = "–" if deviation is None else f"{deviation:.4f}"
+    numbers = f"{max(result.losses)} | {result.loss:.4f} | {distance} | {result.tokens_per_second:,.0f}"
+    return f"| {row.name} | {numbers} | {result.memory_gb:.1f} GB |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,6 +17,7 @@ from gptmill.models.fp8 import use_fp8
 from gptmill.models.gpt import GPT, build_gpt
 from gptmill.models.losses import LossRule
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
+from gptmill.runtime.compiling import list_compile_options
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
@@ -136,7 +137,7 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     if plan.precision in FP8:
         use_fp8(model, machine.fp8_layers or "blocks", emulated=plan.precision == "fp8-emulated")
     if machine.compile:
-        model.compile()
+        model.compile(options=list_compile_options())
     optimizer = build_optimizer(model, config.optimizer, world.device)
     optimizer.prime()
     forward: nn.Module = model

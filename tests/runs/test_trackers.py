@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.runs.directory import RunDirectory, create_run
@@ -278,7 +279,11 @@ def test_tensorboard_of_a_run_begun_again_before_its_first_checkpoint_has_every_
     assert read_steps(run.tensorboard, "loss/train") == list(range(1, 21))
 
 
-def test_tensorboard_of_a_run_that_went_back_has_every_step_once(tmp_path: Path) -> None:
+def test_tensorboard_of_a_run_that_went_back_has_every_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the number of a file comes to have one digit more, and sorts before the file of the same second."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
     tracker = TensorBoard(tmp_path, 0)
     for first, last, back_to in ((1, 20, 10), (11, 14, 12), (13, 15, 0), (1, 20, 20)):
         for event in make_events(first, last):

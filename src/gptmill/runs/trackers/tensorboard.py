@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptmill.runs.display import make_plain
 from gptmill.runs.events import CheckpointSaved, EvalDone, Event, SampleDrawn, StepLogged
+
+EVENT_FILE = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.")
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -41,7 +45,15 @@ class TensorBoard:
 def _open_writer(folder: Path, purge_step: int | None) -> SummaryWriter:
     from torch.utils.tensorboard import SummaryWriter  # slow to import, and wanted by few runs
 
+    _wait_for_another_second(folder)
     return SummaryWriter(str(folder), purge_step=purge_step)
+
+
+def _wait_for_another_second(folder: Path) -> None:
+    """Files are read by the order of their names: the second of their making, then numbers of which 10 is before 9."""
+    seconds = [int(found[1]) for path in folder.glob("*") if (found := EVENT_FILE.match(path.name))]
+    if int(time.time()) == max(seconds, default=0):
+        time.sleep(1 - time.time() % 1)
 
 
 def _make_block(text: str) -> str:

@@ -9,12 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
 from safetensors import safe_open
+from torch._dynamo.exc import BackendCompilerFailed
 
 from gptmill.cli.main import run_guarded
+from gptmill.evals.loss import ValidationLoss
+from gptmill.models.gpt import GPT
+from gptmill.runs.events import EvalDone
 
 STEPS = 40
 FLAGS = [*TINY_FLAGS, "--data_dir", "words", "--checkpoint_freq", "8", "--eval_freq", "10", "--dropout", "0.1"]
@@ -263,3 +268,21 @@ def test_a_run_that_changed_its_optimizer_and_was_killed_goes_on(tmp_path: Path,
     process.communicate()
     inline("train", "--run_name", "changed", "--resume", "latest", "--max_steps", "12")
     assert "\n12 train" in log.read_text(encoding="utf-8")
+
+
+def test_ctrl_c_while_something_is_compiled_saves_and_stops(
+    tmp_path: Path, inline: GptMill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal reaches the compiler that torch has started as well, and torch then fails."""
+    evaluate = ValidationLoss.evaluate
+
+    def break_off(self: ValidationLoss, model: GPT, step: int, *rest: Any) -> EvalDone:
+        if step == 4:
+            signal.raise_signal(signal.SIGINT)
+            raise BackendCompilerFailed(evaluate, RuntimeError("the compiler was ended"), None)
+        return evaluate(self, model, step, *rest)
+
+    monkeypatch.setattr(ValidationLoss, "evaluate", break_off)
+    flags = [*TINY_FLAGS, "--data_dir", "words", "--sample_tokens", "0", "--max_steps", "9", "--eval_freq", "4"]
+    assert inline("train", *flags, "--run_name", "broken", check=False).returncode == 130
+    assert (tmp_path / "runs/broken/checkpoints/latest").resolve().name == "step_000004"

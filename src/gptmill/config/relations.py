@@ -86,8 +86,11 @@ def _fix_stages(values: Values, world_size: int) -> str:  # noqa: ARG001
         lengths = [stage.size for stage in parse_stages(values["context_stages"], "256:500,512:1500")]
     except ValueError as error:
         return str(error)
-    wrong = [length for length in lengths if window % length]
-    return f"has windows of {wrong[0]} tokens, which do not divide context_length {window}" if wrong else ""
+    wrong = next((length for length in lengths if window % length), None)
+    if wrong is None:
+        return ""
+    below = next(length for length in range(min(wrong, window), 0, -1) if window % length == 0)
+    return f"has windows of {wrong} tokens, which do not divide context_length {window}; the next below is {below}"
 
 
 def join_numbers(numbers: list[int]) -> str:

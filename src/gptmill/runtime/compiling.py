@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch._inductor import config
 
+COMPILER_ERROR = "TorchDynamoException"  # by its name: the compiler itself is not loaded where nothing is compiled
+
 
 def list_compile_options() -> dict[str, bool]:
     """Options for torch.compile.
@@ -12,3 +14,8 @@ def list_compile_options() -> dict[str, bool]:
     models with norms and biases: pytorch/pytorch#190796 and #193061.
     """
     return {"triton.mix_order_reduction": False} if hasattr(config.triton, "mix_order_reduction") else {}
+
+
+def is_compiler_error(error: BaseException) -> bool:
+    """Whether torch.compile failed, as it does when a signal to all processes ends a compiler that it has started."""
+    return any(kind.__name__ == COMPILER_ERROR for kind in type(error).__mro__)

@@ -15,6 +15,7 @@ from gptmill.data.batches.feed import FeedStoppedError
 from gptmill.data.pipeline.progress import Report
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFinished
+from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.memory import read_peak_memory
 from gptmill.training.guard import Verdict
 from gptmill.training.launch import Launch
@@ -75,7 +76,8 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
 def settle(session: Session, state: TrainState, meter: Meter, error: Exception) -> bool:
     """Saves what there is after an error that left the state as it was; whether it only came of the wish to stop."""
     # Where one rank has stopped, the others fail in what they do together.
-    is_wanted = isinstance(error, FeedStoppedError) or (session.world.size > 1 and bool(session.stop))
+    fails_with_it = session.world.size > 1 or is_compiler_error(error)
+    is_wanted = isinstance(error, FeedStoppedError) or (fails_with_it and bool(session.stop))
     if is_wanted or isinstance(error, UserError):
         meter.flush()
         meter.stop_asked = True

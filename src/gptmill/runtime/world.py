@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from gptmill.runtime.device import choose_device
 
 # The main rank may prepare a corpus or write a large checkpoint while the others wait for it.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
+# Gloo's thread lets go of the last tensors under Python's lock, and a group that is let go of under the same lock waits
+# for that thread: for ever, where it came too late.
+SETTLE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -84,4 +88,6 @@ def open_world(device_name: DeviceName) -> Iterator[World]:
     try:
         yield World(int(os.environ["RANK"]), read_world_size(), device)
     finally:
+        if not on_gpu:
+            time.sleep(SETTLE_SECONDS)
         dist.destroy_process_group()

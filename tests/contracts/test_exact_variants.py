@@ -35,7 +35,8 @@ VARIANTS = {
     "ema and muon": "--ema_decay 0.9 --optimizer muon",
     "bf16": "--precision bf16",
     "fp16": "--precision fp16",
-    "fp8": "--precision fp8-emulated --fp8_layers all",
+    "fp8": "--precision fp8-emulated",
+    "fp8 in all layers": "--precision fp8-emulated --fp8_layers all",
     "recomputing": "--gradient_checkpointing full --loss_chunk 24",
     "selective": "--gradient_checkpointing selective --precision bf16",
 }

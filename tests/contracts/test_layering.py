@@ -50,6 +50,8 @@ def test_imports_point_down(path: Path) -> None:
 def test_no_internal_import_hides_in_a_function(path: Path) -> None:
     if path.relative_to(SOURCE).parts[0] == "cli":
         return  # verbs load lazily, so that help needs no torch
+    if path.with_name(f"{path.stem}_triton.py").exists():
+        return  # an operation's kernel is loaded when it first runs: Triton may be absent
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert not list_internal_imports(node), f"{path}:{node.lineno} {node.name}"

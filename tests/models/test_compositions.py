@@ -13,6 +13,7 @@ from gptmill.config.model import LinearScaling, ModelConfig, Rope
 from gptmill.models.block import Block, BlockContext
 from gptmill.models.gpt import build_gpt
 from gptmill.models.rotary import make_rotation, rotate
+from gptmill.models.stream import Stream
 
 all_compositions = pytest.mark.parametrize("config", COMPOSITIONS.values(), ids=COMPOSITIONS.keys())
 
@@ -43,8 +44,9 @@ def test_projections_that_begin_at_zero_make_every_block_the_identity(config: Mo
         for layer, block in enumerate(blocks):
             assert isinstance(block, Block)
             values = torch.randn(2, CONTEXT, config.kv_heads * config.head_width)
-            y, _ = block(x, BlockContext(make_rotation(torch.arange(CONTEXT), config), value_embedding_BTW=values))
-            assert torch.equal(y, x) == is_identity, layer
+            context = BlockContext(make_rotation(torch.arange(CONTEXT), config), value_embedding_BTW=values)
+            stream, _ = block(Stream(x), context)
+            assert torch.equal(stream.settle(), x) == is_identity, layer
     assert not torch.equal(model.logits(tokens), plain.logits(tokens))
 
 

@@ -160,13 +160,13 @@ def test_routers_keep_their_precision() -> None:
     assert use_fp8(model, "blocks", emulated=True) == 0
 
 
-@pytest.mark.parametrize(("layers", "is_fp8"), [("blocks", False), ("all", True)])
+@pytest.mark.parametrize(("layers", "is_fp8"), [("blocks", False), ("fused", True), ("all", True)])
 def test_the_head_is_the_models_own_to_call(layers: Fp8Layers, is_fp8: bool) -> None:
-    model, x, weight = nn.Module(), draw(16, 32), draw(64, 32, seed=2)
-    model.project_linear = F.linear
+    model = build_gpt(ModelConfig(num_layers=1, embd_size=32, num_heads=2, context_length=16), 64, seed=0)
+    x, weight = draw(16, 32), model.head_weight
     use_fp8(model, layers, emulated=True)
-    assert torch.equal(model.project_linear(x, weight), F.linear(x, weight)) != is_fp8
-    assert measure_distance(model.project_linear(x, weight), F.linear(x, weight)) < 0.05
+    assert torch.equal(model.project(x), F.linear(x, weight)) != is_fp8
+    assert measure_distance(model.project(x), F.linear(x, weight)) < 0.05
 
 
 def train(model: GPT, steps: int) -> list[float]:

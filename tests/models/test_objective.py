@@ -14,6 +14,7 @@ from gptmill.models.block import Block, BlockContext
 from gptmill.models.experts import RouterStats
 from gptmill.models.gpt import GPT, IGNORED_TARGET
 from gptmill.models.losses import LossRule
+from gptmill.models.stream import Stream
 
 IGNORED = [[1, 2], [3, 7]]  # places in the rows of a batch
 
@@ -36,7 +37,8 @@ def look_further(model: GPT, head: int, tokens: torch.Tensor, targets: torch.Ten
     seen = (places[:, None] >= places) & (starts[:, :, None] == starts[:, None])
     context = BlockContext(mask=BlockContext().mask._replace(dense_B1TS=seen.unsqueeze(1)))
     for block in [*model.blocks, model.extra_blocks[head]]:
-        x, _ = block(x, context)
+        stream, _ = block(Stream(x), context)
+        x = stream.settle()
     log_probabilities = model.project(model.final_norm(x)).log_softmax(dim=-1)
     losses = []
     for row in range(len(tokens)):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
+from torch._functorch import config as aot_config
 
-from gptmill.runtime.compiling import list_compile_options
+from gptmill.runtime.compiling import keep_compiled_gradients, list_compile_options
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
@@ -23,3 +27,32 @@ def test_reductions_that_leave_gradients_unwritten_are_off() -> None:
 def test_a_torch_without_them_has_nothing_to_switch_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gptmill.runtime.compiling.config", SimpleNamespace(triton=object()))
     assert list_compile_options() == {}
+
+
+class Doubled(torch.autograd.Function):
+    """Twice its input, with a gradient of its own."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own compiler
+def test_a_compiled_gradient_of_its_own_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(aot_config, "autograd_cache_allow_custom_autograd_functions", False)
+    keep_compiled_gradients()
+    seen = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        x = torch.ones(3, requires_grad=True)
+        torch.compile(lambda x: Doubled.apply(x).sum(), options=list_compile_options())(x).backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [2.0, 2.0, 2.0]
+        seen.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert seen == [0, 1]

@@ -307,3 +307,21 @@ def test_a_flag_that_repeats_a_default_is_no_change(recipe: str, logdir: str) ->
 def test_a_mixture_replaces_the_data_of_a_recipe() -> None:
     config = make_launch("demo", {"mixture": "a=1,b=2", "run_name": "r"}, NEW).config
     assert (config.data.mixture, config.data.corpus, config.data.data_dir) == ("a=1,b=2", None, None)
+
+
+def test_a_run_in_fp8_keeps_the_layers_that_it_began_with(recipe: str, logdir: str) -> None:
+    """New ones say theirs; one from before there was a choice to be made by default meant the blocks."""
+    flags = {"logdir": logdir, "precision": "fp8-emulated"}
+    new = start(recipe, run_name="new", **flags)
+    assert make_launch(None, {"logdir": logdir, "run_name": "new"}, RESUME).config.machine.fp8_layers == "fused"
+    text = new.config.read_text(encoding="utf-8")
+    new.config.write_text(text.replace('fp8_layers = "fused"\n', ""), encoding="utf-8")
+    launch = make_launch(None, {"logdir": logdir, "run_name": "new"}, RESUME)
+    assert (launch.config.machine.fp8_layers, launch.changes) == (None, ())
+
+
+def test_a_run_that_turns_to_fp8_takes_the_default_of_today(recipe: str, logdir: str) -> None:
+    start(recipe, logdir=logdir, run_name="plain")
+    flags = {"logdir": logdir, "run_name": "plain", "precision": "fp8-emulated"}
+    launch = make_launch(None, flags, LaunchOptions(resume="latest", allow_changes=True))
+    assert launch.config.machine.fp8_layers == "fused"

@@ -88,7 +88,7 @@ def _fix_precision(values: Values, world_size: int) -> str:  # noqa: ARG001
         "num_heads x head_size": heads * head_size if head_size else None,
         "num_kv_heads x head_size": kv_heads * (head_size or values["embd_size"] // heads) if kv_heads else None,
         "mini_batch_size x context_length": values["mini_batch_size"] * values["context_length"],
-        "loss_chunk": values["loss_chunk"] if values["fp8_layers"] == "all" else None,
+        "loss_chunk": values["loss_chunk"] if values["fp8_layers"] in (None, "fused", "all") else None,
     }
     wrong = {name: width for name, width in widths.items() if width is not None and width % FP8_MULTIPLE}
     if not wrong:

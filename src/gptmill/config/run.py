@@ -13,8 +13,11 @@ from gptmill.config.optimizer import OptimizerConfig as OptimizerConfig
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-emulated"]
-Fp8Layers = Literal["feed_forward", "blocks", "all"]
+Fp8Layers = Literal["fused", "feed_forward", "blocks", "all"]
 Recompute = Literal["none", "selective", "full"]
+KernelChoice = Literal["auto", "head", "none"]
+AttentionBackend = Literal["auto", "cudnn", "flash", "efficient", "math"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
 GuardMode = Literal["off", "warn", "heal"]
 OrderName = Literal["shuffle", "shards", "sequential", "curriculum"]
 DocumentsName = Literal["packed", "masked", "whole"]
@@ -44,6 +47,8 @@ class DataConfig:
     """Disk space for the shards of a data_dir that is an address, such as s3://bucket/corpus."""
     data_on_device: bool = False
     """Keep all training tokens in the device's memory: fastest where they fit."""
+    read_ahead: int = 3
+    """Micro-batches that are read while the model computes; 0 reads each one when its turn has come."""
 
 
 @dataclass(frozen=True)
@@ -153,13 +158,19 @@ class MachineConfig:
     precision: PrecisionName = "auto"
     """auto takes bf16 on a GPU that has it, fp16 on one that has not, fp32 elsewhere."""
     fp8_layers: Fp8Layers | None = None
-    """With fp8, where: in the feed_forward parts, in the blocks (default), or in all, the head too."""
+    """With fp8, where: matmuls whose casts ride on other passes (fused, the default), feed_forward, blocks, or all."""
     gradient_checkpointing: Recompute = "none"
     """Memory for time: keep the matmuls' results alone (selective), or nothing inside a block (full)."""
     loss_chunk: int | None = None
     """Tokens whose logits are held at once, instead of all of a micro-batch's: less memory, a little slower."""
     compile: bool = False
     """Compile the model with torch.compile: minutes at the start, faster steps after."""
+    compile_mode: CompileMode = "default"
+    """With compile: what torch.compile may spend on it; gptmill tune tries all but max-autotune."""
+    kernels: KernelChoice = "auto"
+    """Use gptmill's Triton kernels on NVIDIA GPUs where they win: all of them (auto), the head's alone, or none."""
+    attention_backend: AttentionBackend = "auto"
+    """What computes attention on a GPU; auto is PyTorch's choice, math the plain formula."""
     deterministic: bool = False
     """Use only algorithms that give the same bits every time, where a GPU's fastest do not."""
 

@@ -72,7 +72,7 @@ RANGES = (
     Range("max_skips snapshot_freq early_stop_patience", lambda value: value >= 1, "must be at least 1"),
     Range("guard_window", lambda value: value >= MIN_GUARD_WINDOW, f"must be at least {MIN_GUARD_WINDOW}"),
     Range("hang_factor", lambda value: 1 < value < math.inf, "must be greater than 1"),
-    Range("warmup_steps sample_tokens max_rollbacks", lambda value: value >= 0, "must not be negative"),
+    Range("warmup_steps sample_tokens max_rollbacks read_ahead", lambda value: value >= 0, "must not be negative"),
     Range(
         "weight_decay min_lr early_stop_min_delta hang_seconds z_loss balance_loss router_z_loss",
         lambda value: 0 <= value < math.inf,

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from gptmill.config.model import ModelConfig
 from gptmill.models.cache import LayerCache
+from gptmill.models.fp8 import Fp8Linear, apply_layer, wants_narrow
+from gptmill.models.kernels.queries import project_heads
 from gptmill.models.masks import Mask, attend_in_blocks
 from gptmill.models.norms import build_head_norm
 from gptmill.models.rotary import Rotation, rotate
+from gptmill.models.stream import Branch, Normed, apply_last
 
 
 class BlockContext(NamedTuple):
@@ -42,6 +45,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.fused = False
         self.num_heads, self.kv_heads, self.head_width = config.num_heads, config.kv_heads, config.head_width
         self.dropout = config.dropout
         width = config.num_heads * config.head_width
@@ -54,12 +58,14 @@ class Attention(nn.Module):
         self.value_gate = nn.Parameter(torch.empty(config.kv_heads)) if has_values else None
         self.proj = nn.Linear(width, config.embd_size, bias=config.bias)
 
-    def forward(self, x_BTC: Tensor, context: BlockContext, cache: LayerCache | None = None) -> Tensor:
+    @property
+    def wants_narrow(self) -> bool:
+        """Whether what comes in is wanted in fp8 too."""
+        return wants_narrow(self.qkv)
+
+    def forward(self, normed: Normed, context: BlockContext, cache: LayerCache | None = None) -> Branch:
         """Attends to what the mask lets through."""
-        B, T, _ = x_BTC.shape
-        qkv_BTHD = self.qkv(x_BTC).view(B, T, self.num_heads + 2 * self.kv_heads, self.head_width)
-        sizes = (self.num_heads, self.kv_heads, self.kv_heads)
-        q_BHTD, k_BKSD, v_BKSD = qkv_BTHD.transpose(1, 2).split(sizes, dim=1)
+        q_BHTD, k_BKSD, v_BKSD = self._project(normed)
         if self.query_norm is not None and self.key_norm is not None:
             q_BHTD = self.query_norm(q_BHTD.float()).to(v_BKSD.dtype)
             k_BKSD = self.key_norm(k_BKSD.float()).to(v_BKSD.dtype)
@@ -71,7 +77,17 @@ class Attention(nn.Module):
             assert context.positions_T is not None, "tokens for a cache must say their places"
             k_BKSD, v_BKSD = cache.put(k_BKSD, v_BKSD, context.positions_T)
         y_BHTD = self._attend(q_BHTD, k_BKSD, v_BKSD, context.mask)
-        return self.proj(y_BHTD.transpose(1, 2).reshape(B, T, -1))  # type: ignore[no-any-return]
+        return apply_last(self.proj, y_BHTD.transpose(1, 2).flatten(2), self.fused)
+
+    def _project(self, normed: Normed) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values."""
+        is_like_kernels = self.kv_heads == self.num_heads and self.qkv.bias is not None
+        if self.fused and is_like_kernels and (self.wants_narrow or not isinstance(self.qkv, Fp8Linear)):
+            return project_heads(normed, self.qkv, self.num_heads)
+        qkv_BTHD = apply_layer(self.qkv, *normed).unflatten(-1, (-1, self.head_width))
+        sizes = (self.num_heads, self.kv_heads, self.kv_heads)
+        q_BHTD, k_BKSD, v_BKSD = qkv_BTHD.transpose(1, 2).split(sizes, dim=1)
+        return q_BHTD, k_BKSD, v_BKSD
 
     def _weigh_values(self, context: BlockContext) -> Tensor:
         """The tokens' own values, as much of them as each head has learnt to want."""

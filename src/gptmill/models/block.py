@@ -13,7 +13,8 @@ from gptmill.models.attention import BlockContext as BlockContext
 from gptmill.models.cache import LayerCache
 from gptmill.models.experts import MixtureOfExperts, RouterStats
 from gptmill.models.feed_forward import build_feed_forward
-from gptmill.models.norms import build_norm
+from gptmill.models.norms import build_norm, normalise
+from gptmill.models.stream import Branch, Stream
 
 
 class Block(nn.Module):
@@ -21,6 +22,7 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.fused = False
         self.attention_norm = build_norm(config)
         self.attention = Attention(config, layer)
         self.mlp_norm = build_norm(config)
@@ -28,13 +30,18 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x_BTC: Tensor, context: BlockContext, cache: LayerCache | None = None
-    ) -> tuple[Tensor, RouterStats | None]:
+        self, stream: Stream, context: BlockContext, cache: LayerCache | None = None
+    ) -> tuple[Stream, RouterStats | None]:
         """The stream after this layer, and how tokens were spread where there are experts."""
-        x_BTC = x_BTC + self.dropout(self.attention(self.attention_norm(x_BTC), context, cache))
-        stats: RouterStats | None = None
+        x_BTC, normed = normalise(self.attention_norm, stream, self.fused, self.attention.wants_narrow)
+        stream = Stream(x_BTC, self._drop(self.attention(normed, context, cache)))
         if isinstance(self.mlp, MixtureOfExperts):
-            y_BTC, stats = self.mlp(self.mlp_norm(x_BTC), context.counts_BT)
-        else:
-            y_BTC = self.mlp(self.mlp_norm(x_BTC))
-        return x_BTC + self.dropout(y_BTC), stats
+            x_BTC, normed = normalise(self.mlp_norm, stream, self.fused)
+            y_BTC, stats = self.mlp(normed.x_BTC, context.counts_BT)
+            return Stream(x_BTC, self._drop(Branch(y_BTC))), stats
+        x_BTC, normed = normalise(self.mlp_norm, stream, self.fused, self.mlp.wants_narrow)
+        return Stream(x_BTC, self._drop(self.mlp(normed))), None
+
+    def _drop(self, branch: Branch) -> Branch:
+        y_BTC: Tensor = self.dropout(branch.y_BTC)
+        return Branch(y_BTC, branch.bias_C)

@@ -6,10 +6,13 @@ Shape suffixes: B batch, T time, C width.
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from gptmill.config.model import Gelu, ModelConfig, Moe, SwiGlu
 from gptmill.models.experts import MixtureOfExperts
+from gptmill.models.fp8 import apply_layer, apply_weight, wants_narrow
+from gptmill.models.kernels.gelu import bias_gelu
+from gptmill.models.stream import Branch, Normed, apply_last
 
 
 class Mlp(nn.Module):
@@ -17,14 +20,23 @@ class Mlp(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.fused = False
         self.is_gelu = isinstance(config.feed_forward, Gelu)
         self.up = nn.Linear(config.embd_size, config.hidden_size, bias=config.bias)
         self.proj = nn.Linear(config.hidden_size, config.embd_size, bias=config.bias)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        x = self.up(x_BTC)
-        x = F.gelu(x, approximate="tanh") if self.is_gelu else F.relu(x).square()
-        return self.proj(x)  # type: ignore[no-any-return]
+    @property
+    def wants_narrow(self) -> bool:
+        """Whether what comes in is wanted in fp8 too."""
+        return wants_narrow(self.up)
+
+    def forward(self, normed: Normed) -> Branch:
+        if self.fused and self.is_gelu and self.up.bias is not None:
+            x = bias_gelu(apply_weight(self.up, *normed), self.up.bias)
+        else:
+            x = apply_layer(self.up, *normed)
+            x = F.gelu(x, approximate="tanh") if self.is_gelu else F.relu(x).square()
+        return apply_last(self.proj, x, self.fused)
 
 
 class GatedMlp(nn.Module):
@@ -32,13 +44,19 @@ class GatedMlp(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.fused = False
         self.gate_up = nn.Linear(config.embd_size, 2 * config.hidden_size, bias=config.bias)
         self.fused_rows = {"gate_up.weight": (config.hidden_size, config.hidden_size)}
         self.proj = nn.Linear(config.hidden_size, config.embd_size, bias=config.bias)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        gate, up = self.gate_up(x_BTC).chunk(2, dim=-1)
-        return self.proj(F.silu(gate) * up)  # type: ignore[no-any-return]
+    @property
+    def wants_narrow(self) -> bool:
+        """Whether what comes in is wanted in fp8 too."""
+        return wants_narrow(self.gate_up)
+
+    def forward(self, normed: Normed) -> Branch:
+        gate, up = apply_layer(self.gate_up, *normed).chunk(2, dim=-1)
+        return apply_last(self.proj, F.silu(gate) * up, self.fused)
 
 
 def build_feed_forward(config: ModelConfig) -> Mlp | GatedMlp | MixtureOfExperts:

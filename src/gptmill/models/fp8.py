@@ -8,8 +8,7 @@ Shape suffixes: M rows, K width that goes in, N width that comes out.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +16,13 @@ from torch import Tensor, nn
 
 from gptmill.config.run import Fp8Layers
 
+Fp8Format = Literal["fp8", "fp8-emulated"]
 TILE = 16
 TINIEST_AMAX = 1e-30  # whose scale fp32 still holds, and so does its inverse
 FEED_FORWARD_PARTS = ("mlp.up", "mlp.gate_up", "mlp.proj")
 ATTENTION_PARTS = ("attention.qkv", "attention.proj")
 PARTS: dict[Fp8Layers, tuple[str, ...]] = {
+    "fused": ("mlp.up", "mlp.gate_up", "attention.qkv"),
     "feed_forward": FEED_FORWARD_PARTS,
     "blocks": FEED_FORWARD_PARTS + ATTENTION_PARTS,
     "all": FEED_FORWARD_PARTS + ATTENTION_PARTS,
@@ -31,15 +32,17 @@ PARTS: dict[Fp8Layers, tuple[str, ...]] = {
 def use_fp8(model: nn.Module, layers: Fp8Layers, *, emulated: bool) -> int:
     """Makes the chosen layers of a GPT multiply in fp8, and returns how many. Parameters and their names stay.
 
+    "fused" are those whose casts ride on a pass that is made anyway: behind norms, forward alone, and the head.
     Emulated, the same rounding happens on any device, and the multiplication itself is fp32's.
     """
     names = [name for name, module in model.named_modules() if is_wanted(name, module, layers)]
     for name in names:
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, build_fp8_linear(model.get_submodule(name), emulated))
-    if layers != "all":
+        layer = build_fp8_linear(model.get_submodule(name), emulated, forward_only=layers == "fused")
+        setattr(model.get_submodule(parent), last, layer)
+    if layers not in ("fused", "all"):
         return len(names)
-    model.project_linear = partial(fp8_linear, emulated=emulated)  # type: ignore[assignment]
+    model.head_format = "fp8-emulated" if emulated else "fp8"  # type: ignore[assignment]
     return len(names) + 1
 
 
@@ -48,36 +51,22 @@ def is_wanted(name: str, module: nn.Module, layers: Fp8Layers) -> bool:
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer whose three matmuls, forward and backward, are fp8's."""
+    """A linear layer whose three matmuls, forward and backward, are fp8's, or the forward one alone."""
 
     emulated: bool
+    forward_only: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        y = fp8_linear(x, self.weight, emulated=self.emulated)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        return apply_layer(self, x)
 
 
-def build_fp8_linear(linear: nn.Module, emulated: bool) -> Fp8Linear:
+def build_fp8_linear(linear: nn.Module, emulated: bool, forward_only: bool = False) -> Fp8Linear:
     """The same layer, holding the same parameters."""
     assert isinstance(linear, nn.Linear)
     layer = Fp8Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
-    layer.weight, layer.bias, layer.emulated = linear.weight, linear.bias, emulated
+    layer.weight, layer.bias = linear.weight, linear.bias
+    layer.emulated, layer.forward_only = emulated, forward_only
     return layer.train(linear.training)
-
-
-def fp8_linear(x: Tensor, weight_NK: Tensor, emulated: bool) -> Tensor:
-    """`x @ weight.T` in fp8, for shapes that fp8 has tiles for; as usual for the others.
-
-    A sampled token or the last rows of a validation set do not fill a tile, and are too few to gain from it.
-    """
-    kind = x.device.type
-    x_MK = x.flatten(0, -2)
-    if any(size % TILE for size in (*x_MK.shape, len(weight_NK))):
-        return F.linear(x, weight_NK)
-    if torch.is_autocast_enabled(kind):
-        x_MK = x_MK.to(torch.get_autocast_dtype(kind))
-    y_MN: Tensor = _Fp8Linear.apply(x_MK, weight_NK, emulated)  # type: ignore[no-untyped-call]
-    return y_MN.view(*x.shape[:-1], len(weight_NK))
 
 
 class Scaled(NamedTuple):
@@ -85,6 +74,51 @@ class Scaled(NamedTuple):
 
     fp8: Tensor
     inverse_scale: Tensor
+
+
+def apply_weight(linear: nn.Linear, x: Tensor, narrow: Scaled | None = None) -> Tensor:
+    """What the layer computes, in its own format, but without its bias. `narrow` is x in fp8, where that is known."""
+    if isinstance(linear, Fp8Linear):
+        return fp8_linear(x, linear.weight, linear.emulated, forward_only=linear.forward_only, narrow=narrow)
+    return F.linear(x, linear.weight)
+
+
+def apply_layer(linear: nn.Linear, x: Tensor, narrow: Scaled | None = None) -> Tensor:
+    """What the layer computes."""
+    if not isinstance(linear, Fp8Linear):
+        return linear(x)  # type: ignore[no-any-return]
+    y = apply_weight(linear, x, narrow)
+    return y if linear.bias is None else y + linear.bias.to(y.dtype)
+
+
+def wants_narrow(linear: nn.Linear) -> bool:
+    """Whether the layer gains where what comes before it makes x in fp8 along with x."""
+    return isinstance(linear, Fp8Linear) and linear.forward_only
+
+
+def fp8_linear(
+    x: Tensor, weight_NK: Tensor, emulated: bool, *, forward_only: bool = False, narrow: Scaled | None = None
+) -> Tensor:
+    """`x @ weight.T` in fp8, for shapes that fp8 has tiles for; as usual for the others.
+
+    A sampled token or the last rows of a validation set do not fill a tile, and are too few to gain from it.
+    """
+    kind = x.device.type
+    x_MK = x.flatten(0, -2)
+    if not fits_tiles(x_MK, weight_NK):
+        return F.linear(x, weight_NK)
+    if torch.is_autocast_enabled(kind):
+        x_MK = x_MK.to(torch.get_autocast_dtype(kind))
+    if forward_only:
+        narrow = narrow or scale_to_fp8(x_MK.detach(), torch.float8_e4m3fn)
+        y_MN: Tensor = _Fp8Forward.apply(x_MK, weight_NK, *narrow, emulated)  # type: ignore[no-untyped-call]
+    else:
+        y_MN = _Fp8Linear.apply(x_MK, weight_NK, emulated)  # type: ignore[no-untyped-call]
+    return y_MN.view(*x.shape[:-1], len(weight_NK))
+
+
+def fits_tiles(x_MK: Tensor, weight_NK: Tensor) -> bool:
+    return not any(size % TILE for size in (*x_MK.shape, len(weight_NK)))
 
 
 def scale_to_fp8(x: Tensor, dtype: torch.dtype) -> Scaled:
@@ -95,17 +129,26 @@ def scale_to_fp8(x: Tensor, dtype: torch.dtype) -> Scaled:
     return Scaled((x.float() * scale).clamp(-limit, limit).to(dtype).contiguous(), scale.reciprocal())
 
 
-def multiply(a_MK: Scaled, b_NK: Scaled, dtype: torch.dtype, emulated: bool, is_gradient: bool = False) -> Tensor:
-    """`a @ b.T`. Both lie row by row, as the hardware wants them."""
+def multiply(
+    a_MK: Scaled,
+    b_NK: Scaled,
+    dtype: torch.dtype,
+    emulated: bool,
+    is_gradient: bool = False,
+    bias_N: Tensor | None = None,
+) -> Tensor:
+    """`a @ b.T`, plus a bias. Both lie row by row, as the hardware wants them."""
     if emulated:
         with torch.autocast(a_MK.fp8.device.type, enabled=False):
             product_MN = a_MK.fp8.float() @ b_NK.fp8.float().t()
-        return (product_MN * (a_MK.inverse_scale * b_NK.inverse_scale)).to(dtype)
+        product_MN = product_MN * (a_MK.inverse_scale * b_NK.inverse_scale)
+        return (product_MN if bias_N is None else product_MN + bias_N).to(dtype)
     return torch._scaled_mm(
         a_MK.fp8,
         b_NK.fp8.t(),
         scale_a=a_MK.inverse_scale,
         scale_b=b_NK.inverse_scale,
+        bias=None if bias_N is None else bias_N.to(dtype),
         out_dtype=dtype,
         use_fast_accum=not is_gradient,  # sums of fewer bits, which gradients need
     )
@@ -133,3 +176,21 @@ class _Fp8Linear(torch.autograd.Function):
         grad_x_MK = multiply(grad, turn(weight_NK), grad_MN.dtype, ctx.emulated, is_gradient=True)
         grad_weight_NK = multiply(turn(grad), turn(x_MK), ctx.weight_dtype, ctx.emulated, is_gradient=True)
         return grad_x_MK, grad_weight_NK, None
+
+
+class _Fp8Forward(torch.autograd.Function):
+    """fp8 on the way forward alone; x comes in both formats. The gradients are as usual."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_MK: Tensor, weight_NK: Tensor, narrow_MK: Tensor, inverse_scale: Tensor, emulated: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x_MK, weight_NK)
+        weight = scale_to_fp8(weight_NK, torch.float8_e4m3fn)
+        return multiply(Scaled(narrow_MK, inverse_scale), weight, x_MK.dtype, emulated)
+
+    @staticmethod
+    def backward(ctx: Any, grad_MN: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        x_MK, weight_NK = ctx.saved_tensors
+        grad_x_MK = grad_MN @ weight_NK.to(grad_MN.dtype)
+        return grad_x_MK, (grad_MN.t() @ x_MK).to(weight_NK.dtype), None, None, None

@@ -7,7 +7,7 @@ Shape suffixes: B batch, T time, N = B x T, C width, V vocabulary, L layers, E e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,12 +20,15 @@ from gptmill.models.attention import BlockContext, find_value_table
 from gptmill.models.block import Block
 from gptmill.models.cache import Caches, LayerCache
 from gptmill.models.experts import RouterStats
-from gptmill.models.losses import IGNORED_TARGET as IGNORED_TARGET
-from gptmill.models.losses import LossRule, measure_loss
+from gptmill.models.fp8 import Fp8Format, fp8_linear
+from gptmill.models.kernels.head import head_loss
+from gptmill.models.losses import HeadLoss, LossRule, measure_loss, summarise
 from gptmill.models.masks import Mask, can_use_blocks, make_cached_mask, make_mask
-from gptmill.models.norms import build_norm
+from gptmill.models.norms import build_norm, normalise
 from gptmill.models.recompute import run_block
 from gptmill.models.rotary import make_rotation
+from gptmill.models.stream import Stream
+from gptmill.models.targets import IGNORED_TARGET as IGNORED_TARGET
 
 INIT_STD = 0.02
 INIT_GATE = 0.5
@@ -50,7 +53,7 @@ class Losses(NamedTuple):
 class Trunk(NamedTuple):
     """What the blocks made of the tokens, before the final norm."""
 
-    x_BTC: Tensor
+    stream: Stream
     stats: list[RouterStats]
     context: BlockContext
     """As a block without a window and without value embeddings is given it."""
@@ -66,8 +69,10 @@ class GPT(nn.Module):
         self.windows = config.list_windows()
         self.vocab_size = vocab_size or padded_vocab_size
         self.loss_rule = LossRule()
+        self.fused = False
+        self.fused_head = False
         self.recompute: Recompute = "none"
-        self.project_linear: Callable[[Tensor, Tensor], Tensor] = F.linear
+        self.head_format: Fp8Format | None = None
         width = config.embd_size
         self.token_embedding = nn.Embedding(padded_vocab_size, width)
         has_places = isinstance(config.positions, LearnedPositions)
@@ -92,11 +97,9 @@ class GPT(nn.Module):
         """The losses of predicting the targets. `documents_BT` as in `encode`; `groups_B` numbers the rows' groups."""
         rule = LossRule(chunk_tokens=self.loss_rule.chunk_tokens, num_groups=self.loss_rule.num_groups)
         trunk = self._run_blocks(tokens_BT, documents_BT, targets_BT != IGNORED_TARGET)
-        x_NC, targets_N = self.final_norm(trunk.x_BTC).flatten(0, 1), targets_BT.flatten()
+        targets_N = targets_BT.flatten()
         groups_N = None if groups_B is None else groups_B[:, None].expand_as(tokens_BT).flatten()
-        loss = measure_loss(
-            self.project, x_NC, targets_N, self.loss_rule if self.training else rule, self.vocab_size, groups_N
-        )
+        loss = self._measure(trunk.stream, targets_N, self.loss_rule if self.training else rule, groups_N)
         experts_LE = torch.stack([stats.tokens_E for stats in trunk.stats]).detach() if trunk.stats else None
         objective = loss.objective
         if self.training and self.extra_blocks:
@@ -117,12 +120,12 @@ class GPT(nn.Module):
         rotation = make_rotation(positions_T, self.config)
         places = layers[0].keys_BHSD.shape[2]
         masks = {window: make_cached_mask(window, positions_T, places) for window in dict.fromkeys(self.windows)}
-        x_BTC = self._embed(tokens_BT, positions_T)
+        stream = Stream(self._embed(tokens_BT, positions_T))
         for layer, (block, cache) in enumerate(zip(self.blocks, layers, strict=True)):
             values_BTW = self._find_values(tokens_BT, layer)
             context = BlockContext(rotation, masks[self.windows[layer]], values_BTW, positions_T)
-            x_BTC, _ = block(x_BTC, context, cache)
-        return self.project(self.final_norm(x_BTC))
+            stream, _ = block(stream, context, cache)
+        return self.project(self._finish(stream))
 
     def encode(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """The final hidden states.
@@ -130,12 +133,19 @@ class GPT(nn.Module):
         `documents_BT` holds the place in the row at which each token's document begins. Documents then do not see
         each other, and learned positions count from their beginnings.
         """
-        return self.final_norm(self._run_blocks(tokens_BT, documents_BT).x_BTC)  # type: ignore[no-any-return]
+        return self._finish(self._run_blocks(tokens_BT, documents_BT).stream)
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.token_embedding.weight if self.head is None else self.head.weight
 
     def project(self, x_BTC: Tensor) -> Tensor:
         """The head: the token embedding again, or a matrix of its own."""
-        weight = self.token_embedding.weight if self.head is None else self.head.weight
-        logits_BTV = self.project_linear(x_BTC, weight)
+        logits_BTV = (
+            F.linear(x_BTC, self.head_weight)
+            if self.head_format is None
+            else fp8_linear(x_BTC, self.head_weight, emulated=self.head_format == "fp8-emulated")
+        )
         if (cap := self.config.logit_softcap) is None:
             return logits_BTV
         return cap * torch.tanh(logits_BTV.float() / cap)
@@ -162,22 +172,36 @@ class GPT(nn.Module):
         masks: dict[int | None, Mask] = {}
         for window in dict.fromkeys([*self.windows, None] if self.extra_blocks else self.windows):
             masks[window] = make_mask(window, tokens_BT, documents_BT, in_blocks=in_blocks)
-        x_BTC = self._embed(tokens_BT, places_T if documents_BT is None else places_T - documents_BT)
+        stream = Stream(self._embed(tokens_BT, places_T if documents_BT is None else places_T - documents_BT))
         how = self._choose_recompute()
         stats: list[RouterStats] = []
         for layer, block in enumerate(self.blocks):
             values_BTW = self._find_values(tokens_BT, layer)
             context = BlockContext(rotation, masks[self.windows[layer]], values_BTW, counts_BT=counts_BT)
-            x_BTC, layer_stats = run_block(block, how, x_BTC, context)
+            stream, layer_stats = run_block(block, how, stream, context)
             if layer_stats is not None:
                 stats.append(layer_stats)
-        return Trunk(x_BTC, stats, BlockContext(rotation, masks.get(None, Mask()), counts_BT=counts_BT))
+        return Trunk(stream, stats, BlockContext(rotation, masks.get(None, Mask()), counts_BT=counts_BT))
 
     def _embed(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
         x_BTC = self.token_embedding(tokens_BT)
         if self.position_embedding is not None:
             x_BTC = x_BTC + self.position_embedding(positions)
+        kind = x_BTC.device.type
+        if self.fused and torch.is_autocast_enabled(kind):
+            x_BTC = x_BTC.to(torch.get_autocast_dtype(kind))
         return self.dropout(x_BTC)  # type: ignore[no-any-return]
+
+    def _finish(self, stream: Stream) -> Tensor:
+        return normalise(self.final_norm, stream, self.fused)[1].x_BTC
+
+    def _measure(self, stream: Stream, targets_N: Tensor, rule: LossRule, groups_N: Tensor | None = None) -> HeadLoss:
+        """The head's loss."""
+        x_NC = self._finish(stream).flatten(0, 1)
+        if self.fused_head and rule.is_plain and self.config.logit_softcap is None:
+            losses = head_loss(x_NC, self.head_weight, targets_N, rule.chunk_tokens, self.head_format)
+            return summarise(*losses, rule.num_groups, groups_N)
+        return measure_loss(self.project, x_NC, targets_N, rule, self.vocab_size, groups_N)
 
     def _find_values(self, tokens_BT: Tensor, layer: int) -> Tensor | None:
         table = find_value_table(self.config, layer)
@@ -193,12 +217,11 @@ class GPT(nn.Module):
         rule = LossRule(chunk_tokens=self.loss_rule.chunk_tokens)
         total = torch.zeros((), device=targets_BT.device)
         for ahead, block in enumerate(self.extra_blocks, start=1):
-            x_BTC, stats = run_block(block, self._choose_recompute(), trunk.x_BTC, trunk.context)
+            stream, stats = run_block(block, self._choose_recompute(), trunk.stream, trunk.context)
             if stats is not None:
                 trunk.stats.append(stats)
             further_BT = _shift_targets(targets_BT, documents_BT, ahead)
-            x_NC, further_N = self.final_norm(x_BTC).flatten(0, 1), further_BT.flatten()
-            total = total + measure_loss(self.project, x_NC, further_N, rule, self.vocab_size).objective
+            total = total + self._measure(stream, further_BT.flatten(), rule).objective
         return total
 
     def _judge_routers(self, stats: list[RouterStats]) -> Tensor:

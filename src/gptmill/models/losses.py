@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-IGNORED_TARGET = -100
+from gptmill.models.targets import IGNORED_TARGET as IGNORED_TARGET
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class LossRule:
     z_loss: float = 0.0
     chunk_tokens: int | None = None
     num_groups: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the objective is the cross-entropy and nothing else."""
+        return not (self.label_smoothing or self.z_loss)
 
 
 class HeadLoss(NamedTuple):
@@ -67,6 +72,11 @@ def measure_loss(
     return HeadLoss(objective, cross_entropy, by_group_G)
 
 
+def summarise(total: Tensor, losses_N: Tensor, num_groups: int, groups_N: Tensor | None) -> HeadLoss:
+    """Of a cross-entropy that is known already, token by token."""
+    return HeadLoss(total, total, _sum_by_group(losses_N, num_groups, groups_N))
+
+
 def _measure(
     logits_NV: Tensor, targets_N: Tensor, rule: LossRule, vocab_size: int, groups_N: Tensor | None
 ) -> HeadLoss:
@@ -82,14 +92,16 @@ def _measure(
         # As PaLM has it (arXiv:2204.02311, section 5).
         squares_N = logits_NV.logsumexp(dim=-1).square()
         objective = objective + rule.z_loss * squares_N.where(counts_N, 0.0).sum()
-    return HeadLoss(objective, hard, _sum_by_group(logp_NV.detach(), targets_N, rule.num_groups, groups_N))
+    if rule.num_groups == 0:
+        return HeadLoss(objective, hard, None)
+    hard_N = F.nll_loss(logp_NV.detach(), targets_N, reduction="none", ignore_index=IGNORED_TARGET)
+    return HeadLoss(objective, hard, _sum_by_group(hard_N, rule.num_groups, groups_N))
 
 
-def _sum_by_group(logp_NV: Tensor, targets_N: Tensor, num_groups: int, groups_N: Tensor | None) -> Tensor | None:
+def _sum_by_group(hard_N: Tensor, num_groups: int, groups_N: Tensor | None) -> Tensor | None:
     if num_groups == 0:
         return None
     assert groups_N is not None, "losses by group need the groups"
-    hard_N = F.nll_loss(logp_NV, targets_N, reduction="none", ignore_index=IGNORED_TARGET)
     # Not index_add: on a GPU its sums come out in any order.
     is_member_GN = groups_N == torch.arange(num_groups, device=groups_N.device)[:, None]
     return hard_N.where(is_member_GN, 0.0).sum(dim=-1)

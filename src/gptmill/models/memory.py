@@ -49,12 +49,16 @@ def estimate_memory(
     loss_chunk: int | None,
     optimizer_bytes_per_parameter: int = 8,
     compiled: bool = False,
+    fused_head: bool = False,
 ) -> MemoryEstimate:
     """Bytes of a training step with micro-batches of `mini_batch_size` windows; `vocab_size` counts padding too."""
     parameters = count_parameters(config, vocab_size).total
     number = HALF if precision in HALF_PRECISIONS else FP32
     tokens = mini_batch_size * config.context_length
-    logits = _count_logits(config, vocab_size, tokens, number, loss_chunk, compiled)
+    if fused_head:
+        logits = _count_fused_logits(config, vocab_size, min(tokens, loss_chunk or tokens))
+    else:
+        logits = _count_logits(config, vocab_size, tokens, number, loss_chunk, compiled)
     # The logits are gone when the last block begins its way back.
     passing = tokens * _count_passing(config, number, recompute)
     return MemoryEstimate(
@@ -154,3 +158,9 @@ def _count_logits(
         return tokens * vocab_size * (left * (1 + config.extra_heads) + added)
     # Each chunk also makes a gradient of the whole head, to be added to that of the others.
     return loss_chunk * vocab_size * (left + added) + 2 * FP32 * vocab_size * config.embd_size
+
+
+def _count_fused_logits(config: ModelConfig, vocab_size: int, tokens: int) -> int:
+    """One narrow copy of the logits; the weight's gradient waits for the way back, each head's, and is scaled there."""
+    weight = vocab_size * config.embd_size
+    return tokens * vocab_size * HALF + (2 + config.extra_heads) * FP32 * weight + HALF * weight

@@ -50,29 +50,40 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> ParameterCount:
     )
 
 
+def count_block_matrices(config: ModelConfig) -> int:
+    """Weights of a block that a token is multiplied with: of experts, those that it goes to."""
+    moe, linears = config.feed_forward, sum(inputs * outputs for inputs, outputs in _list_linears(config))
+    return linears + (_count_mixture(config, moe, moe.experts_per_token) if isinstance(moe, Moe) else 0)
+
+
 def _count_block(config: ModelConfig) -> int:
-    queries, pairs = config.num_heads * config.head_width, 2 * config.kv_heads * config.head_width
-    attention = _count_linear(config, config.embd_size, queries + pairs) + _count_linear(
-        config, queries, config.embd_size
+    moe, linears = (
+        config.feed_forward,
+        sum((inputs + config.bias) * outputs for inputs, outputs in _list_linears(config)),
     )
+    experts = _count_mixture(config, moe, moe.num_experts) if isinstance(moe, Moe) else 0
     head_norms = 2 * config.head_width if config.qk_norm else 0
-    return attention + head_norms + _count_feed_forward(config) + 2 * _count_norm(config)
+    return linears + experts + head_norms + 2 * _count_norm(config)
 
 
-def _count_feed_forward(config: ModelConfig) -> int:
+def _list_linears(config: ModelConfig) -> list[tuple[int, int]]:
+    """Inputs and outputs of a block's linear layers; experts are apart, which have no biases."""
     width, hidden = config.embd_size, config.hidden_size
+    queries, pairs = config.num_heads * config.head_width, 2 * config.kv_heads * config.head_width
+    attention = [(width, queries + pairs), (queries, width)]
     if isinstance(config.feed_forward, Moe):
-        return config.feed_forward.num_experts * (width + _count_expert(config))
+        return attention
     branches = 1 if isinstance(config.feed_forward, Gelu | Relu2) else 2
-    return _count_linear(config, width, branches * hidden) + _count_linear(config, hidden, width)
+    return [*attention, (width, branches * hidden), (hidden, width)]
+
+
+def _count_mixture(config: ModelConfig, moe: Moe, num_experts: int) -> int:
+    """The router, and so many of its experts."""
+    return config.embd_size * moe.num_experts + num_experts * _count_expert(config)
 
 
 def _count_expert(config: ModelConfig) -> int:
     return 3 * config.embd_size * config.hidden_size
-
-
-def _count_linear(config: ModelConfig, inputs: int, outputs: int) -> int:
-    return (inputs + config.bias) * outputs
 
 
 def _count_norm(config: ModelConfig) -> int:

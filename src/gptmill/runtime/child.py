@@ -46,7 +46,7 @@ def run_child(command: list[str], relay: Relay) -> Ended:
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         process_group=0 if os.name == "posix" else None,
-        preexec_fn=_make_preparation(),
+        preexec_fn=make_preparation(signal.SIGTERM),
     )
     assert child.stderr is not None
     last_lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -127,18 +127,18 @@ def _pass_on(source: IO[bytes], last_lines: deque[str]) -> None:
                 os.write(2, line)
 
 
-def _make_preparation() -> Callable[[], None] | None:
-    """What the child does before it becomes the program: on Linux, ask for SIGTERM should this process be killed."""
+def make_preparation(death_signal: signal.Signals) -> Callable[[], None] | None:
+    """What a child does before it becomes the program: on Linux, ask for this signal should this process be killed."""
     if sys.platform != "linux":
         return None
-    return partial(_prepare_child, ctypes.CDLL(None, use_errno=True), os.getpid())
+    return partial(_prepare_child, ctypes.CDLL(None, use_errno=True), os.getpid(), death_signal)
 
 
-def _prepare_child(library: ctypes.CDLL, parent: int) -> None:
+def _prepare_child(library: ctypes.CDLL, parent: int, death_signal: signal.Signals) -> None:
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else `stty tostop` would stop it at its first line
-    library.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
+    library.prctl(SET_DEATH_SIGNAL, death_signal)
     if os.getppid() != parent:
-        os._exit(128 + signal.SIGTERM)
+        os._exit(128 + death_signal)
 
 
 def _signal_group(child: subprocess.Popen[bytes], name: str) -> None:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from torch._inductor import config
+from typing import Any
+
+from torch._functorch import config as aot_config
+from torch._inductor import config, list_mode_options
+
+from gptmill.config.run import CompileMode
 
 COMPILER_ERROR = "TorchDynamoException"  # by its name: the compiler itself is not loaded where nothing is compiled
 
 
-def list_compile_options() -> dict[str, bool]:
-    """Options for torch.compile.
+def list_compile_options(mode: CompileMode = "default") -> dict[str, Any]:
+    """Options for torch.compile, those of a mode included.
 
     Reductions over rows and columns in one kernel, which torch has from 2.10 on, left parts of gradients unwritten in
     models with norms and biases: pytorch/pytorch#190796 and #193061.
     """
-    return {"triton.mix_order_reduction": False} if hasattr(config.triton, "mix_order_reduction") else {}
+    options = dict(list_mode_options(mode))
+    if hasattr(config.triton, "mix_order_reduction"):
+        options["triton.mix_order_reduction"] = False
+    return options
+
+
+def keep_compiled_gradients() -> None:
+    """Has torch.compile find again, in a later process, what it made of a model that has gradients of its own.
+
+    It keeps only models without them by default. What it keeps is told apart by the code of both ways; for operations
+    that it does not look into, models.kernels.choice sees to that.
+    """
+    if hasattr(aot_config, "autograd_cache_allow_custom_autograd_functions"):
+        aot_config.autograd_cache_allow_custom_autograd_functions = True
 
 
 def is_compiler_error(error: BaseException) -> bool:

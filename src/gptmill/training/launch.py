@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gptmill
+from gptmill.config.composition import FP8
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import layer_config, load_recipe, make_config
@@ -71,7 +72,7 @@ def make_launch(
 
 
 def _make_new(recipe: str | None, flags: dict[str, Any], options: LaunchOptions) -> Launch:
-    config = make_config(recipe, flags)
+    config = _name_fp8_layers(make_config(recipe, flags))
     if options.force_cpu:
         config = make_smoke_config(config, read_world_size())
     config = _name_run(config, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
@@ -107,8 +108,9 @@ def _go_on(run: RunDirectory, wanted: str, flags: dict[str, Any], options: Launc
     """The run's own config with the flags of this start on top; its recipe may have changed since, and is not read."""
     saved = load_recipe(str(run.config))
     place = {"run_name": run.path.name, "logdir": str(run.path.parent)}
-    config = layer_config(saved, flags, place)
-    changes = _find_changes(build_config(RunConfig, saved), config, options)
+    before = build_config(RunConfig, saved)
+    config = _name_fp8_layers(layer_config(saved, flags, place), before)
+    changes = _find_changes(before, config, options)
     # A run that was killed before its first checkpoint begins again: its steps will be the same ones.
     resumed = run if run.has_checkpoints or wanted != "latest" else None
     return Launch(config, resumed, wanted, None, changes, options.allow_changes)
@@ -120,7 +122,7 @@ def _begin_with(path: Path, recipe: str | None, flags: dict[str, Any], options: 
     settings = read_settings(RunConfig, saved, f"checkpoint {path}")
     settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir")}
     before = build_config(RunConfig, settings)
-    config = _name_run(layer_config(settings, flags), make_run_name(recipe))
+    config = _name_run(_name_fp8_layers(layer_config(settings, flags), before), make_run_name(recipe))
     check_unused(_find_folder(config))
     changes = _find_changes(before, config, options)
     return Launch(config, None, "latest", path, changes, options.allow_changes)
@@ -164,6 +166,15 @@ def _find_checkpoint(wanted: str) -> Path:
             f"--resume {wanted}: that folder is no checkpoint; for a run write --run_name NAME --resume latest"
         )
     return Path(os.path.relpath(path.resolve())) if not path.is_absolute() else path.resolve()
+
+
+def _name_fp8_layers(config: RunConfig, before: RunConfig | None = None) -> RunConfig:
+    """The config with the default of today, where fp8 begins with it; a run that has been in fp8 keeps its own."""
+    machine = config.machine
+    goes_on = before is not None and before.machine.precision in FP8
+    if machine.precision not in FP8 or machine.fp8_layers is not None or goes_on:
+        return config
+    return replace(config, machine=replace(machine, fp8_layers="fused"))
 
 
 def _name_run(config: RunConfig, name: str) -> RunConfig:

@@ -14,6 +14,7 @@ from gptmill.config.schema import merge_values
 from gptmill.config.sizes import load_size
 from gptmill.config.tiers import TIERS, choose_tier, divide_batch, fit_batch
 from gptmill.models.gpt import pad_vocab
+from gptmill.models.kernels.choice import FORMATS, has_kernels
 from gptmill.models.memory import estimate_memory
 from gptmill.runtime.memory import read_device_memory
 
@@ -42,16 +43,18 @@ def resolve_presets(recipe: str | None, flags: dict[str, Any], options: PresetOp
 
     def estimate(mini_batch_size: int) -> int:
         machine, average = config.machine, config.optimizer.ema_decay
+        precision = "bf16" if machine.precision == "auto" else machine.precision
         return estimate_memory(
             config.model,
             pad_vocab(USUAL_VOCABULARY),
             mini_batch_size,
-            precision="bf16" if machine.precision == "auto" else machine.precision,
+            precision=precision,
             recompute=machine.gradient_checkpointing,
             loss_chunk=machine.loss_chunk,
             optimizer_bytes_per_parameter=STATE_BYTES[config.optimizer.optimizer.tag]
             + AVERAGE_BYTES * (average is not None),
             compiled=machine.compile,
+            fused_head=machine.kernels != "none" and precision in FORMATS and has_kernels(torch.device("cuda")),
         ).total
 
     return values if "mini_batch_size" in flags else fit_batch(values, estimate, memory)

@@ -15,9 +15,10 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.models.fp8 import use_fp8
 from gptmill.models.gpt import GPT, build_gpt
+from gptmill.models.kernels.choice import prepare_compiler, use_kernels
 from gptmill.models.losses import LossRule
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
-from gptmill.runtime.compiling import list_compile_options
+from gptmill.runtime.compiling import keep_compiled_gradients, list_compile_options
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
@@ -135,9 +136,14 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     model.loss_rule = LossRule(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
     model.recompute = machine.gradient_checkpointing
     if plan.precision in FP8:
-        use_fp8(model, machine.fp8_layers or "blocks", emulated=plan.precision == "fp8-emulated")
+        layers = machine.fp8_layers or "blocks"  # which runs meant that do not say, before there were others
+        use_fp8(model, layers, emulated=plan.precision == "fp8-emulated")
+    tokens = training.mini_batch_size * config.model.context_length
+    use_kernels(model, machine.kernels, world.device, plan.precision, tokens)
     if machine.compile:
-        model.compile(options=list_compile_options())
+        prepare_compiler()
+        keep_compiled_gradients()
+        model.compile(options=list_compile_options(machine.compile_mode))
     optimizer = build_optimizer(model, config.optimizer, world.device)
     optimizer.prime()
     forward: nn.Module = model

@@ -16,7 +16,7 @@ import torch
 from windows import CONTEXT_LENGTH, make_config, make_reader, make_train_reader, make_windows, prepare
 
 from gptmill.config.errors import UserError
-from gptmill.data.batches.feed import DEPTH, FeedStoppedError, open_feed
+from gptmill.data.batches.feed import READ_AHEAD, FeedStoppedError, open_feed
 from gptmill.data.batches.order import ShardOrder, Shuffle
 from gptmill.data.batches.resident import load_resident
 from gptmill.data.batches.rows import HostReader, Places, Rows
@@ -70,13 +70,32 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.001)
 
 
-def test_a_feed_reads_ahead_only_so_far() -> None:
+@pytest.mark.parametrize("read_ahead", [1, READ_AHEAD])
+def test_a_feed_reads_ahead_only_so_far(read_ahead: int) -> None:
     reader: Any = make_slow()
-    with open_feed(STREAM, reader, CPU, count(0, 4)) as feed:
-        wait_until(lambda: type(reader).reads == DEPTH)
+    with open_feed(STREAM, reader, CPU, count(0, 4), read_ahead) as feed:
+        wait_until(lambda: type(reader).reads == read_ahead)
         feed.take()
-        wait_until(lambda: type(reader).reads == DEPTH + 1)
-    assert type(reader).reads == DEPTH + 1
+        wait_until(lambda: type(reader).reads == read_ahead + 1)
+    assert type(reader).reads == read_ahead + 1
+
+
+def test_a_feed_that_reads_nothing_ahead_has_no_thread_and_gives_the_same_rows() -> None:
+    reader: Any = make_slow()
+    with open_feed(STREAM, reader, CPU, count(8, 4), 0) as feed:
+        assert count_feed_threads() == 0
+        for turn in range(5):
+            assert type(reader).reads == turn
+            assert torch.equal(feed.take().tokens, READER.read(STREAM.find(8 + turn * 4)).tokens)
+    assert feed.waited_seconds > 0
+
+
+def test_what_goes_wrong_in_reading_without_a_thread_reaches_the_loop_too() -> None:
+    with open_feed(STREAM, make_slow(fails_at=1), CPU, count(0, 4), 0) as feed:
+        feed.take()
+        for _ in range(2):
+            with pytest.raises(UserError, match="the disk is gone"):
+                feed.take()
 
 
 def test_what_goes_wrong_in_reading_reaches_the_loop_in_its_turn() -> None:

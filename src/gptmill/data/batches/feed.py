@@ -15,10 +15,11 @@ from queue import Empty, SimpleQueue
 
 import torch
 
+from gptmill.config.run import DataConfig
 from gptmill.data.batches.rows import Reader, Rows
 from gptmill.data.batches.streams import Stream
 
-DEPTH = 3  # micro-batches on their way: enough to hide a slow read, few enough to cost no memory
+READ_AHEAD = DataConfig.read_ahead
 JOIN_SECONDS = 10.0
 POLL_SECONDS = 0.5
 
@@ -36,19 +37,31 @@ class FeedStoppedError(Exception):
 
 
 class Feed:
-    """The micro-batches that begin with the units `starts`, in that order."""
+    """The micro-batches that begin with the units `starts`, in that order; `read_ahead` of them are on their way.
 
-    def __init__(self, stream: Stream, reader: Reader, device: torch.device, starts: Iterable[int]) -> None:
+    With a `read_ahead` of 0 there is no thread: each is read when it is taken.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        reader: Reader,
+        device: torch.device,
+        starts: Iterable[int],
+        read_ahead: int = READ_AHEAD,
+    ) -> None:
         self.waited_seconds = 0.0
         self.stream = stream
-        self._reader, self._device, self._starts = reader, device, starts
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._reader, self._device, self._starts = reader, device, iter(starts)
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" and read_ahead else None
         self._deliveries: SimpleQueue[Delivery | BaseException] = SimpleQueue()
-        self._free = threading.Semaphore(DEPTH)
+        self._free = threading.Semaphore(read_ahead)
         self._is_closed = False
         self._upcoming: list[list[int]] = []
-        self._thread = threading.Thread(target=self._deliver_all, name="gptmill-feed", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if read_ahead:
+            self._thread = threading.Thread(target=self._deliver_all, name="gptmill-feed", daemon=True)
+            self._thread.start()
 
     def take(self, is_stopped: Callable[[], bool] = lambda: False) -> Rows:
         """The next micro-batch's rows, for the current stream of the device. Raises what went wrong in reading them.
@@ -56,13 +69,9 @@ class Feed:
         Raises FeedStoppedError where the wish to stop comes while it waits: a shard may be minutes away.
         """
         started = time.perf_counter()
-        while True:
-            try:
-                delivery = self._deliveries.get(timeout=POLL_SECONDS)
-                break
-            except Empty:
-                if is_stopped():
-                    raise FeedStoppedError from None
+        if self._thread is None:
+            self._deliver_next()
+        delivery = self._wait(is_stopped)
         self.waited_seconds += time.perf_counter() - started
         if isinstance(delivery, BaseException):
             self._deliveries.put(delivery)
@@ -78,19 +87,35 @@ class Feed:
         """Ends the thread, at the latest after the read that it is in."""
         self._is_closed = True
         self._free.release()
-        self._thread.join(JOIN_SECONDS)
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+
+    def _wait(self, is_stopped: Callable[[], bool]) -> Delivery | BaseException:
+        while True:
+            try:
+                return self._deliveries.get(timeout=POLL_SECONDS)
+            except Empty:
+                if is_stopped():
+                    raise FeedStoppedError from None
 
     def _deliver_all(self) -> None:
+        while True:
+            self._free.acquire()
+            if self._is_closed or not self._deliver_next():
+                return
+
+    def _deliver_next(self) -> bool:
+        """Reads one micro-batch; False where that, or that there is none, is the last thing to be delivered."""
         try:
-            for start in self._starts:
-                self._free.acquire()
-                if self._is_closed:
-                    return
-                self._announce(start)
-                self._deliveries.put(self._deliver(start))
-            raise EOFError("the feed has no more micro-batches")
+            start = next(self._starts, None)
+            if start is None:
+                raise EOFError("the feed has no more micro-batches")
+            self._announce(start)
+            self._deliveries.put(self._deliver(start))
         except BaseException as error:
             self._deliveries.put(error)
+            return False
+        return True
 
     def _announce(self, start: int) -> None:
         """Tells the reader what comes next, whenever that changes."""
@@ -109,9 +134,11 @@ class Feed:
 
 
 @contextmanager
-def open_feed(stream: Stream, reader: Reader, device: torch.device, starts: Iterable[int]) -> Iterator[Feed]:
+def open_feed(
+    stream: Stream, reader: Reader, device: torch.device, starts: Iterable[int], read_ahead: int = READ_AHEAD
+) -> Iterator[Feed]:
     """A feed that is closed at the end, whatever ends it."""
-    feed = Feed(stream, reader, device, starts)
+    feed = Feed(stream, reader, device, starts, read_ahead)
     try:
         yield feed
     finally:

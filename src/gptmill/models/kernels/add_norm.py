@@ -1,0 +1,140 @@
+"""The end of one part of a block and the beginning of the next: a sum, and its norm.
+
+N tokens, C width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gptmill.models.fp8 import TINIEST_AMAX, Scaled
+
+Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def add_norm(
+    x_BTC: Tensor, y_BTC: Tensor, y_bias_C: Tensor | None, weight_C: Tensor, bias_C: Tensor | None, eps: float, *,
+    is_rms: bool, narrow: bool = False,
+) -> tuple[Tensor, Tensor, Scaled | None]:  # fmt: skip
+    """The sum of x, y and y's bias, and its layer norm or RMS norm. Both are in x's format, sums within are fp32's.
+
+    The norm may be wanted in e4m3 too. Its largest number is not looked for: a norm of C numbers cannot exceed the
+    root of C, so that the weights tell how large their product can be.
+    """
+    x_NC, y_NC = x_BTC.flatten(0, -2), y_BTC.flatten(0, -2)
+    stream_NC, normed_NC, fp8_NC, inverse_scale, _, _ = _add_norm(
+        x_NC, y_NC, y_bias_C, weight_C, bias_C, eps, is_rms, narrow
+    )
+    scaled = Scaled(fp8_NC, inverse_scale) if narrow else None
+    return stream_NC.view_as(x_BTC), normed_NC.view_as(x_BTC), scaled
+
+
+@torch.library.custom_op(
+    "gptmill::add_norm",
+    mutates_args=(),
+    device_types="cuda",
+    schema="(Tensor x, Tensor y, Tensor? y_bias, Tensor weight, Tensor? bias, float eps, bool is_rms, "
+    "bool narrow) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _add_norm(
+    x_NC: Tensor, y_NC: Tensor, y_bias_C: Tensor | None, weight_C: Tensor, bias_C: Tensor | None, eps: float,
+    is_rms: bool, narrow: bool,
+) -> Results:  # fmt: skip
+    from gptmill.models.kernels.add_norm_triton import run_forward
+
+    return run_forward(x_NC.contiguous(), y_NC.contiguous(), y_bias_C, weight_C, bias_C, eps, is_rms, narrow)
+
+
+@_add_norm.register_kernel("cpu")
+def add_norm_plainly(
+    x_NC: Tensor, y_NC: Tensor, y_bias_C: Tensor | None, weight_C: Tensor, bias_C: Tensor | None, eps: float,
+    is_rms: bool, narrow: bool,
+) -> Results:  # fmt: skip
+    """The twin. The norm's means are kept for the way back."""
+    total_NC = x_NC.float() + y_NC.float()
+    stream_NC = (total_NC if y_bias_C is None else total_NC + y_bias_C.float()).to(x_NC.dtype)
+    wide_NC = stream_NC.float()
+    mean_N = wide_NC.new_zeros(len(wide_NC)) if is_rms else wide_NC.mean(dim=-1)
+    away_NC = wide_NC - mean_N[:, None]
+    rstd_N = (away_NC.square().mean(dim=-1) + eps).rsqrt()
+    normed_NC = away_NC * rstd_N[:, None] * weight_C.float()
+    if bias_C is not None:
+        normed_NC = normed_NC + bias_C.float()
+    mean_N = mean_N[:0].clone() if is_rms else mean_N
+    limit = weight_C.float().abs() * math.sqrt(len(weight_C))
+    limit = (limit if bias_C is None else limit + bias_C.float().abs()).amax().clamp(min=TINIEST_AMAX)
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    fp8_NC = (normed_NC * (largest / limit)).clamp(-largest, largest).to(torch.float8_e4m3fn)
+    fp8_NC = fp8_NC if narrow else fp8_NC[:0].clone()
+    return stream_NC, normed_NC.to(x_NC.dtype), fp8_NC, limit / largest, mean_N, rstd_N
+
+
+@_add_norm.register_fake
+def _(x: Tensor, y: Tensor, y_bias: Any, weight: Tensor, bias: Any, eps: float, is_rms: bool, narrow: bool) -> Results:
+    rows = x.new_empty(len(x), dtype=torch.float32)
+    mean = x.new_empty(0, dtype=torch.float32) if is_rms else torch.empty_like(rows)
+    fp8 = x.new_empty((len(x) if narrow else 0, x.shape[1]), dtype=torch.float8_e4m3fn)
+    return x.new_empty(x.shape), x.new_empty(x.shape), fp8, rows.new_empty(()), mean, rows
+
+
+@torch.library.custom_op(
+    "gptmill::add_norm_backward",
+    mutates_args=(),
+    device_types="cuda",
+    schema="(Tensor d_stream, Tensor d_normed, Tensor stream, Tensor mean, Tensor rstd, Tensor weight, bool is_rms)"
+    " -> (Tensor, Tensor)",
+)
+def _add_norm_backward(
+    d_stream_NC: Tensor, d_normed_NC: Tensor, stream_NC: Tensor, mean_N: Tensor, rstd_N: Tensor, weight_C: Tensor,
+    is_rms: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from gptmill.models.kernels.add_norm_triton import run_backward
+
+    return run_backward(
+        d_stream_NC.contiguous(), d_normed_NC.contiguous(), stream_NC.contiguous(), mean_N, rstd_N, weight_C, is_rms
+    )
+
+
+@_add_norm_backward.register_kernel("cpu")
+def add_norm_backward_plainly(
+    d_stream_NC: Tensor, d_normed_NC: Tensor, stream_NC: Tensor, mean_N: Tensor, rstd_N: Tensor, weight_C: Tensor,
+    is_rms: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The twin: the gradient of x, which is y's too; then those of the norm's weight, its bias and y's bias."""
+    wide_NC, d_wide_NC = stream_NC.float(), d_normed_NC.float()
+    hat_NC = (wide_NC if is_rms else wide_NC - mean_N[:, None]) * rstd_N[:, None]
+    d_hat_NC = d_wide_NC * weight_C.float()
+    away_NC = d_hat_NC - hat_NC * (hat_NC * d_hat_NC).mean(dim=-1, keepdim=True)
+    if not is_rms:
+        away_NC = away_NC - d_hat_NC.mean(dim=-1, keepdim=True)
+    dx_NC = d_stream_NC.float() + away_NC * rstd_N[:, None]
+    sums_3C = torch.stack([d_wide_NC * hat_NC, d_wide_NC, dx_NC]).sum(dim=1)
+    return dx_NC.to(stream_NC.dtype), sums_3C
+
+
+@_add_norm_backward.register_fake
+def _(d_stream: Tensor, d_normed: Tensor, stream: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return stream.new_empty(stream.shape), stream.new_empty(3, stream.shape[-1], dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    _x, y, y_bias, weight, bias, _eps, is_rms, _narrow = inputs
+    stream, _normed, *narrow, mean, rstd = output
+    ctx.save_for_backward(stream, mean, rstd, weight)
+    ctx.mark_non_differentiable(*narrow, mean, rstd)
+    ctx.y_dtype, ctx.has_y_bias, ctx.has_bias, ctx.is_rms = y.dtype, y_bias is not None, bias is not None, is_rms
+
+
+def _go_back(ctx: Any, d_stream: Tensor, d_normed: Tensor, *_: Any) -> tuple[Any, ...]:
+    stream, mean, rstd, weight = ctx.saved_tensors
+    dx, sums = _add_norm_backward(d_stream, d_normed, stream, mean, rstd, weight, ctx.is_rms)
+    d_weight, d_bias, dx_sum = sums.unbind()
+    d_biases = (dx_sum if ctx.has_y_bias else None, d_weight, d_bias if ctx.has_bias else None)
+    return dx, dx.to(ctx.y_dtype), *d_biases, None, None, None
+
+
+_add_norm.register_autograd(_go_back, setup_context=_keep)

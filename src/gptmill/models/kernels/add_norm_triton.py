@@ -1,0 +1,137 @@
+"""Triton kernels of `add_norm`: one pass over the rows forward, one backward."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gptmill.models.fp8 import TINIEST_AMAX
+
+PROGRAMS_PER_PROCESSOR = 4  # of the backward pass, each with sums of its own
+STAGES = 4  # of rows on their way from memory
+
+
+@triton.jit
+def add_norm_forward_kernel(
+    x_ptr, y_ptr, y_bias_ptr, weight_ptr, bias_ptr, stream_ptr, normed_ptr, fp8_ptr, inverse_scale_ptr, mean_ptr,
+    rstd_ptr, width, eps, largest,
+    HAS_Y_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_RMS: tl.constexpr, NARROW: tl.constexpr, TINIEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    is_inside = columns < width
+    here = row * width + columns
+    total = tl.load(x_ptr + here, mask=is_inside, other=0.0).to(tl.float32)
+    total += tl.load(y_ptr + here, mask=is_inside, other=0.0).to(tl.float32)
+    if HAS_Y_BIAS:
+        total += tl.load(y_bias_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
+    stream = total.to(stream_ptr.dtype.element_ty)
+    tl.store(stream_ptr + here, stream, mask=is_inside)
+    x = stream.to(tl.float32)
+    mean = 0.0
+    if not IS_RMS:
+        mean = tl.sum(x, axis=0) / width
+        tl.store(mean_ptr + row, mean)
+    away = tl.where(is_inside, x - mean, 0.0)
+    rstd = tl.rsqrt(tl.sum(away * away, axis=0) / width + eps)
+    tl.store(rstd_ptr + row, rstd)
+    weight = tl.load(weight_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
+    normed = away * rstd * weight
+    limits = tl.abs(weight) * tl.sqrt(width.to(tl.float32))
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
+        normed += bias
+        limits += tl.abs(bias)
+    tl.store(normed_ptr + here, normed.to(normed_ptr.dtype.element_ty), mask=is_inside)
+    if NARROW:
+        limit = tl.maximum(tl.max(limits, axis=0), TINIEST)
+        narrow = tl.clamp(normed * (largest / limit), -largest, largest, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(fp8_ptr + here, narrow.to(fp8_ptr.dtype.element_ty), mask=is_inside)
+        if row == 0:
+            tl.store(inverse_scale_ptr, limit / largest)
+
+
+@triton.jit
+def add_norm_backward_kernel(
+    d_stream_ptr, d_normed_ptr, stream_ptr, mean_ptr, rstd_ptr, weight_ptr, dx_ptr, sums_ptr, rows, width,
+    IS_RMS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    columns = tl.arange(0, BLOCK)
+    is_inside = columns < width
+    weight = tl.load(weight_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
+    d_weight = tl.zeros((BLOCK,), dtype=tl.float32)
+    d_bias = tl.zeros((BLOCK,), dtype=tl.float32)
+    dx_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    for row in tl.range(program, rows, programs, num_stages=STAGES):
+        here = tl.cast(row, tl.int64) * width + columns
+        x = tl.load(stream_ptr + here, mask=is_inside, other=0.0).to(tl.float32)
+        d_normed = tl.load(d_normed_ptr + here, mask=is_inside, other=0.0).to(tl.float32)
+        dx = tl.load(d_stream_ptr + here, mask=is_inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row)
+        mean = 0.0
+        if not IS_RMS:
+            mean = tl.load(mean_ptr + row)
+        hat = tl.where(is_inside, (x - mean) * rstd, 0.0)
+        d_hat = d_normed * weight
+        away = d_hat - hat * (tl.sum(hat * d_hat, axis=0) / width)
+        if not IS_RMS:
+            away -= tl.sum(d_hat, axis=0) / width
+        dx += away * rstd
+        tl.store(dx_ptr + here, dx.to(dx_ptr.dtype.element_ty), mask=is_inside)
+        d_weight += d_normed * hat
+        d_bias += d_normed
+        dx_sum += dx
+    place = sums_ptr + program * 3 * width + columns
+    tl.store(place, d_weight, mask=is_inside)
+    tl.store(place + width, d_bias, mask=is_inside)
+    tl.store(place + 2 * width, dx_sum, mask=is_inside)
+
+
+def run_forward(
+    x_NC: Tensor, y_NC: Tensor, y_bias_C: Tensor | None, weight_C: Tensor, bias_C: Tensor | None, eps: float,
+    is_rms: bool, narrow: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    rows, width = x_NC.shape
+    fp8_NC = x_NC.new_empty(rows if narrow else 0, width, dtype=torch.float8_e4m3fn)
+    inverse_scale = x_NC.new_empty((), dtype=torch.float32)
+    stream_NC, normed_NC = torch.empty_like(x_NC), torch.empty_like(x_NC)
+    mean_N = x_NC.new_empty(0 if is_rms else rows, dtype=torch.float32)
+    rstd_N = x_NC.new_empty(rows, dtype=torch.float32)
+    block = triton.next_power_of_2(width)
+    add_norm_forward_kernel[(rows,)](
+        x_NC, y_NC, y_bias_C, weight_C, bias_C, stream_NC, normed_NC,
+        fp8_NC if narrow else normed_NC, inverse_scale,  # a card without fp8 does not even know its pointers
+        mean_N, rstd_N, width, eps, torch.finfo(torch.float8_e4m3fn).max,
+        HAS_Y_BIAS=y_bias_C is not None, HAS_BIAS=bias_C is not None, IS_RMS=is_rms, NARROW=narrow,
+        TINIEST=TINIEST_AMAX, BLOCK=block, num_warps=count_warps(block),
+    )  # fmt: skip
+    return stream_NC, normed_NC, fp8_NC, inverse_scale, mean_N, rstd_N
+
+
+def run_backward(
+    d_stream_NC: Tensor, d_normed_NC: Tensor, stream_NC: Tensor, mean_N: Tensor, rstd_N: Tensor, weight_C: Tensor,
+    is_rms: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    rows, width = stream_NC.shape
+    programs = min(rows, PROGRAMS_PER_PROCESSOR * count_processors(stream_NC.device))
+    dx_NC = torch.empty_like(stream_NC)
+    sums_P3C = stream_NC.new_empty(programs, 3, width, dtype=torch.float32)
+    block = triton.next_power_of_2(width)
+    add_norm_backward_kernel[(programs,)](
+        d_stream_NC, d_normed_NC, stream_NC, mean_N, rstd_N, weight_C, dx_NC, sums_P3C, rows, width,
+        IS_RMS=is_rms, BLOCK=block, STAGES=STAGES, num_warps=max(1, count_warps(block) // 2),
+    )  # fmt: skip
+    return dx_NC, sums_P3C.sum(dim=0)
+
+
+def count_warps(block: int) -> int:
+    """About eight numbers for each thread."""
+    return min(16, max(1, block // 256))
+
+
+def count_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,0 +1,71 @@
+"""Which of a model's parts use the kernels."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import torch.compiler.config
+from torch import nn
+
+from gptmill.config.run import KernelChoice, PrecisionName
+from gptmill.models.gpt import GPT
+
+CAPABILITY = (8, 0)
+# With small micro-batches a card waits for the host to start the blocks' kernels: with 8 windows of GPT-2 124M an H200
+# took 188 ms for 131 ms of them, with 64 windows it did not wait. Where between them they begin to pay is an estimate:
+# at so many tokens times the square of the width, 25,000 tokens of GPT-2 124M.
+LEAST_WORK = 1.5e10
+FORMATS = ("bf16", "fp8")
+NAMES = ("add_norm", "add_norm_backward", "bias_gelu_backward", "fp8_head_loss", "head_loss", "join_heads")
+OPERATIONS = tuple(f"gptmill::{name}" for name in NAMES)
+
+
+def use_kernels(
+    model: GPT, wanted: KernelChoice, device: torch.device, precision: PrecisionName, tokens: int
+) -> KernelChoice:
+    """Makes a model that is about to train on micro-batches of so many tokens use those that win; returns which."""
+    if wanted == "none" or precision not in FORMATS or not has_kernels(device):
+        return "none"
+    chosen = "head" if tokens * model.config.embd_size**2 < LEAST_WORK else wanted
+    return fuse(model, chosen)
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether the device and what is installed can run them."""
+    if device.type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= CAPABILITY
+
+
+def prepare_compiler() -> None:
+    """Tells torch.compile of the operations.
+
+    One that it met unprepared it would describe with every input in full, and that input's inputs, to a log that
+    nobody reads: after a dozen layers this text has no end. And it keeps what it made of their gradients and shapes
+    under their names: with this tag, not for longer than their code stays the same.
+    """
+    from torch._inductor.lowering import FALLBACK_ALLOW_LIST
+
+    FALLBACK_ALLOW_LIST.update(OPERATIONS)
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    code = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    torch.compiler.config.cache_key_tag = f"gptmill {code}"
+
+
+def describe_kernels(model: GPT) -> str:
+    """For people; empty where there are none."""
+    return "all kernels" if model.fused else "the head's kernel" if model.fused_head else ""
+
+
+def fuse(model: GPT, wanted: KernelChoice) -> KernelChoice:
+    """Wherever they compute the same: dropout stands between a bias and the sum, and needs the plain way."""
+    model.fused_head = True
+    if wanted == "head" or any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
+        return "head"
+    for part in model.modules():
+        if hasattr(part, "fused"):
+            part.fused = True  # type: ignore[assignment]
+    return "auto"

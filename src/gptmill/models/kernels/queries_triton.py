@@ -1,0 +1,53 @@
+"""Triton kernel that puts the gradients of queries, keys and values side by side, and sums them over the rows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+COLUMNS = 256
+ROWS = 16
+ROWS_PER_PROGRAM = 512
+
+
+@triton.jit
+def join_heads_kernel(
+    q_ptr, k_ptr, v_ptr, joined_ptr, sums_ptr, rows, time, width, head_width,
+    q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time,
+    COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    program, part = tl.program_id(0), tl.program_id(2)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = columns < width
+    source, by_batch, by_head, by_time = q_ptr, q_batch, q_head, q_time
+    if part == 1:
+        source, by_batch, by_head, by_time = k_ptr, k_batch, k_head, k_time
+    if part == 2:
+        source, by_batch, by_head, by_time = v_ptr, v_batch, v_head, v_time
+    from_column = (columns // head_width).to(tl.int64) * by_head + columns % head_width
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, COUNT, ROWS):
+        row = program * COUNT + start + tl.arange(0, ROWS)
+        is_inside = (row < rows)[:, None] & is_column[None, :]
+        from_row = (row // time).to(tl.int64) * by_batch + (row % time).to(tl.int64) * by_time
+        x = tl.load(source + from_row[:, None] + from_column[None, :], mask=is_inside, other=0.0)
+        here = row.to(tl.int64)[:, None] * (3 * width) + part * width + columns[None, :]
+        tl.store(joined_ptr + here, x, mask=is_inside)
+        total += x.to(tl.float32)
+    place = sums_ptr + program * (3 * width) + part * width + columns
+    tl.store(place, tl.sum(total, axis=0), mask=is_column)
+
+
+def run_join(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+    B, H, T, D = q_BHTD.shape
+    rows, width = B * T, H * D
+    programs = triton.cdiv(rows, ROWS_PER_PROGRAM)
+    joined_BTE = q_BHTD.new_empty(B, T, 3 * width)
+    sums_PE = q_BHTD.new_empty(programs, 3 * width).float()
+    strides = [part.stride(dim) for part in (q_BHTD, k_BHTD, v_BHTD) for dim in (0, 1, 2)]
+    join_heads_kernel[(programs, triton.cdiv(width, COLUMNS), 3)](
+        q_BHTD, k_BHTD, v_BHTD, joined_BTE, sums_PE, rows, T, width, D, *strides,
+        COUNT=ROWS_PER_PROGRAM, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return joined_BTE, sums_PE.sum(dim=0)

@@ -1,0 +1,6 @@
+"""What a target may be beside a token."""
+
+from __future__ import annotations
+
+IGNORED_TARGET = -100
+"""A token whose prediction does not count, as torch.nn.functional.cross_entropy has it."""

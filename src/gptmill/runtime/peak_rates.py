@@ -1,0 +1,116 @@
+"""The most that a GPU can multiply in a second, by its name: what MFU is a share of.
+
+Vendors' figures for dense matrices that are summed up in fp32. What sparsity promises is left out, and so is what
+GeForce cards reach by summing up in fp16, which no training does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from gptmill.config.run import PrecisionName
+
+
+class Rates(NamedTuple):
+    """TFLOP/s by number format, of one device as torch counts them."""
+
+    half: float
+    """bf16 and fp16."""
+    tf32: float
+    """That of fp32 where there is no such format."""
+    fp32: float
+    has_bf16: bool = True
+
+
+def _make_geforce(fp32: float) -> Rates:
+    """Since Ampere, their tensor cores are twice as fast as plain fp32 in half precision, and as fast in TF32."""
+    return Rates(2 * fp32, fp32, fp32)
+
+
+HOPPER_SXM = Rates(989.4, 494.7, 66.9)
+HOPPER_PCIE = Rates(756.0, 378.0, 51.2)
+HOPPER_NVL = Rates(835.5, 417.5, 60.0)
+H20 = Rates(148.0, 74.0, 44.0)
+A100 = Rates(312.0, 156.0, 19.5)
+MI250X_DIE = Rates(191.5, 47.9, 47.9)  # a card has two, and torch sees each as a device
+MI300 = Rates(1307.4, 653.7, 163.4)
+
+RATES = {
+    "B100": Rates(1750.0, 875.0, 60.0),
+    "B200": Rates(2250.0, 1125.0, 75.0),
+    "GB200": Rates(2500.0, 1250.0, 80.0),
+    "H100": HOPPER_SXM,
+    "H100 SXM5": HOPPER_SXM,
+    "H100 PCIE": HOPPER_PCIE,
+    "H100 NVL": HOPPER_NVL,
+    "H200": HOPPER_SXM,
+    "H200 NVL": HOPPER_NVL,
+    "GH200": HOPPER_SXM,
+    "H800": HOPPER_SXM,
+    "H800 PCIE": HOPPER_PCIE,
+    "H20": H20,
+    "H20 3E": H20,
+    "A100 SXM4": A100,
+    "A100 PCIE": A100,
+    "A800 SXM4": A100,
+    "A800 PCIE": A100,
+    "A10": Rates(125.0, 62.5, 31.2),
+    "A10G": Rates(70.0, 35.0, 35.0),
+    "A30": Rates(165.0, 82.0, 10.3),
+    "A40": Rates(149.7, 74.8, 37.4),
+    "L4": Rates(121.0, 60.0, 30.3),
+    "L40": Rates(181.0, 90.5, 90.5),
+    "L40S": Rates(362.0, 183.0, 91.6),
+    "RTX A6000": Rates(154.8, 77.4, 38.7),
+    "RTX 6000 ADA": Rates(364.2, 182.1, 91.1),
+    "RTX 3060": _make_geforce(12.7),
+    "RTX 3060 TI": _make_geforce(16.2),
+    "RTX 3070": _make_geforce(20.3),
+    "RTX 3070 TI": _make_geforce(21.7),
+    "RTX 3080": _make_geforce(29.8),
+    "RTX 3080 TI": _make_geforce(34.1),
+    "RTX 3090": _make_geforce(35.6),
+    "RTX 3090 TI": _make_geforce(40.0),
+    "RTX 4060": _make_geforce(15.1),
+    "RTX 4060 TI": _make_geforce(22.1),
+    "RTX 4070": _make_geforce(29.1),
+    "RTX 4070 SUPER": _make_geforce(35.5),
+    "RTX 4070 TI": _make_geforce(40.1),
+    "RTX 4070 TI SUPER": _make_geforce(44.1),
+    "RTX 4080": _make_geforce(48.7),
+    "RTX 4080 SUPER": _make_geforce(52.2),
+    "RTX 4090": _make_geforce(82.6),
+    "RTX 4090 D": _make_geforce(73.5),
+    "RTX 5070": _make_geforce(30.9),
+    "RTX 5070 TI": _make_geforce(43.9),
+    "RTX 5080": _make_geforce(56.3),
+    "RTX 5090": _make_geforce(104.8),
+    "V100 SXM2": Rates(125.0, 15.7, 15.7, has_bf16=False),
+    "V100 PCIE": Rates(112.0, 14.0, 14.0, has_bf16=False),
+    "V100S PCIE": Rates(130.0, 16.4, 16.4, has_bf16=False),
+    "T4": Rates(65.0, 8.1, 8.1, has_bf16=False),
+    "MI250X": MI250X_DIE,
+    "MI250X MI250": MI250X_DIE,
+    "MI300X": MI300,
+    "MI325X": MI300,
+}
+
+# Who made it, how much memory it has, and where it stands: (cuda:0).
+SAYS_NOTHING = re.compile(r"NVIDIA|AMD|TESLA|GEFORCE|INSTINCT|GENERATION|OAM|VF|\d+GB?|HBM\d+E?")
+PLACE = re.compile(r"\(.*\)$")
+
+
+def find_peak_rate(device_name: str, precision: PrecisionName) -> float | None:
+    """FLOP/s of a device, by the name that torch or `describe_device` has for it; None for one that is not listed.
+
+    A name must fit whole: a part of a GPU, or its laptop's namesake, has another rate. fp8 is judged by bf16's, since
+    only some of the matmuls are in fp8, and figures stay comparable.
+    """
+    words = re.split(r"[\s/-]+", PLACE.sub("", device_name).strip().upper())
+    rates = RATES.get(" ".join(word for word in words if word and not SAYS_NOTHING.fullmatch(word)))
+    if rates is None:
+        return None
+    if precision in ("fp32", "tf32"):
+        return 1e12 * (rates.fp32 if precision == "fp32" else rates.tf32)
+    return 1e12 * rates.half if precision == "fp16" or rates.has_bf16 else None

@@ -1,0 +1,109 @@
+"""Runs every Triton kernel on the CPU, by Triton's interpreter, and compares it with its twin."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from gptmill.models.kernels import (
+    add_norm,
+    add_norm_triton,
+    gelu,
+    gelu_triton,
+    head,
+    head_triton,
+    queries,
+    queries_triton,
+)
+
+
+def assert_all_close(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape
+        if one.dtype == torch.float8_e4m3fn and one.numel():
+            # The interpreter loses what rounding carries into the exponent, in one number of fifty.
+            assert torch.isclose(one.float(), other.float(), rtol=0.13, atol=0.01).float().mean() > 0.95
+        else:
+            torch.testing.assert_close(one.float(), other.float(), rtol=1e-4, atol=1e-5)
+
+
+def check_add_norm() -> None:
+    rows, width = 37, 96
+    x, y, d_stream, d_normed = torch.randn(4, rows, width)
+    y_bias, weight, bias = torch.randn(3, width)
+    for is_rms in (False, True):
+        for extra in (None, y_bias):
+            arguments = (x, y, extra, weight, None if is_rms else bias, 1e-5, is_rms, extra is None)
+            wanted = add_norm.add_norm_plainly(*arguments)
+            found = add_norm_triton.run_forward(*arguments)
+            scale = slice(3, 3 if extra is None else 4)  # of nothing, where fp8 was not asked for
+            assert_all_close(found[: scale.start] + found[scale.stop :], wanted[: scale.start] + wanted[scale.stop :])
+            stream, *_, mean, rstd = wanted
+            back = (d_stream, d_normed, stream, mean, rstd, weight, is_rms)
+            assert_all_close(add_norm_triton.run_backward(*back), add_norm.add_norm_backward_plainly(*back))
+
+
+def check_gelu() -> None:
+    gelu_triton.ROWS_PER_PROGRAM = 32  # so that several programs share the rows
+    d_y, x = torch.randn(2, 70, 600)
+    bias = torch.randn(600)
+    assert_all_close(gelu_triton.run_backward(d_y, x, bias), gelu.gelu_backward_plainly(d_y, x, bias))
+
+
+def check_head() -> None:
+    logits, targets = torch.randn(20, 333), torch.randint(333, (20,))
+    logits[7, 300] = 200.0  # further above the first block's than an exponential can tell
+    targets[3] = -100
+    head_triton.BLOCK = 128
+    for with_gradient in (True, False):
+        found, wanted = logits.clone(), logits.clone()
+        losses = head_triton.run_cross_entropy(found, targets, -100, with_gradient=with_gradient)
+        torch.testing.assert_close(losses, head.measure_plainly(wanted, targets, with_gradient))
+        torch.testing.assert_close(found, wanted)
+
+
+def check_head_in_fp8() -> None:
+    """The gradient's copy; the interpreter rounds some numbers of fp8 wrongly."""
+    logits, targets = torch.randn(20, 333), torch.randint(333, (20,))
+    targets[3] = -100
+    head_triton.NARROW_BLOCK = 128
+    found, wanted = logits.clone(), logits.clone()
+    narrow, expected = (torch.full((20, 333), 7.0).to(torch.float8_e5m2) for _ in range(2))
+    scale = head.GRADIENT_SCALE
+    head_triton.run_cross_entropy(found, targets, -100, with_gradient=True, narrow_NV=narrow, narrow_scale=scale)
+    head.measure_plainly(wanted, targets, True, expected)
+    torch.testing.assert_close(found, wanted)
+    assert not narrow[3].float().any()
+    assert torch.isclose(narrow.float(), expected.float(), rtol=0.26, atol=0.01).float().mean() > 0.95
+
+
+def check_nan() -> None:
+    """A number that is none stays none in the copy that is meant for fp8; here in fp32, which the interpreter knows."""
+    x, y, weight = torch.randn(4, 32), torch.randn(4, 32), torch.ones(32)
+    x[2, 3] = float("nan")
+    empty = torch.empty(4, 32)
+    stream, normed, scale = empty.clone(), empty.clone(), torch.empty(())
+    add_norm_triton.add_norm_forward_kernel[(4,)](
+        x, y, None, weight, None, stream, normed, empty, scale, torch.empty(4), torch.empty(4), 32, 1e-5, 448.0,
+        HAS_Y_BIAS=False, HAS_BIAS=False, IS_RMS=True, NARROW=True, TINIEST=1e-30, BLOCK=32,
+    )  # fmt: skip
+    assert normed.isnan().any()
+    assert normed.isnan().equal(empty.isnan())
+
+
+def check_join() -> None:
+    queries_triton.ROWS_PER_PROGRAM = 32
+    q, k, v = (torch.randn(2, 3, 50, 16) for _ in range(3))
+    k = k.transpose(1, 2).contiguous().transpose(1, 2)
+    assert_all_close(queries_triton.run_join(q, k, v), queries.join_plainly(q, k, v))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for check in (check_add_norm, check_gelu, check_head, check_head_in_fp8, check_join, check_nan):
+        check()
+        sys.stdout.write(check.__name__.removeprefix("check_") + "\n")

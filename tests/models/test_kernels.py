@@ -1,0 +1,209 @@
+"""The kernels' operations: fused, a model computes what it computes plainly, forward and backward.
+
+On the CPU their twins run. The Triton kernels are compared with the twins by its interpreter, where Triton is there,
+and on a GPU where one is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+import torch
+from compositions import COMPOSITIONS, CONTEXT, build_wild, draw_tokens
+from torch import Tensor
+from torch._inductor.lowering import FALLBACK_ALLOW_LIST
+
+from gptmill.config.model import ModelConfig
+from gptmill.models.fp8 import Fp8Format
+from gptmill.models.gpt import GPT, IGNORED_TARGET
+from gptmill.models.kernels.add_norm import add_norm_backward_plainly, add_norm_plainly
+from gptmill.models.kernels.choice import OPERATIONS, describe_kernels, fuse, prepare_compiler, use_kernels
+from gptmill.models.kernels.gelu import gelu_backward_plainly
+from gptmill.models.kernels.head import head_loss
+from gptmill.models.kernels.queries import join_plainly
+from gptmill.models.losses import LossRule
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+FUSED = {name: config for name, config in COMPOSITIONS.items() if not config.dropout}
+
+
+def run(model: GPT, groups: Tensor | None = None) -> dict[str, Tensor]:
+    """The losses and gradients of two rows, some of whose targets do not count."""
+    device = model.token_embedding.weight.device
+    tokens, targets = draw_tokens(2, CONTEXT).to(device), draw_tokens(2, CONTEXT, seed=3).to(device)
+    targets[0, 2] = targets[1, 5:] = IGNORED_TARGET
+    losses = model.train()(tokens, targets, None, groups)
+    (losses.objective / 3).backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    found |= {"objective": losses.objective.detach(), "cross entropy": losses.cross_entropy.detach()}
+    return found | ({} if losses.by_group_G is None else {"by group": losses.by_group_G})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("config", FUSED.values(), ids=FUSED)
+def test_a_fused_model_computes_what_the_plain_one_does(config: ModelConfig, device: str) -> None:
+    model = build_wild(config).to(device)
+    plain = run(model)
+    assert fuse(model, "auto") == "auto"
+    assert all(block.fused for block in model.blocks)
+    assert describe_kernels(model) == "all kernels"
+    assert_alike(run(model), plain)
+
+
+@pytest.mark.parametrize("rule", [LossRule(chunk_tokens=5), LossRule(num_groups=3), LossRule(z_loss=0.1)], ids=str)
+def test_a_fused_head_keeps_to_the_rule_of_the_loss(rule: LossRule) -> None:
+    model = build_wild()
+    model.loss_rule = rule
+    groups = torch.tensor([2, 0]) if rule.num_groups else None
+    plain = run(model, groups)
+    fuse(model, "head")
+    assert not model.blocks[0].fused
+    assert_alike(run(model, groups), plain)
+
+
+def test_dropout_leaves_the_blocks_as_they_are_and_the_head_fused() -> None:
+    model = build_wild(
+        replace(ModelConfig(num_layers=1, embd_size=16, num_heads=2, context_length=CONTEXT), dropout=0.5)
+    )
+    assert fuse(model, "auto") == "head"
+    assert (model.fused_head, model.fused, model.blocks[0].fused) == (True, False, False)
+    assert describe_kernels(model) == "the head's kernel"
+
+
+def test_kernels_are_for_gpus_and_for_formats_of_16_bits() -> None:
+    model, cpu = build_wild(), torch.device("cpu")
+    assert use_kernels(model, "auto", cpu, "bf16", tokens=10**9) == "none"
+    assert use_kernels(model, "none", torch.device("cuda"), "bf16", tokens=10**9) == "none"
+    assert use_kernels(model, "auto", torch.device("cuda"), "fp16", tokens=10**9) == "none"
+    assert (model.fused, model.fused_head) == (False, False)
+    assert describe_kernels(model) == ""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("tokens", "chosen"), [(1000, "head"), (10**9, "auto")])
+def test_a_gpu_gets_those_that_win_for_its_micro_batch(tokens: int, chosen: str) -> None:
+    model = build_wild()
+    assert use_kernels(model, "auto", torch.device("cuda"), "bf16", tokens) == chosen
+    assert (model.fused, model.fused_head) == (chosen == "auto", True)
+
+
+def test_the_compiler_is_told_of_every_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = torch._C._dispatch_get_all_op_names()  # type: ignore[attr-defined]
+    assert set(OPERATIONS) == {name for name in names if name.startswith("gptmill::")}
+    monkeypatch.setattr("torch.compiler.config.cache_key_tag", "")
+    prepare_compiler()
+    assert set(OPERATIONS) <= set(FALLBACK_ALLOW_LIST)
+    assert torch.compiler.config.cache_key_tag
+
+
+def test_the_stream_of_a_fused_model_is_as_narrow_as_autocast() -> None:
+    model, tokens = build_wild(), draw_tokens(2, CONTEXT)
+    for kind in (torch.float32, torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert model._run_blocks(tokens, None).stream.x_BTC.dtype == kind
+        fuse(model, "auto")
+
+
+def test_evaluation_needs_no_gradient_and_gives_the_same_loss() -> None:
+    model = build_wild().eval()
+    tokens, targets = draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=3)
+    with torch.no_grad():
+        plain = model(tokens, targets).cross_entropy
+        fuse(model, "auto")
+        torch.testing.assert_close(model(tokens, targets).cross_entropy, plain)
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_a_fused_head_matches_cross_entropy_when_its_sum_is_scaled(chunk: int | None) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(20, 8, requires_grad=True), torch.randn(33, 8, requires_grad=True)
+    targets = torch.randint(33, (20,))
+    targets[4] = IGNORED_TARGET
+    total, losses = head_loss(x, weight, targets, chunk)
+    wanted = torch.nn.functional.cross_entropy(x @ weight.t(), targets, reduction="none")
+    torch.testing.assert_close(losses, wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(total * 0.3, (x, weight)), torch.autograd.grad(wanted.sum() * 0.3, (x, weight))
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_fused_model_can_be_compiled(precision: str) -> None:
+    """In bf16 the stream is narrow: its numbers are near those of the plain path, and its types are right."""
+    model = build_wild()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        plain = run(model)
+        fuse(model, "auto")
+        model.compile(backend="aot_eager")
+        fused = run(model)
+    if precision == "fp32":
+        assert_alike(fused, plain)
+    for name, wanted in plain.items():
+        assert fused[name].dtype == wanted.dtype
+        assert (fused[name] - wanted).norm() <= 0.05 * wanted.norm() + 1e-6, name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("width", [768, 1600])
+@pytest.mark.parametrize("is_rms", [False, True])
+def test_a_gpu_finds_the_triton_kernels_equal_to_their_twins(width: int, is_rms: bool) -> None:
+    torch.manual_seed(0)
+    x, y, d_stream, d_normed = torch.randn(4, 1000, width, device="cuda", dtype=torch.bfloat16)
+    y_bias, weight, bias = torch.randn(3, width, device="cuda")
+    arguments = (x, y, y_bias, weight, None if is_rms else bias, 1e-5, is_rms, True)
+    found, wanted = torch.ops.gptmill.add_norm(*arguments), add_norm_plainly(*arguments)
+    back = (d_stream, d_normed, wanted[0], *wanted[-2:], weight, is_rms)
+    found += torch.ops.gptmill.add_norm_backward(*back)
+    wanted += add_norm_backward_plainly(*back)
+    hidden = (y, x, y_bias)
+    found += torch.ops.gptmill.bias_gelu_backward(*hidden)
+    wanted += gelu_backward_plainly(*hidden)
+    heads = x.view(2, 500, -1, 32).transpose(1, 2)
+    found += torch.ops.gptmill.join_heads(heads, heads.contiguous(), heads)
+    wanted += join_plainly(heads, heads, heads)
+    for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        assert one.dtype == other.dtype
+        distance = (one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-9)
+        assert distance < (0.02 if one.dtype == torch.float8_e4m3fn else 2e-3), place
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("fp8", [None, "fp8"])
+def test_a_gpus_head_is_near_the_twins(fp8: Fp8Format | None) -> None:
+    if fp8 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs fp8")
+    torch.manual_seed(0)
+    x, weight = torch.randn(512, 256, requires_grad=True), (0.1 * torch.randn(50304, 256)).requires_grad_()
+    targets = torch.randint(50304, (512,))
+    targets[:3] = IGNORED_TARGET
+    wanted = (head_loss(x, weight, targets, None)[0] / 512).detach()
+    expected = torch.autograd.grad(head_loss(x, weight, targets, None)[0] / 512, (x, weight))
+    own = [each.detach().cuda().requires_grad_() for each in (x, weight)]
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        total = head_loss(own[0], own[1], targets.cuda(), None, fp8)[0] / 512
+    torch.testing.assert_close(total.cpu(), wanted, rtol=2e-3, atol=0)
+    for one, other in zip(torch.autograd.grad(total, own), expected, strict=True):
+        assert (one.cpu() - other).norm() / other.norm() < (0.1 if fp8 else 0.01)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, whose interpreter runs kernels on a CPU")
+def test_the_interpreter_finds_the_triton_kernels_equal_to_their_twins() -> None:
+    """In a process of its own: Triton decides when it is imported whether it interprets."""
+    script = __file__.replace("test_kernels.py", "interpreted_kernels.py")
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.split() == ["add_norm", "gelu", "head", "head_in_fp8", "join", "nan"]
+
+
+def assert_alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    compare: Callable[..., None] = torch.testing.assert_close
+    for name, tensor in wanted.items():
+        compare(found[name], tensor, rtol=2e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")

@@ -27,7 +27,7 @@ from gptmill.runs.events import (
 
 EXAMPLES: list[Event] = [
     RunStarted(0, "runs/a", 10, 128, 999, "CPU", "fp32", 1, "data/x", "byte:1", "0.1", "2.9", 3.5, time=1.5),
-    StepLogged(3, 0.25, 2.5, 6e-4, 1.25, 1000.0, 60.0, by_corpus={"data/ä": 2.5}, objective=2.75, time=2.5),
+    StepLogged(3, 0.25, 2.5, 6e-4, 1.25, 1000.0, 60.0, by_corpus={"data/ä": 2.5}, objective=2.75, mfu=0.4, time=2.5),
     EvalDone(4, 2.25, 4096, 0.5, {"data/a": 2.0, "data/b": 2.5}, 2.125, time=3.5),
     SampleDrawn(4, "Once ", 'a "fox"\n\u2028\x00 \U0001f98a', time=4.5),
     CheckpointSaved(5, "runs/a/checkpoints/step_000005", 12345, 0.1, time=5.5),
@@ -86,7 +86,7 @@ def test_losses_by_corpus_that_are_not_finite_are_null_in_the_line_and_nan_after
 
 def test_an_event_of_an_older_version_lacks_what_came_later() -> None:
     old = json.loads(to_json(STEP))
-    for name in ("by_corpus", "experts", "memory_gb", "objective"):
+    for name in ("by_corpus", "experts", "memory_gb", "objective", "tflops", "mfu"):
         del old[name]
     assert from_json(json.dumps(old)) == STEP
 

@@ -307,6 +307,8 @@ RICH_STEP = replace(
     experts={"busiest": 1.5, "idlest": 0.25},
     memory_gb=12.34,
     objective=3.5,
+    tflops=407.4,
+    mfu=0.4117,
 )
 RICH_EVAL = EvalDone(20, 3.25, 64, 0.1, {"data/a": 3.0, "/b c": 3.5}, 3.125)
 
@@ -324,6 +326,8 @@ def test_tensorboard_shows_corpora_experts_memory_and_averaged_weights(tmp_path:
         "experts/busiest": 1.5,
         "experts/idlest": 0.25,
         "memory/peak_gb": 12.34,
+        "speed/tflops": 407.4,
+        "speed/mfu": 0.4117,
     }
     found = {tag: accumulator.Scalars(tag)[0].value for tag in expected}
     assert found == pytest.approx(expected)
@@ -331,8 +335,9 @@ def test_tensorboard_shows_corpora_experts_memory_and_averaged_weights(tmp_path:
 
 def test_tensorboard_of_a_plain_run_has_none_of_them(tmp_path: Path) -> None:
     write(TensorBoard(tmp_path, 0), make_events(1, 5))
-    groups = {tag.split("/")[0] for tag in read_tensorboard(tmp_path).Tags()["scalars"]}
-    assert groups == {"loss", "optimizer", "speed", "progress", "perplexity"}
+    tags = read_tensorboard(tmp_path).Tags()["scalars"]
+    assert {tag.split("/")[0] for tag in tags} == {"loss", "optimizer", "speed", "progress", "perplexity"}
+    assert [tag for tag in tags if tag.startswith("speed/")] == ["speed/tokens_per_second"]
 
 
 # A process that is killed right after a checkpoint, as the operating system or a scheduler does it.
@@ -392,7 +397,35 @@ def test_plain_lines_tell_of_corpora_experts_memory_and_averaged_weights() -> No
     assert "layout     qwen3_moe" in start
     assert "optimizer  adamw: 12 decayed, 8 not" in start
     assert {"12.3 GB", "busiest expert 1.50x"} <= set(step.split(" | "))
+    assert "4,321 tok/s | 407 TFLOP/s | MFU 41.2% | " in step
     assert done.split(" | ")[1:] == ["data/a 3.0000", "/b c 3.5000", "averaged weights 3.1250"]
+
+
+@pytest.mark.parametrize(
+    ("tflops", "text"), [(1234.5, "1,234 TFLOP/s"), (41.27, "41.3 TFLOP/s"), (0.5, "500 GFLOP/s"), (2e-6, "0.002 GFL")]
+)
+def test_a_rate_is_told_in_a_unit_that_suits_it(tflops: float, text: str) -> None:
+    console = make_console(is_terminal=False)
+    PlainLines(console).track(replace(make_step(20), tflops=tflops))
+    assert f" | {text}" in read_console(console)
+    assert "MFU" not in read_console(console)
+
+
+@pytest.mark.parametrize(
+    ("device", "peak", "line"),
+    [
+        ("NVIDIA H200 (cuda:0)", 989.4, "compute  854.7 MFLOP per token, at most 989 TFLOP/s per device"),
+        ("Foo 9000 (cuda:0)", None, "compute  854.7 MFLOP per token; MFU is not known, since the peak rate of this"),
+        ("CPU, 2 threads", None, "compute  854.7 MFLOP per token\n"),
+    ],
+)
+def test_the_first_lines_tell_what_a_token_takes_and_whether_a_gpu_is_known(
+    device: str, peak: float | None, line: str
+) -> None:
+    console = make_console(is_terminal=False)
+    start = replace(START, device=device, flops_per_token=854_654_976.0, peak_tflops=peak)
+    PlainLines(console).track(start)
+    assert line in read_console(console)
 
 
 def test_plain_lines_have_no_val_before_the_first_evaluation() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tiny import CPU, make_config, make_shards, plan_for
 
 from gptmill.config.run import GuardConfig
+from gptmill.config.stages import Stage
 from gptmill.runs.events import StepLogged
 from gptmill.runtime.timing import Moment
 from gptmill.training.guard import Guard
@@ -100,6 +102,28 @@ def test_speed_is_tokens_per_second_of_training(plan: TrainPlan) -> None:
     elapsed = time.perf_counter() - started
     seconds = sum(4 * plan.tokens_per_step / event.tokens_per_second for event in told)
     assert 8 * 0.005 <= seconds <= elapsed
+
+
+def test_operations_are_those_of_each_step_s_windows_shared_by_the_ranks(plan: TrainPlan) -> None:
+    """Half of the logged steps are in the stage of short windows."""
+    told: list[StepLogged] = []
+    stages = {"context_stages": (Stage(8, 2),), "stage_flops": (1e9,), "flops_per_token": 3e9}
+    two = replace(plan, **stages, ranks=2, peak_flops_per_second=5e14)
+    meter = Meter(two, 4, Guard(GuardConfig()), told.append)
+    for step in range(1, 9):
+        meter.push(make_stats(step, seconds=0.001))
+    first, second = told
+    assert first.tflops == pytest.approx(first.tokens_per_second * 2e9 / 2 / 1e12)
+    assert second.tflops == pytest.approx(second.tokens_per_second * 3e9 / 2 / 1e12)
+    assert [event.mfu for event in told] == [pytest.approx(event.tflops / 500) for event in told]
+
+
+def test_without_a_known_peak_there_are_operations_and_no_mfu(plan: TrainPlan) -> None:
+    told: list[StepLogged] = []
+    Meter(plan, 1, Guard(GuardConfig()), told.append).push(make_stats(1))
+    assert told[0].tflops == pytest.approx(told[0].tokens_per_second * plan.flops_per_token / 1e12)
+    assert told[0].tflops > 0
+    assert told[0].mfu is None
 
 
 def test_time_between_two_steps_counts_as_training_and_an_evaluation_does_not(plan: TrainPlan) -> None:

@@ -12,6 +12,7 @@ from tiny import make_config, make_shards, plan_for
 
 from gptmill.config.errors import ConfigError, UserError
 from gptmill.data.shards.opening import TokenShards
+from gptmill.models.flops import count_flops
 from gptmill.models.gpt import build_gpt
 from gptmill.runtime.world import World
 
@@ -80,7 +81,7 @@ def test_ranks_share_the_micro_batches(shards: TokenShards) -> None:
     config = make_config(total_batch_size=384, mini_batch_size=2)
     plans = {size: plan_for(config, shards, World(0, size, torch.device("cpu"))) for size in (1, 2, 3, 4, 6, 12)}
     assert {size: plan.micro_batches for size, plan in plans.items()} == {1: 12, 2: 6, 3: 4, 4: 3, 6: 2, 12: 1}
-    assert len({replace(plan, micro_batches=0) for plan in plans.values()}) == 1
+    assert len({replace(plan, micro_batches=0, ranks=0) for plan in plans.values()}) == 1
 
 
 def test_a_batch_that_does_not_divide_among_the_ranks_is_refused_with_the_nearest(shards: TokenShards) -> None:
@@ -164,3 +165,22 @@ def test_the_tokens_of_all_steps(shards: TokenShards) -> None:
         plan_for(make_config(max_steps=7, batch_stages="64:3,192:5"), shards).count_tokens() == 3 * 64 + 2 * 192 + 256
     )
     assert plan_for(make_config(max_steps=4, batch_stages="64:3,192:5"), shards).count_tokens() == 3 * 64 + 192
+
+
+def test_the_operations_of_a_token_follow_the_stages_of_the_context(shards: TokenShards) -> None:
+    config = make_config(context_length=16, context_stages="4:2,8:5")
+    plan = plan_for(config, shards)
+    widths = {1: 4, 2: 4, 3: 8, 5: 8, 6: 16, 50: 16}
+    for step, width in widths.items():
+        assert plan.find_flops(step) == count_flops(config.model, plan.padded_vocab_size, width), step
+
+
+def test_the_peak_rate_is_that_of_the_device_in_the_chosen_precision(
+    shards: TokenShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(precision="bf16")
+    assert plan_for(config, shards).peak_flops_per_second is None
+    monkeypatch.setattr("gptmill.training.plan.describe_device", lambda _device: "NVIDIA H200 (cuda:0)")
+    plan = plan_for(config, shards, World(0, 2, torch.device("cpu")))
+    assert plan.peak_flops_per_second == pytest.approx(989.4e12)
+    assert plan.ranks == 2

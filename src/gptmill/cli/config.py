@@ -15,6 +15,7 @@ from gptmill.config.toml import dump_toml
 from gptmill.config.validation import check_config
 
 VOCABULARY = 50_304  # GPT-2's, padded
+SMALL_VOCABULARIES = {"byte": 320, "char": 128}  # padded; an alphabet's is a guess
 SUMMARY = "list: the shipped recipes and sizes. show: the config that RECIPE and the flags resolve to, as a recipe."
 
 
@@ -30,6 +31,7 @@ def run(arguments: list[str]) -> int:
         return 0
     if action != "show":
         raise UserError(f"gptmill config {' '.join(parsed.words)}: its forms are config list and config show [RECIPE]")
+    from gptmill.models.flops import count_flops
     from gptmill.models.layouts.choice import describe_layout
     from gptmill.models.parameters import count_parameters
     from gptmill.training.presets import resolve_presets
@@ -40,9 +42,12 @@ def run(arguments: list[str]) -> int:
     name = recipe[0] if recipe else None
     config = make_config(name, resolve_presets(name, flags, presets))
     check_config(config)
-    count = count_parameters(config.model, VOCABULARY)
+    vocabulary = SMALL_VOCABULARIES.get(config.data.tokenizer or "", VOCABULARY)
+    count = count_parameters(config.model, vocabulary)
     active = f", {count.active:,} of them active for a token" if count.active != count.total else ""
-    sys.stdout.write(f"# {count.total:,} parameters with a vocabulary of {VOCABULARY:,}{active}\n")
+    sys.stdout.write(f"# {count.total:,} parameters with a vocabulary of {vocabulary:,}{active}\n")
+    flops = count_flops(config.model, vocabulary, config.model.context_length)
+    sys.stdout.write(f"# {flops / 1e6:,.1f} MFLOP per trained token, forward and backward\n")
     sys.stdout.write(f"# published layout: {describe_layout(config.model)}\n")
     sys.stdout.write(dump_toml(config, comments=True))
     return 0

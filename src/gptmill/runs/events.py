@@ -56,6 +56,10 @@ class RunStarted(Event):
     """Which other software can load the model, or what prevents it."""
     active_parameters: int = 0
     """Those that one token meets, where that is not all of them."""
+    flops_per_token: float = 0.0
+    """Floating-point operations of a trained token in a window of full length, forward and backward."""
+    peak_tflops: float | None = None
+    """TFLOP/s that one device could reach in the run's number format; None where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,10 @@ class StepLogged(Event):
     """The most that the device's memory has held so far; 0 where that is not measured."""
     objective: float | None = None
     """What is minimised, where that is not the loss alone."""
+    tflops: float = 0.0
+    """TFLOP/s of each device, by the count of what its tokens need."""
+    mfu: float | None = None
+    """Model FLOPs utilisation: `tflops` as a share of what the device could reach; None where that is not known."""
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,10 @@ class Meter:
     def _log(self, stats: StepStats, numbers: Numbers) -> None:
         seconds = max(sum(seconds for _, seconds in self._unlogged), 1e-9)
         tokens = sum(stats.tokens for stats, _ in self._unlogged)
+        rate = sum(stats.tokens * self._plan.find_flops(stats.step) for stats, _ in self._unlogged) / seconds
         waited = sum(stats.data_wait_seconds for stats, _ in self._unlogged)
         self._unlogged.clear()
+        rate, peak = rate / self._plan.ranks, self._plan.peak_flops_per_second
         self._emit(
             StepLogged(
                 stats.step,
@@ -123,6 +125,8 @@ class Meter:
                 experts=_describe_loads(numbers.expert_loads),
                 memory_gb=round(self._measure_memory() / 1e9, 3),
                 objective=None if numbers.objective == numbers.loss else numbers.objective,
+                tflops=rate / 1e12,
+                mfu=None if peak is None else rate / peak,
             )
         )
 

@@ -9,8 +9,11 @@ from gptmill.config.stages import Stages, find_stage, parse_stages
 from gptmill.config.validation import check_config
 from gptmill.data.batches.streams import Stream
 from gptmill.data.tokenizers import Tokenizer
+from gptmill.models.flops import count_flops
 from gptmill.models.gpt import pad_vocab
 from gptmill.models.parameters import count_parameters
+from gptmill.runtime.device import describe_device
+from gptmill.runtime.peak_rates import find_peak_rate
 from gptmill.runtime.precision import choose_precision
 from gptmill.runtime.world import World
 
@@ -37,6 +40,13 @@ class TrainPlan:
     """Those that a token meets; fewer than all in a mixture of experts."""
     corpora: tuple[str, ...] = ()
     """Names of the corpora, where there are several."""
+    ranks: int = 1
+    flops_per_token: float = 0.0
+    """Operations of a trained token in a window of full length."""
+    stage_flops: tuple[float, ...] = ()
+    """The same in the windows of each of the context's stages."""
+    peak_flops_per_second: float | None = None
+    """What each rank's device could reach in this precision; None where that is not known."""
 
     def count_micro_batches(self, step: int) -> int:
         """Those of each rank in a step, counted from 1."""
@@ -53,6 +63,11 @@ class TrainPlan:
             last = min(stage.last_step, self.max_steps)
             total, first = total + stage.size * max(0, last - first), max(first, last)
         return total + self.tokens_per_step * (self.max_steps - first)
+
+    def find_flops(self, step: int) -> float:
+        """Operations of each token of a step, counted from 1."""
+        stages = zip(self.context_stages, self.stage_flops, strict=True)
+        return next((flops for stage, flops in stages if step <= stage.last_step), self.flops_per_token)
 
     def find_last_step(self, steps_done: int, windows: int) -> int:
         """The step after which a run that has done some has read as many windows more, or nearly so."""
@@ -81,6 +96,8 @@ def make_plan(
     windows_per_epoch = (training.steps_per_epoch or 0) * windows_per_step or stream.units_per_epoch
     padded_vocab_size = pad_vocab(tokenizer.vocab_size)
     parameters = count_parameters(config.model, padded_vocab_size)
+    precision = choose_precision(config.machine.precision, world.device)
+    context_stages = parse_stages(training.context_stages, "") if training.context_stages else ()
     plan = TrainPlan(
         vocab_size=tokenizer.vocab_size,
         padded_vocab_size=padded_vocab_size,
@@ -92,11 +109,15 @@ def make_plan(
         windows_per_epoch=windows_per_epoch,
         steps_per_epoch=windows_per_epoch / windows_per_step,
         max_steps=training.max_steps or training.num_epochs * (training.steps_per_epoch or 0),
-        precision=choose_precision(config.machine.precision, world.device),
+        precision=precision,
         separator=tokenizer.end_of_text if config.data.documents == "masked" else None,
-        context_stages=parse_stages(training.context_stages, "") if training.context_stages else (),
+        context_stages=context_stages,
         batch_stages=parse_stages(training.batch_stages, "") if training.batch_stages else (),
         corpora=corpora if len(corpora) > 1 else (),
+        ranks=world.size,
+        flops_per_token=count_flops(config.model, padded_vocab_size, context_length),
+        stage_flops=tuple(count_flops(config.model, padded_vocab_size, stage.size) for stage in context_stages),
+        peak_flops_per_second=find_peak_rate(describe_device(world.device), precision),
     )
     if plan.max_steps:
         return plan

@@ -27,6 +27,7 @@ from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
 from gptmill.inference.loading import check_size
+from gptmill.models.kernels.choice import describe_kernels
 from gptmill.models.layouts.choice import describe_layout
 from gptmill.runs.checkpoints.room import check_room
 from gptmill.runs.code import make_code_fingerprint
@@ -35,6 +36,7 @@ from gptmill.runs.events import RunStarted
 from gptmill.runs.ledger import record_crash
 from gptmill.runs.lock import lock_run
 from gptmill.runs.trackers import TrackerGroup, open_trackers
+from gptmill.runtime.attention import choose_attention
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.device import describe_device
 from gptmill.runtime.precision import set_matmul_precision
@@ -94,7 +96,7 @@ class Session:
             state.skipped_windows, state.windows_read, state.step, self.plan, self.world.rank, self.world.size,
             self.stream.units_per_batch,
         )  # fmt: skip
-        return Feed(self.stream, self.reader, self.world.device, starts)
+        return Feed(self.stream, self.reader, self.world.device, starts, self.config.data.read_ahead)
 
 
 def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
@@ -107,6 +109,7 @@ def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> 
     plan = make_plan(config, stream, corpora.tokenizer, world, corpora.names)
     set_deterministic(config.machine.deterministic)
     set_matmul_precision(plan.precision)
+    choose_attention(config.machine.attention_backend)
     start = read_start(launch, world)
     if start is not None:
         check_size(config.model, plan.padded_vocab_size, start.checkpoint.tensors["model"], start.place)
@@ -234,10 +237,14 @@ def describe_run(
         total_tokens=plan.count_tokens(),
         parameters=plan.parameters,
         active_parameters=plan.active_parameters,
+        flops_per_token=plan.flops_per_token,
+        peak_tflops=None if plan.peak_flops_per_second is None else plan.peak_flops_per_second / 1e12,
         optimizer=state.optimizer.describe(),
         layout=describe_layout(config.model),
         device=describe_device(world.device),
-        precision=plan.precision + (", compiled" if config.machine.compile else ""),
+        precision=", ".join(
+            filter(None, [plan.precision, "compiled" * config.machine.compile, describe_kernels(state.model)])
+        ),
         ranks=world.size,
         corpus=corpora.name,
         tokenizer=corpora.fingerprint,

@@ -163,6 +163,7 @@ def describe_start(event: RunStarted) -> str:
     rows = {
         "run": event.run,
         "model": f"{event.parameters:,} parameters{active}, {event.precision}",
+        "compute": _describe_compute(event),
         "layout": event.layout,
         "optimizer": event.optimizer,
         "data": f"{event.corpus} ({event.tokenizer})",
@@ -182,6 +183,8 @@ def describe_step(event: StepLogged, val_loss: float | None, *, eta: bool = True
         f"lr {event.lr:.2e}",
         f"norm {event.grad_norm:.3f}",
         f"{event.tokens_per_second:,.0f} tok/s",
+        format_rate(event.tflops) if event.tflops else "",
+        f"MFU {event.mfu:.1%}" if event.mfu is not None else "",
         f"{event.memory_gb:.1f} GB" if event.memory_gb else "",
         f"busiest expert {event.experts['busiest']:.2f}x" if "busiest" in event.experts else "",
         f"skipped {event.skipped:,}" if event.skipped else "",
@@ -207,6 +210,24 @@ def describe_rollback(event: RolledBack) -> str:
 def describe_end(event: RunFinished) -> str:
     how, _, why = event.reason.partition(": ")
     return f"{how} at step {event.step:,} after {_format_seconds(event.seconds)}" + (f": {why}" if why else "")
+
+
+def _describe_compute(event: RunStarted) -> str:
+    """What a token takes, and what the device could do; that this is not known goes without saying of a CPU alone."""
+    if not event.flops_per_token:
+        return ""
+    peak = ""
+    if event.peak_tflops is not None:
+        peak = f", at most {format_rate(event.peak_tflops)} per device"
+    elif not event.device.startswith("CPU"):
+        peak = "; MFU is not known, since the peak rate of this device is not"
+    return f"{event.flops_per_token / 1e6:,.1f} MFLOP per token{peak}"
+
+
+def format_rate(tflops: float) -> str:
+    if tflops >= 1:
+        return f"{tflops:,.0f} TFLOP/s" if tflops >= 100 else f"{tflops:.1f} TFLOP/s"
+    return f"{1000 * tflops:.3g} GFLOP/s"
 
 
 def _format_seconds(seconds: float) -> str:

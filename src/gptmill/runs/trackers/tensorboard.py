@@ -74,6 +74,10 @@ def _list_scalars(event: Event) -> dict[str, float]:
         }
         if event.objective is not None:
             scalars["loss/objective"] = event.objective
+        if event.tflops:
+            scalars["speed/tflops"] = event.tflops
+        if event.mfu is not None:
+            scalars["speed/mfu"] = event.mfu
         if event.memory_gb:
             scalars["memory/peak_gb"] = event.memory_gb
         if event.skipped:

@@ -18,6 +18,7 @@ import gptmill as package
 from gptmill.cli.main import VERBS, run_guarded
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.requests import (
+    BenchRequest,
     CheckpointsRequest,
     DataRequest,
     LaunchOptions,
@@ -26,10 +27,12 @@ from gptmill.config.requests import (
     ProofRequest,
     SampleRequest,
     TokenizerRequest,
+    TuneRequest,
 )
 from gptmill.config.run import ModelConfig, RunConfig
 from gptmill.config.schema import build_config, list_fields
 from gptmill.config.sizes import list_sizes, load_size
+from gptmill.models.flops import count_flops
 from gptmill.models.parameters import count_parameters
 
 CONFIGS = {
@@ -41,6 +44,8 @@ CONFIGS = {
     "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
     "verify-resume": (ProofRequest, PresetOptions, RunConfig),
+    "tune": (TuneRequest, PresetOptions, RunConfig),
+    "bench": (BenchRequest, PresetOptions, RunConfig),
 }
 FOUNDING_FLAGS = (
     "total_batch_size mini_batch_size context_length num_layers embd_size num_heads max_lr min_lr warmup_steps "
@@ -144,6 +149,8 @@ def test_config_show_of_a_size_sets_the_model_and_nothing_else(
     assert config == replace(RunConfig(), model=build_config(ModelConfig, load_size(size)))
     count = count_parameters(config.model, 50_304)
     assert shown.startswith(f"# {count.total:,} parameters")
+    flops = count_flops(config.model, 50_304, config.model.context_length)
+    assert f"\n# {flops / 1e6:,.1f} MFLOP per trained token" in shown
 
 
 def test_config_show_is_itself_a_recipe(gptmill: GptMill, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from conftest import TINY_FLAGS, GptMill
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import PrepareRequest, ProofRequest
+from gptmill.config.spelling import spell_flags
 from gptmill.data.prepare import prepare_corpus
 from gptmill.runs.checkpoints.storage import Checkpoint, save_checkpoint
 from gptmill.training import trials
-from gptmill.training.proof import Proof, make_arguments, prove_resume
+from gptmill.training.proof import Proof, prove_resume
 
 # A training in name alone: it logs, and ends with one of two checkpoints that were made before, by who it is.
 TRAINING = """
@@ -186,7 +187,7 @@ def test_nothing_of_a_proof_is_copied_far_away_or_ends_early(bench: Bench) -> No
 
 def test_arguments_give_the_values_that_they_were_made_from() -> None:
     flags = {"grad_clip": None, "max_lr": 1e-5, "sample_prompt": "-- a 'b'\n", "compile": True, "deterministic": False}
-    spelt = make_arguments(flags)
+    spelt = spell_flags(flags)
     assert spelt == [
         "--grad_clip=none",
         "--max_lr=1e-05",

@@ -136,17 +136,6 @@ def _normalise(arguments: list[str], fields: dict[str, Field], aliases: Mapping[
     return words
 
 
-def spell_flags(values: Mapping[str, Any]) -> list[str]:
-    """The flags that give these values again."""
-    words = []
-    for name, value in values.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no_{name}")
-        else:
-            words.append(f"--{name}={'none' if value is None else value}")
-    return words
-
-
 def _is_number(text: str) -> bool:
     try:
         float(text)

@@ -24,6 +24,8 @@ VERBS = {
     "data": "look into a prepared corpus, verify it, score its documents",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; the run's ledger",
     "verify-resume": "prove on this machine that a killed run goes on bit-identically",
+    "tune": "find the fastest batch and compile mode for a recipe by trying",
+    "bench": "measure how fast a recipe trains here, and what each optimization brings",
     "config": "show recipes and what they resolve to",
 }
 

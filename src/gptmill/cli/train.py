@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptmill.cli.checkpoints import print_checkpoints
-from gptmill.cli.flags import Command, spell_flags
+from gptmill.cli.flags import Command
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
 from gptmill.config.requests import LaunchOptions, PresetOptions
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields
+from gptmill.config.spelling import spell_flags
 from gptmill.runs.directory import RunDirectory, choose_run, find_free_name, make_run_name
 
 if TYPE_CHECKING:

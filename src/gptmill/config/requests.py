@@ -198,3 +198,35 @@ class TokenizerRequest:
     text: str | None = None
     """Text whose pieces to show."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """Tuning"""
+
+    steps: int = 12
+    """Steps of each trial that are measured, after some that are not."""
+    ranks: int = 1
+    """Ranks that the run will have: the batches are those of one of them, which is measured alone."""
+    max_trials: int | None = None
+    """Trials after which to be content with the best so far (default: as many as it takes)."""
+    time_limit: str | None = None
+    """Time after which to be content with the best so far, such as 20m."""
+    write: str | None = None
+    """File of a new recipe that extends RECIPE with the flags and what was found, such as tuned.toml."""
+    overwrite: bool = False
+    """Replace that file."""
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """Bench"""
+
+    ablate: bool = False
+    """Measure what each optimization brings, alone and together with the others, against the naive way."""
+    rows: str | None = None
+    """ablate: rows to measure instead of all, such as naive,compile,all,no-compile."""
+    steps: int = 30
+    """Steps to measure, after some to warm up; the median counts."""
+    json: str | None = None
+    """File to write all that was measured to."""

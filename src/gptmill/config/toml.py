@@ -23,12 +23,13 @@ def dump_toml(config: RunConfig, *, comments: bool = False) -> str:
         value = values[field.name]
         # Where None is not the default, leaving the field out would bring the default back.
         is_unset = value is None and field.default is None
-        text = f"# {field.name} is not set" if is_unset else f"{field.name} = {_dump_value(value)}"
+        text = f"# {field.name} is not set" if is_unset else f"{field.name} = {dump_value(value)}"
         lines.append(f"{text:<36}  # {field.help}" if comments else text)
     return "\n".join(lines[1:]) + "\n"
 
 
-def _dump_value(value: Any) -> str:
+def dump_value(value: Any) -> str:
+    """A value as TOML, or the text that a recipe has for none."""
     if value is None:
         return '"none"'
     if isinstance(value, str):

@@ -13,7 +13,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import ProofRequest
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import list_fields
+from gptmill.config.spelling import spell_flags
 from gptmill.config.validation import check_config
 from gptmill.runs.checkpoints.storage import list_step_folders
 from gptmill.runs.comparison import Comparison, compare_checkpoints
@@ -48,18 +48,9 @@ def prove_resume(recipe: str | None, flags: dict[str, Any], request: ProofReques
     with open_trials_folder(request.keep_runs, config.tracking.logdir) as folder:
         arguments = [
             *([recipe] if recipe else []),
-            *make_arguments({**flags, **_shorten(config, request.steps, folder)}),
+            *spell_flags({**flags, **_shorten(config, request.steps, folder)}),
         ]
         return _prove(Trials(folder, arguments, request.steps, say), config, request.steps, say)
-
-
-def make_arguments(flags: dict[str, Any]) -> list[str]:
-    """The command line that gives these values."""
-    kinds = {field.name: field.kind for field in list_fields(RunConfig)}
-    return [
-        f"--{'' if value else 'no_'}{name}" if kinds[name] is bool else f"--{name}={'none' if value is None else value}"
-        for name, value in flags.items()
-    ]
 
 
 def _shorten(config: RunConfig, steps: int, folder: Path) -> dict[str, Any]:

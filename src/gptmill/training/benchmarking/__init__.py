@@ -1,0 +1,1 @@
+"""gptmill bench: how fast a recipe trains on this machine, and what each optimization brings."""

@@ -7,22 +7,21 @@ is warmed up and then constant, so that runs of any length agree step by step; f
 the steps. Loss is the mean of the last ten steps; deviation the largest distance between the loss curve, a mean of ten
 steps, and that of the same model in fp32, over the steps that both have; tokens/s the median after ten steps.
 
-Prints a Markdown table, a row as soon as it is known. A row that is complete in --logdir is read instead of run again,
-so that the groups can be measured one by one: eager first, which holds what the others are compared with. Ends with 1
-where a run fails, or deviates by more than 0.05.
+Prints a Markdown table, a row as soon as it is known. A row that is complete in --logdir, by the same code, recipe and
+flags, is read instead of run again, so that the groups can be measured one by one: eager first, which holds what the
+others are compared with. Ends with 1 where a run fails, or deviates by more than 0.05.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from runs import make_place, obtain, read_run, run_guarded
 
 TOLERANCE = 0.05
 SMOOTHED = 10
@@ -49,12 +48,13 @@ GROUPS = {
         Row("tf32", "--precision tf32"),
         Row("bf16", "--precision bf16"),
         Row("fp16", "--precision fp16"),
-        Row("fp8", "--precision fp8"),
+        Row("fp8 in the blocks", "--precision fp8 --fp8_layers blocks"),
     ),
     "compiled": (
         Row("tf32, compiled", "--precision tf32 --compile"),
         Row("bf16, compiled", "--precision bf16 --compile"),
         Row("fp16, compiled", "--precision fp16 --compile"),
+        Row("fp8, compiled", "--precision fp8 --compile"),
         Row("fp8 in the feed-forward parts, compiled", "--precision fp8 --fp8_layers feed_forward --compile"),
         Row("fp8 in the blocks, compiled", "--precision fp8 --fp8_layers blocks --compile"),
         Row("fp8 in all layers, compiled", "--precision fp8 --fp8_layers all --compile"),
@@ -129,40 +129,17 @@ def main() -> int:
 
 def measure(row: Row, steps: int, data: str, logdir: Path, seconds: int) -> Result | None:
     """Trains, unless that is done; None where it failed, with what it said on stderr."""
-    run, count = make_place(row.name, logdir), round(steps * row.share)
-    known = read_result(run)
-    if known is not None and max(known.losses) == count:
-        return known
-    shutil.rmtree(run, ignore_errors=True)
-    command = [sys.executable, "-m", "gptmill", "train", "gpt2-124m", "--data_dir", data, "--max_steps", str(count)]
-    place = ["--logdir", str(logdir), "--run_name", run.name]
-    try:
-        process = subprocess.run(
-            [*command, *place, *FLAGS, *row.flags.split()], capture_output=True, text=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        sys.stderr.write(f"{row.name}: not done after {seconds} s\n")
-        return None
-    shutil.rmtree(run / "checkpoints", ignore_errors=True)
-    if process.returncode:
-        sys.stderr.write(f"{row.name}:\n{process.stdout[-1000:]}{process.stderr[-3000:]}")
-        return None
-    return read_result(run)
+    place = make_place(row.name, logdir)
+    flags = ["--data_dir", data, "--max_steps", str(round(steps * row.share)), *FLAGS, *row.flags.split()]
+    return None if obtain(place, "gpt2-124m", flags, seconds) is None else read_result(place)
 
 
-def make_place(name: str, logdir: Path) -> Path:
-    return logdir / name.replace(",", "").replace(" ", "_")
-
-
-def read_result(run: Path) -> Result | None:
+def read_result(place: Path) -> Result | None:
     """None for a run that is not there, or has not finished."""
-    path = run / "events.jsonl"
-    if not path.exists():
+    run = read_run(place)
+    if run is None or not run.is_finished:
         return None
-    events: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    steps = [event for event in events if event["event"] == "StepLogged"]
-    if not steps or not any(event["event"] == "RunFinished" for event in events):
-        return None
+    steps = run.select("StepLogged")
     losses = {event["step"]: float("nan") if event["loss"] is None else event["loss"] for event in steps}
     speeds = [event["tokens_per_second"] for event in steps if event["step"] > SETTLED]
     return Result(losses, statistics.median(speeds), max(event["memory_gb"] for event in steps))
@@ -194,4 +171,4 @@ def describe(row: Row, result: Result | None, deviation: float | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_guarded(main))

@@ -1,31 +1,33 @@
-"""The rows of the two tables of docs/models.md are runs that gptmill takes, with limits that make sense."""
+"""The rows of the tables that benchmarks print are runs that gptmill takes, judged by limits that make sense."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import json
 import math
+import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
-from conftest import PROJECT
+import torch
+from conftest import PROJECT, TINY_FLAGS, make_environment
 
 from gptmill.cli.config import run
+from gptmill.config.requests import PrepareRequest
+from gptmill.data.prepare import prepare_corpus
 from gptmill.runs.events import RunFinished, StepLogged, to_json
 
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, PROJECT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there for the names of their types
-    spec.loader.exec_module(module)
-    return module
-
-
-ARCHITECTURES, PRECISIONS = load("architectures"), load("precisions")
+sys.path.append(str(PROJECT / "benchmarks"))
+ARCHITECTURES, PRECISIONS = importlib.import_module("architectures"), importlib.import_module("precisions")
+SPEED, QUALITY = importlib.import_module("gpt2_speed"), importlib.import_module("quality")
+RUNS = importlib.import_module("runs")
 PRECISION_ROWS = [row for group in PRECISIONS.GROUPS.values() for row in group]
 
 
@@ -79,3 +81,228 @@ def test_a_curve_that_is_not_finite_or_has_no_reference_is_no_match(tmp_path: Pa
 def test_a_run_that_was_cut_short_is_run_again(tmp_path: Path) -> None:
     write_run(tmp_path / "fp32", [5.0] * 20, is_finished=False)
     assert PRECISIONS.read_result(tmp_path / "fp32") is None
+
+
+@pytest.mark.parametrize("row", SPEED.ROWS, ids=lambda row: row.name)
+def test_every_row_of_the_table_of_speed_is_a_config(row: Any) -> None:
+    assert run(["show", row.recipe, *row.make_flags("all")]) == 0
+    assert run(["show", "books-124m", *SPEED.LOSS_FLAGS]) == 0
+
+
+def test_speeds_are_compared_with_rows_that_come_before() -> None:
+    seen: list[str] = []
+    for row in SPEED.ROWS:
+        assert row.limit is None or row.limit.against in ("", *seen), row.name
+        seen.append(row.name)
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("flags", QUALITY.VARIANTS.values(), ids=QUALITY.VARIANTS)
+def test_every_variant_of_the_modern_model_is_another_config(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["show", QUALITY.ABLATED]) == 0
+    unchanged = capsys.readouterr().out
+    assert run(["show", QUALITY.ABLATED, *flags.split()]) == 0
+    assert (capsys.readouterr().out == unchanged) == (flags == "")
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "verdict"),
+    [
+        (SPEED.Limit("tokens/s", 590e3, 620e3), 589e3, "missed"),
+        (SPEED.Limit("tokens/s", 590e3, 620e3), 590e3, "met"),
+        (SPEED.Limit("tokens/s", 590e3, 620e3), 621e3, "aim"),
+        (SPEED.Limit("seconds", 15.0, 8.0), 16.0, "missed"),
+        (SPEED.Limit("seconds", 15.0, 8.0), 9.0, "met"),
+        (SPEED.Limit("seconds", 15.0, 8.0), 7.0, "aim"),
+        (SPEED.Limit("times", 0.9, None, "x"), 2.0, "met"),
+        (SPEED.Limit("times", None, 1.2, "x"), 0.5, "met"),
+        (SPEED.Limit("share", 0.6, 0.68), None, "not measured"),
+        (SPEED.Limit("share", 0.6, 0.68), math.nan, "missed"),
+    ],
+)
+def test_a_limit_judges(limit: Any, value: float | None, verdict: str) -> None:
+    assert limit.judge(value) == verdict
+
+
+def write_speeds(folder: Path, speeds: list[float]) -> None:
+    folder.mkdir()
+    kind = {"event": "StepLogged", "data_wait": 0.01, "memory_gb": 3.0}
+    steps = [
+        {**kind, "step": step, "time": 107.0 + step, "tokens_per_second": speed, "tflops": speed / 10}
+        for step, speed in enumerate(speeds, 1)
+    ]
+    lines = [{"event": "RunStarted", "step": 0, "time": 100.0}, *steps]
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def test_a_speed_is_the_median_of_the_steps_after_the_first(tmp_path: Path) -> None:
+    row = next(row for row in SPEED.ROWS if row.name == "124M bf16 by 8")
+    write_speeds(tmp_path / "124M_bf16", [1.0] * 20 + [1000.0] * 24 + [5000.0] * 26 + [9.0] * 99)
+    write_speeds(tmp_path / "by_8", [4600.0] * 70)
+    found = SPEED.read_result(RUNS.read_run(tmp_path / "124M_bf16"), tmp_path, 20, 70)
+    assert (found.tokens_per_second, found.tflops, found.memory_gb) == (5000.0, 500.0, 3.0)
+    assert found.first_step_seconds == 8.0
+    result = SPEED.read_result(RUNS.read_run(tmp_path / "by_8"), tmp_path, 20, 70)
+    line, is_missed = SPEED.describe(row, result, tmp_path, 790.0)
+    assert not is_missed
+    assert "| 4,600 | 460 | 58.2% | 1.00% | 3.0 GB |" in line
+    assert line.endswith("| 0.900 × 124M bf16 | – | 0.920 × 124M bf16 | met |")
+    (tmp_path / "124M_bf16" / "events.jsonl").unlink()
+    assert SPEED.describe(row, result, tmp_path, 790.0)[1]
+
+
+def test_a_row_that_failed_has_as_many_cells_as_the_others(tmp_path: Path) -> None:
+    line, is_missed = SPEED.describe(SPEED.ROWS[0], None, tmp_path, 790.0)
+    assert is_missed
+    assert line.count("|") == len(SPEED.HEADER) + 5
+
+
+def write_evaluations(folder: Path, losses: list[tuple[float, float | None, float | None]]) -> Any:
+    """A run that began at 1,000, of a process of 990, with evaluations at some seconds."""
+    kinds: list[dict[str, Any]] = [{"event": "RunStarted", "step": 0, "time": 1000.0, "parameters": 7}]
+    for step, (seconds, loss, averaged) in enumerate(losses):
+        kinds.append({"event": "EvalDone", "step": step, "time": seconds, "val_loss": loss, "ema_loss": averaged})
+    kinds.append({"event": "StepLogged", "step": 9, "time": 1089.0, "loss": 1.25})
+    kinds.append({"event": "RunFinished", "step": 9, "time": 1090.0, "reason": "finished"})
+    folder.mkdir()
+    (folder / "events.jsonl").write_text("".join(json.dumps(kind) + "\n" for kind in kinds), encoding="utf-8")
+    (folder / "process.json").write_text('{"started": 990.0, "origin": {}}', encoding="utf-8")
+    return RUNS.read_run(folder)
+
+
+def test_a_target_is_met_at_the_first_evaluation_as_low_counted_from_the_start_of_the_process(tmp_path: Path) -> None:
+    losses = [(1001.0, 4.0, None), (1020.0, None, None), (1030.0, 1.5, 1.4), (1040.0, 1.3, None), (1050.0, 1.45, None)]
+    run = write_evaluations(tmp_path / "run", losses)
+    assert QUALITY.find_met(run, 1.465) == 40.0
+    assert QUALITY.find_met(run, 1.2) is None
+    line = QUALITY.describe("shakespeare-char", run, 40.0)
+    assert line == "| shakespeare-char | 7 | 9 | 100.0 | 1.3000 (1.8755) | 1.4500 | 1.2500 | 1.465 in 45 s | 40.0 s |"
+
+
+def test_a_run_is_stopped_at_its_step_kept_and_trained_again_only_when_something_changed(
+    text_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    request = PrepareRequest(out=str(tmp_path / "shards"), tokenizer="byte", val_fraction=0.1)
+    prepare_corpus([str(text_file)], request, lambda _: None)
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text("[training]\nmax_steps = 1000000\n", encoding="utf-8")
+    flags = [*TINY_FLAGS, "--data_dir", str(tmp_path / "shards")]
+    ends: list[int] = []
+
+    def obtain() -> Any:
+        return RUNS.obtain(tmp_path / "runs" / "tiny", str(recipe), flags, 120.0, 3, lambda: ends.append(1))
+
+    first = obtain()
+    assert 3 <= first.last_step < 1_000_000
+    assert 0 < first.select("StepLogged")[0]["time"] - first.started < 120
+    assert not first.is_finished
+    assert obtain() == first
+    assert len(ends) == 1
+    recipe.write_text("[training]\nmax_steps = 1000000\n[model]\ndropout = 2.0\n", encoding="utf-8")
+    assert obtain() is None
+    assert "dropout = 2.0" in capfd.readouterr().err
+
+
+def test_only_a_recipe_of_prepared_shards_is_told_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mixed.toml").write_text('[data]\nmixture = "data/a=0.5,data/b=0.5"\n', encoding="utf-8")
+    assert QUALITY.make_data_flags("demo", None) == []
+    assert QUALITY.make_data_flags("mixed.toml", None) == []
+    assert QUALITY.make_data_flags("books-124m", None) == ["--data_dir", str(tmp_path / "data" / "books")]
+    assert QUALITY.make_data_flags("demo", "mine") == ["--data_dir", str(tmp_path / "mine")]
+    assert QUALITY.make_data_flags("demo", "s3://far/away") == ["--data_dir", "s3://far/away"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["nosuch"], "nosuch"),
+        (["--ablate", "--only", "no QKnorm"], "no variant is called 'no QKnorm' (did you mean no QK-norm?)"),
+        (["demo", "--only", "no QK-norm"], "add that, or leave it out"),
+        (["demo", "--data_dir", "empty"], "empty holds no prepared corpus"),
+        (["demo", "--out", "file"], "cannot write to file"),
+    ],
+)
+def test_quality_refuses_in_a_sentence_before_it_trains(
+    words: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["quality.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        QUALITY.main()
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_speed_is_not_measured_without_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpt2_speed.py", "--data_dir", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        SPEED.main()
+    assert ended.value.code == 2
+    assert f"{tmp_path} holds no prepared corpus" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_speed_is_not_measured_without_a_gpu(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = PrepareRequest(out=str(tmp_path / "shards"), tokenizer="byte", val_fraction=0.1)
+    prepare_corpus([str(text_file)], request, lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["gpt2_speed.py", "--data_dir", str(tmp_path / "shards")])
+    with pytest.raises(SystemExit) as ended:
+        SPEED.main()
+    assert ended.value.code == 2
+    assert "torch finds no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_benchmark_that_is_ended_leaves_no_training_behind(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text('[data]\ncorpus = "python-stdlib"\n[training]\nmax_steps = 1000000\n', encoding="utf-8")
+    benchmark = subprocess.Popen(
+        [sys.executable, str(PROJECT / "benchmarks" / "quality.py"), str(recipe), "--flags", " ".join(TINY_FLAGS)],
+        cwd=tmp_path,
+        env=make_environment(),
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: list_trainings(recipe), benchmark)
+        benchmark.send_signal(number)
+        assert benchmark.wait(60) == code
+        wait_for(lambda: not list_trainings(recipe))
+    finally:
+        benchmark.kill()
+        benchmark.wait()
+        for training in list_trainings(recipe):
+            os.kill(training, signal.SIGKILL)
+
+
+def list_trainings(recipe: Path) -> list[int]:
+    """The processes that train a recipe; those that have ended have no command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"train" in words and str(recipe).encode() in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+def wait_for(is_so: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None
+        time.sleep(0.05)

@@ -43,6 +43,10 @@ def shrink(command: str) -> list[str]:
         words += ["--tokenizer", "byte"]  # models of fifty thousand tokens are slow on a CPU
     if "--vocab_size" in words:
         words[words.index("--vocab_size") + 1] = "270"
+    if verb == "tune":
+        words += "--max_trials 1 --steps 1".split()
+    if verb == "bench":
+        words += "--steps 1".split()
     if verb == "train" and "--list_checkpoints" not in words:
         words += SMALL
         if any(word.startswith("gpt2-") for word in words):

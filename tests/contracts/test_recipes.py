@@ -28,6 +28,8 @@ PUBLISHED_PARAMETERS = {
     "gpt2-1.5b": 1_557_611_200,
 }
 MOST_PADDING = 0.002
+# Their steps are what one card does at once: more cards need a smaller mini_batch_size, and are told so.
+ONE_CARD = {"shakespeare-char", "books-124m", "books-124m-modern", "enwik8"}
 
 
 def test_the_list_is_what_is_shipped() -> None:
@@ -36,10 +38,10 @@ def test_the_list_is_what_is_shipped() -> None:
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_a_recipe_validates_on_one_rank_and_one_made_for_gpus_on_eight(name: str) -> None:
+def test_a_recipe_validates_on_one_rank_and_one_made_for_many_on_eight(name: str) -> None:
     config = build_config(RunConfig, load_recipe(name))
     check_config(config)
-    if config.machine.device == "cuda":
+    if config.machine.device == "cuda" and name not in ONE_CARD:
         check_config(config, world_size=8)
 
 

@@ -17,7 +17,7 @@ SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
 
 def list_recipes() -> dict[str, str]:
     """Shipped recipes by name, each with the first line of its comment."""
-    return {path.stem: read_title(path) for path in sorted(SHIPPED.glob("*.toml"))}
+    return {path.stem: read_title(path) for path in sorted(SHIPPED.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def load_recipe(name_or_path: str) -> dict[str, Any]:

@@ -1,0 +1,241 @@
+"""How good a recipe's model is, and how soon: from the start of the process, on the whole validation split.
+
+    python benchmarks/quality.py RECIPE ... [--data_dir DIR] [--flags "--max_steps 2000"] [--out docs/curves]
+    python benchmarks/quality.py --ablate [--data_dir DIR] [--only NAME ...]
+
+Trains each recipe with the plain command, and prints its best and its last validation loss, and the second at which the
+targets that are set for it were first met. DIR stands in the place of the recipe's own data_dir. --out gets a table
+(.csv) and a picture (.svg) of each run's losses, and of all together.
+
+--ablate trains books-124m-modern, and again with one part taken away or added, for as many steps. What is complete in
+--logdir, by the same code, recipe and flags, is read instead of trained again. Ends with 1 where a run fails, or a
+target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from curves import draw, make_curve
+from runs import Run, check_corpus, make_absolute, make_place, obtain, run_guarded
+
+from gptmill.config.errors import UserError, suggest
+from gptmill.config.recipes import load_recipe, make_config
+
+ABLATED = "books-124m-modern"
+WHOLE = 10**9  # validation tokens: all there are
+
+
+class Target(NamedTuple):
+    """A validation loss, and the seconds after which it must be there."""
+
+    loss: float
+    seconds: float
+
+
+# nanoGPT on the same card: 1.4656 after about 55 s, and 3.961 after 345 s, of which 85 % and 35 % are let through.
+TARGETS = {
+    "shakespeare-char": Target(1.465, 45.0),
+    "books-124m": Target(3.961, 293.0),
+    ABLATED: Target(3.961, 120.0),
+}
+VARIANTS = {
+    "as it is": "",
+    "AdamW for Muon": "--optimizer adamw --max_lr 1e-3",
+    "no QK-norm": "--no_qk_norm",
+    "learned positions for rotary": "--positions learned",
+    "GELU for ReLU²": "--feed_forward gelu",
+    "SwiGLU for ReLU²": "--feed_forward swiglu --ffn_size 2048",
+    "no zero-init": "--no_zero_init",
+    "cosine for WSD": "--schedule cosine",
+    "layer norm for RMS norm": "--norm layernorm",
+    "biases": "--bias",
+    "12 heads of 64": "--num_heads 12",
+    "value embeddings": "--value_embeddings 1",
+    "untied head": "--no_tied_head",
+    "logits capped at 15": "--logit_softcap 15",
+    "documents apart": "--documents masked",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Trains recipes, and tells how good they get and how soon.")
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE")
+    parser.add_argument("--data_dir", help="prepared shards, in the place of the recipe's own")
+    parser.add_argument("--flags", default="", help="more flags for every run, in quotes")
+    parser.add_argument("--ablate", action="store_true", help=f"{ABLATED} with one part changed at a time")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants alone, beside the unchanged one")
+    parser.add_argument("--logdir", default="runs/quality")
+    parser.add_argument("--out", help="folder for tables and pictures of the curves")
+    parser.add_argument("--row_seconds", type=int, default=900, help="time after which a run is given up")
+    options = parser.parse_args()
+    if not options.recipes and not options.ablate:
+        parser.error(f"name a recipe, such as {', '.join(TARGETS)} or enwik8, or use --ablate")
+    try:
+        check(options)
+    except UserError as error:
+        parser.error(str(error))
+    logdir = Path(options.logdir).resolve()
+    known: dict[str, Run] = {}
+    failed = []
+    if options.recipes:
+        failed += measure_recipes(options.recipes, options.data_dir, options.flags, logdir, options.row_seconds, known)
+    if options.ablate:
+        names = [name for name in VARIANTS if not options.only or name in ("as it is", *options.only)]
+        failed += ablate(names, options.data_dir, options.flags, logdir, options.row_seconds, known)
+    if options.out and known:
+        write_curves(known, Path(options.out))
+    if failed:
+        print(f"\nfailed, or missed its target: {'; '.join(failed)}")
+    return 1 if failed else 0
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises UserError for what would show only after a training, or never."""
+    if options.only and not options.ablate:
+        raise UserError("--only chooses among the variants of --ablate; add that, or leave it out")
+    for name in options.only or []:
+        if name not in VARIANTS:
+            raise UserError(f"no variant is called {name!r}{suggest(name, VARIANTS)}; they are: {', '.join(VARIANTS)}")
+    for recipe in options.recipes:
+        load_recipe(recipe)
+    if options.data_dir:
+        check_corpus(options.data_dir)
+    if options.out:
+        try:
+            Path(options.out).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {options.out}: {error.strerror or error}; name another folder") from None
+
+
+def measure_recipes(
+    recipes: list[str], data_dir: str | None, flags: str, logdir: Path, seconds: float, known: dict[str, Run]
+) -> list[str]:
+    """Prints the table; the names of the recipes that went wrong. Runs go into `known`."""
+    print("| recipe | parameters | steps | seconds | best loss (bits) | last loss | training | target | met after |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    failed = []
+    for recipe in recipes:
+        run = measure(make_name(recipe), recipe, data_dir, flags, logdir, seconds)
+        met = None
+        if run is not None:
+            known[make_name(recipe)] = run
+            met = find_met(run, TARGETS[recipe].loss) if recipe in TARGETS else None
+        if run is None or (recipe in TARGETS and (met is None or met > TARGETS[recipe].seconds)):
+            failed.append(recipe)
+        print(describe(recipe, run, met), flush=True)
+    return failed
+
+
+def ablate(
+    names: list[str], data_dir: str | None, flags: str, logdir: Path, seconds: float, known: dict[str, Run]
+) -> list[str]:
+    """Prints the table of variants; the names of those that failed. Runs go into `known`."""
+    print("| | flags | parameters | last loss | difference | tokens/s | seconds |")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    failed, base = [], None
+    for name in names:
+        run = measure(name, ABLATED, data_dir, f"{VARIANTS[name]} {flags}", logdir / "ablation", seconds)
+        if run is None:
+            failed.append(name)
+            print(f"| {name} | `{VARIANTS[name]}` | failed | | | | |", flush=True)
+            continue
+        known[name] = run
+        loss = list_losses(run)[-1][1]
+        base = loss if base is None else base
+        steps = run.select("StepLogged")
+        speed = sum(step["tokens_per_second"] * step["seconds"] for step in steps) / sum(
+            step["seconds"] for step in steps
+        )
+        changed = f"`{VARIANTS[name]}`" if VARIANTS[name] else ""
+        parameters = run.select("RunStarted")[0]["parameters"]
+        numbers = f"{parameters:,} | {loss:.4f} | {loss - base:+.4f} | {speed:,.0f} | {find_end(run):.0f}"
+        print(f"| {name} | {changed} | {numbers} |", flush=True)
+    return failed
+
+
+def measure(name: str, recipe: str, data_dir: str | None, flags: str, logdir: Path, seconds: float) -> Run | None:
+    """Trains, unless that is done; None where it failed."""
+    words = [*make_data_flags(recipe, data_dir), "--eval_tokens", str(WHOLE), *flags.split()]
+    return obtain(make_place(name, logdir), recipe, words, seconds)
+
+
+def make_data_flags(recipe: str, data_dir: str | None) -> list[str]:
+    """Those that name prepared shards; none for a recipe that prepares its corpus itself, or reads a mixture."""
+    data = make_config(recipe, {}).data
+    found = data_dir or (data.data_dir if data.corpus is None else None)
+    return ["--data_dir", make_absolute(found)] if found else []
+
+
+def make_name(recipe: str) -> str:
+    """That of a recipe, which may be a path."""
+    return Path(recipe).name.removesuffix(".toml")
+
+
+def list_losses(run: Run) -> list[tuple[float, float]]:
+    """Seconds and loss of every evaluation; that of averaged weights, where they are kept and better."""
+    losses = []
+    for event in run.select("EvalDone"):
+        found = [loss for loss in (event["val_loss"], event["ema_loss"]) if loss is not None]
+        losses.append((event["time"] - run.started, min(found, default=math.nan)))
+    return losses
+
+
+def find_met(run: Run, loss: float) -> float | None:
+    """After how many seconds an evaluation was as low as that; None where none was."""
+    return next((seconds for seconds, found in list_losses(run) if found <= loss), None)
+
+
+def find_end(run: Run) -> float:
+    """Seconds from the start of the process to the end of the run."""
+    return float(run.select("RunFinished")[-1]["time"] - run.started)
+
+
+def describe(recipe: str, run: Run | None, met: float | None) -> str:
+    """A row of the table."""
+    if run is None:
+        return f"| {make_name(recipe)} | failed | | | | | | | |"
+    losses = [loss for _, loss in list_losses(run)]
+    best = min((loss for loss in losses if loss == loss), default=math.nan)
+    training = run.select("StepLogged")[-1]["loss"]
+    numbers = (
+        *(f"{run.select('RunStarted')[0]['parameters']:,}", f"{run.last_step:,}", f"{find_end(run):.1f}"),
+        *(
+            f"{best:.4f} ({best / math.log(2):.4f})",
+            f"{losses[-1]:.4f}",
+            "–" if training is None else f"{training:.4f}",
+        ),
+    )
+    target = TARGETS.get(recipe)
+    aim = f"{target.loss} in {target.seconds:.0f} s" if target else "–"
+    after = "–" if target is None else "never" if met is None else f"{met:.1f} s"
+    return f"| {make_name(recipe)} | {' | '.join(numbers)} | {aim} | {after} |"
+
+
+def write_curves(known: dict[str, Run], folder: Path) -> None:
+    """A table and a picture of each run, and a picture of all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    curves = []
+    for name, run in known.items():
+        curve = make_curve(name, run)
+        stem = make_place(name, folder)
+        if curve.validation or curve.training:  # a run may have had no loss that is a number
+            curves.append(curve)
+            stem.with_name(f"{stem.name}.svg").write_text(draw([curve]), encoding="utf-8")
+        with stem.with_name(f"{stem.name}.csv").open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(("step", "seconds", "loss", "val_loss"))
+            for event in (*run.select("StepLogged"), *run.select("EvalDone")):
+                seconds = f"{event['time'] - run.started:.3f}"
+                table.writerow((event["step"], seconds, event.get("loss", ""), event.get("val_loss", "")))
+    if len(curves) > 1:
+        (folder / "together.svg").write_text(draw(curves), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(main))

@@ -229,6 +229,7 @@ def describe_run(
 ) -> RunStarted:
     """The event that opens a run's log."""
     config, plan, world = session.config, session.plan, session.world
+    compiled = "compiled" if config.machine.compile else ""
     return RunStarted(
         state.step,
         run=str(session.run.path),
@@ -242,9 +243,7 @@ def describe_run(
         optimizer=state.optimizer.describe(),
         layout=describe_layout(config.model),
         device=describe_device(world.device),
-        precision=", ".join(
-            filter(None, [plan.precision, "compiled" * config.machine.compile, describe_kernels(state.model)])
-        ),
+        precision=", ".join(filter(None, [plan.precision, compiled, describe_kernels(state.model)])),
         ranks=world.size,
         corpus=corpora.name,
         tokenizer=corpora.fingerprint,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,10 +16,8 @@ from gptmill.config.recipes import load_recipe
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.shards.remote import is_remote
 from gptmill.runs.code import make_code_fingerprint
-from gptmill.runtime.child import make_preparation
-from gptmill.training.trials import clean_up_when_ended, kill_all
+from gptmill.training.trials import clean_up_when_ended, open_training
 
-GPTMILL = [sys.executable, "-m", "gptmill"]
 POLL_SECONDS = 0.2
 SHOWN_CHARACTERS = 3000  # of what a run that failed has said
 PROCESS_NAME = "process.json"
@@ -147,24 +143,13 @@ def train(
     place.parent.mkdir(parents=True, exist_ok=True)
     said = place.with_name(f"{place.name}.txt")
     where = ["--logdir", str(place.parent), "--run_name", place.name]
-    with said.open("wb") as output:
-        started = time.time()
-        process = subprocess.Popen(
-            [*GPTMILL, "train", recipe, *where, *flags],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=make_preparation(signal.SIGKILL),
-        )
-    is_enough = False
-    try:
+    is_enough, started = False, time.time()
+    with said.open("wb") as output, open_training([recipe, *where, *flags], output, output) as process:
         while process.poll() is None and time.time() - started < seconds and not is_enough:
             time.sleep(POLL_SECONDS)
             is_enough = last_step is not None and has_logged(place, last_step)
         if is_enough:
             before_end()
-    finally:
-        kill_all(process)  # what compiles beside it too
     shutil.rmtree(place / "checkpoints", ignore_errors=True)
     if not is_enough and process.returncode:
         text = said.read_text(encoding="utf-8", errors="replace")

@@ -61,7 +61,7 @@ def test_tuning_prints_a_table_and_a_command_and_writes_a_recipe(
     config = make_config("tuned.toml", {})
     size = config.training.mini_batch_size
     assert size in (1, 2)
-    assert command == f"gptmill train recipe.toml --no_compile --seed 7 --mini_batch_size {size}"
+    assert command == f"gptmill train recipe.toml --no_compile --seed=7 --mini_batch_size={size}"
     assert shorter == "gptmill train tuned.toml"
     assert config == make_config(recipe.name, {"seed": 7, "mini_batch_size": size})
     assert not (tmp_path / "runs").exists()
@@ -84,7 +84,8 @@ def test_ctrl_c_prints_the_table_so_far_and_leaves_nothing(recipe: Path, tmp_pat
         rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted; this is what was known by then" in rest
-    assert rest.splitlines()[-1] == "gptmill train recipe.toml --no_compile --mini_batch_size 1"
+    command = "gptmill train recipe.toml --no_compile --mini_batch_size=1"
+    assert rest.splitlines()[-2:] == [command, "tuned.toml was not written"]
     assert not (tmp_path / "tuned.toml").exists()
     assert not (tmp_path / "runs").exists()
 
@@ -136,7 +137,7 @@ def test_the_table_has_a_line_for_each_trial() -> None:
 def test_the_command_can_be_typed_as_it_stands() -> None:
     flags = {"corpus": "my text.txt", "sample_prompt": "-x", "grad_clip": None, "compile": True}
     assert make_command("demo", flags, 2, 1) == (
-        "OMP_NUM_THREADS=2 gptmill train demo --corpus 'my text.txt' --sample_prompt=-x --grad_clip none --compile"
+        "OMP_NUM_THREADS=2 gptmill train demo '--corpus=my text.txt' --sample_prompt=-x --grad_clip=none --compile"
     )
     assert make_command(None, {}, None, 8) == "torchrun --standalone --nproc_per_node=8 -m gptmill train"
 

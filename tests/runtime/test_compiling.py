@@ -44,15 +44,15 @@ class Doubled(torch.autograd.Function):
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
 def test_a_compiled_gradient_of_its_own_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(aot_config, "autograd_cache_allow_custom_autograd_functions", False)
-    keep_compiled_gradients()
     seen = []
-    for _ in range(2):
-        torch._dynamo.reset()
-        counters.clear()
-        x = torch.ones(3, requires_grad=True)
-        torch.compile(lambda x: Doubled.apply(x).sum(), options=list_compile_options())(x).backward()
-        assert x.grad is not None
-        assert x.grad.tolist() == [2.0, 2.0, 2.0]
-        seen.append(counters["aot_autograd"]["autograd_cache_hit"])
+    with aot_config.patch(autograd_cache_allow_custom_autograd_functions=False):
+        keep_compiled_gradients()
+        for _ in range(2):
+            torch._dynamo.reset()
+            counters.clear()
+            x = torch.ones(3, requires_grad=True)
+            torch.compile(lambda x: Doubled.apply(x).sum(), options=list_compile_options())(x).backward()
+            assert x.grad is not None
+            assert x.grad.tolist() == [2.0, 2.0, 2.0]
+            seen.append(counters["aot_autograd"]["autograd_cache_hit"])
     assert seen == [0, 1]

@@ -55,3 +55,23 @@ def test_a_training_that_could_not_even_complain_is_told_from_a_full_disk(
     monkeypatch.setattr(trials.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 0}))
     with pytest.raises(UserError, match="no space is left"):
         Trials(tmp_path, [], 1, lambda _: None).train("two")
+
+
+IMPATIENT = """
+import os, signal, sys, time
+from pathlib import Path
+from gptmill.training import trials
+trials.PROGRAM = (sys.executable, "-c", "import time; time.sleep(600)")
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    with trials.Trials(Path(sys.argv[1]), [], 1, print)._open_process("one", []):
+        time.sleep(20)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_in_the_moment_when_a_training_is_started_is_not_lost(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", IMPATIENT, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stdout == "interrupted\n"

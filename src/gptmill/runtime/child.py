@@ -131,10 +131,27 @@ def make_preparation(death_signal: signal.Signals) -> Callable[[], None] | None:
     """What a child does before it becomes the program: on Linux, ask for this signal should this process be killed."""
     if sys.platform != "linux":
         return None
-    return partial(_prepare_child, ctypes.CDLL(None, use_errno=True), os.getpid(), death_signal)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return partial(_prepare_child, ctypes.CDLL(None, use_errno=True), os.getpid(), death_signal, held)
 
 
-def _prepare_child(library: ctypes.CDLL, parent: int, death_signal: signal.Signals) -> None:
+@contextmanager
+def hold_back_signals() -> Iterator[None]:
+    """Lets signals wait while a child is started: Python drops what they raise in the midst of forking."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, list_stop_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _prepare_child(
+    library: ctypes.CDLL, parent: int, death_signal: signal.Signals, held: set[int | signal.Signals]
+) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else `stty tostop` would stop it at its first line
     library.prctl(SET_DEATH_SIGNAL, death_signal)
     if os.getppid() != parent:

@@ -16,11 +16,12 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.storage import list_step_folders
 from gptmill.runs.directory import RunDirectory
-from gptmill.runtime.child import make_preparation
+from gptmill.runtime.child import hold_back_signals, make_preparation
 
 SPARE_BYTES = 1_000_000
 PROGRAM = (sys.executable, "-m", "gptmill", "train")
@@ -109,21 +110,12 @@ class Trials:
     def _open_process(
         self, name: str, arguments: list[str], environment: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A training whose complaints go to a file; it does not outlive the context, and Ctrl-C does not reach it."""
-        with self._find_complaints(name).open("wb") as complaints:
-            process = subprocess.Popen(
-                [*PROGRAM, *arguments],
-                stdout=subprocess.DEVNULL,
-                stderr=complaints,
-                start_new_session=True,
-                env={**os.environ, **(environment or {})},
-                preexec_fn=make_preparation(signal.SIGKILL),
-            )
-        try:
-            volunteer_for_death(process)
+        """A training whose complaints go to a file."""
+        with (
+            self._find_complaints(name).open("wb") as complaints,
+            open_training(arguments, subprocess.DEVNULL, complaints, environment) as process,
+        ):
             yield process
-        finally:
-            kill_all(process)
 
     def _follow(
         self,
@@ -163,6 +155,29 @@ class Trials:
 
     def _find_complaints(self, name: str) -> Path:
         return self.folder / f"{name}.stderr.txt"
+
+
+@contextmanager
+def open_training(
+    arguments: list[str], output: int | IO[bytes], complaints: IO[bytes], environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`gptmill train` as a process, which does not outlive the context, nor this process; Ctrl-C does not reach it."""
+    preparation, process = make_preparation(signal.SIGKILL), None
+    try:
+        with hold_back_signals():
+            process = subprocess.Popen(
+                [*PROGRAM, *arguments],
+                stdout=output,
+                stderr=complaints,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=preparation,
+            )
+        volunteer_for_death(process)
+        yield process
+    finally:
+        if process is not None:
+            kill_all(process)
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:

@@ -137,8 +137,11 @@ def make_preparation(death_signal: signal.Signals) -> Callable[[], None] | None:
 
 @contextmanager
 def hold_back_signals() -> Iterator[None]:
-    """Lets signals wait while a child is started: Python drops what they raise in the midst of forking."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """Lets signals wait while a child is prepared: Python drops what they raise in the midst of forking.
+
+    The child would wait for ever; its preparation ends that. Elsewhere than on Linux there is none, and no need.
+    """
+    if sys.platform != "linux":
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, list_stop_signals())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,6 +19,7 @@ CLOCK_FIELDS = {
     "watts": "power.draw",
     "celsius": "temperature.gpu",
 }
+NUMBER = re.compile(r"\s*\d+(\.\d+)?\s*")
 TOOL_SECONDS = 20.0
 
 
@@ -31,7 +33,7 @@ def read_clocks() -> dict[str, float]:
         tool, f"--id={first}", f"--query-gpu={','.join(CLOCK_FIELDS.values())}", "--format=csv,noheader,nounits"
     )
     values = dict(zip(CLOCK_FIELDS, said.split(","), strict=False))
-    return {name: float(value) for name, value in values.items() if _is_number(value)}
+    return {name: float(value) for name, value in values.items() if NUMBER.fullmatch(value)}
 
 
 def count_compiled_graphs() -> int:
@@ -54,11 +56,3 @@ def _ask(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return process.stdout.strip() if process.returncode == 0 else ""
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

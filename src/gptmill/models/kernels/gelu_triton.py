@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gptmill.models.kernels.gelu import CUBE, SLOPE
+from gptmill.models.kernels.rows import divide_rows
 
 COLUMNS = 512
 ROWS = 8
-ROWS_PER_PROGRAM = 512
 
 
 @triton.jit
@@ -40,11 +41,11 @@ def gelu_backward_kernel(
 
 def run_backward(d_y_NF: Tensor, x_NF: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = x_NF.shape
-    programs = triton.cdiv(rows, ROWS_PER_PROGRAM)
+    programs, count = divide_rows(rows, ROWS)
     dx_NF = x_NF.new_empty(x_NF.shape)
-    sums_PF = x_NF.new_empty(programs, width, dtype=bias_F.dtype)
+    sums_PF = x_NF.new_empty(programs, width, dtype=torch.float32)
     gelu_backward_kernel[(programs, triton.cdiv(width, COLUMNS))](
         d_y_NF, x_NF, bias_F, dx_NF, sums_PF, rows, width,
-        SLOPE=SLOPE, CUBE=CUBE, COUNT=ROWS_PER_PROGRAM, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
+        SLOPE=SLOPE, CUBE=CUBE, COUNT=count, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
     return dx_NF, sums_PF.sum(dim=0)

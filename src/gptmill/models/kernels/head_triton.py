@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -79,7 +80,7 @@ def run_cross_entropy(
     """The losses; `narrow_NV` gets the gradients too, times a scale."""
     rows, vocab = logits_NV.shape
     block = BLOCK if narrow_NV is None else NARROW_BLOCK
-    losses_N = logits_NV.new_empty(rows).float()
+    losses_N = logits_NV.new_empty(rows, dtype=torch.float32)
     cross_entropy_kernel[(rows,)](
         logits_NV, targets_N, losses_N, narrow_NV, vocab, narrow_scale,
         IGNORED=ignored, WITH_GRADIENT=with_gradient, WITH_NARROW=narrow_NV is not None, BLOCK=block, num_warps=WARPS,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gptmill.models.kernels.rows import divide_rows
+
 COLUMNS = 256
 ROWS = 16
-ROWS_PER_PROGRAM = 512
 
 
 @triton.jit
@@ -42,12 +44,12 @@ def join_heads_kernel(
 def run_join(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
     B, H, T, D = q_BHTD.shape
     rows, width = B * T, H * D
-    programs = triton.cdiv(rows, ROWS_PER_PROGRAM)
+    programs, count = divide_rows(rows, ROWS)
     joined_BTE = q_BHTD.new_empty(B, T, 3 * width)
-    sums_PE = q_BHTD.new_empty(programs, 3 * width).float()
+    sums_PE = q_BHTD.new_empty(programs, 3 * width, dtype=torch.float32)
     strides = [part.stride(dim) for part in (q_BHTD, k_BHTD, v_BHTD) for dim in (0, 1, 2)]
     join_heads_kernel[(programs, triton.cdiv(width, COLUMNS), 3)](
         q_BHTD, k_BHTD, v_BHTD, joined_BTE, sums_PE, rows, T, width, D, *strides,
-        COUNT=ROWS_PER_PROGRAM, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
+        COUNT=count, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
     return joined_BTE, sums_PE.sum(dim=0)

@@ -1,12 +1,16 @@
 """How fast GPT-2 trains on one GPU, by size and precision, and how soon: one table, with what must and what should be.
 
-    python benchmarks/gpt2_speed.py --data_dir DIR [--rows NAME ...] [--fp8_layers fused] [--ceiling 790] [--loss_check]
+    python benchmarks/gpt2_speed.py --data_dir DIR [--rows NAME ...] [--fp8_layers fused] [--ceiling 790]
+                                    [--compile_jobs 3] [--loss_check]
 
 DIR is a corpus of GPT-2's tokens. Each row is a run of the plain command, `gptmill train RECIPE`, with its real loader,
 optimizer, guard and log, one step for each micro-batch; the row of a small micro-batch adds up eight of them. Its
 figures are those that the run itself logs: the median of 50 steps after 20, timed by the GPU, which nobody waits for;
 after them the run is killed, without its last checkpoint. Shares are those of what the card's largest matmuls reach
 (--ceiling, TFLOP/s); "waiting" is for data; the first step is timed from the start of the process.
+
+--compile_jobs first fills the compile cache, with so many rows at a time: the table is there minutes sooner, and the
+first steps that it tells are warm ones.
 
 The last two rows start the same run twice: for the second the compile cache is warm. --loss_check also trains 500 steps
 in bf16 and in fp8 from the same seed, and compares the mean losses of the last 20. A row that is complete in --logdir,
@@ -21,13 +25,14 @@ import shutil
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 import torch
-from runs import Run, check_corpus, make_absolute, make_place, obtain, read_run, run_guarded
+from runs import Run, check_corpus, make_absolute, make_place, obtain, read_run, run_guarded, train
 
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
@@ -132,6 +137,7 @@ def main() -> int:
     parser.add_argument("--flags", default="", help="more flags for every run, in quotes")
     parser.add_argument("--ceiling", type=float, default=790.0, help="TFLOP/s that a share is a share of")
     parser.add_argument("--loss_check", action="store_true", help="compare the losses of fp8 and bf16, too")
+    parser.add_argument("--compile_jobs", type=int, default=0, help="rows that are compiled at a time, before all else")
     parser.add_argument("--logdir", default="runs/gpt2_speed")
     parser.add_argument("--row_seconds", type=int, default=400, help="time after which a run is given up")
     options = parser.parse_args()
@@ -146,6 +152,8 @@ def main() -> int:
         parser.error("torch finds no GPU here; use a machine that has one, or ask gptmill doctor what is wrong")
     logdir = Path(options.logdir).resolve()
     more = ["--data_dir", make_absolute(options.data_dir), *options.flags.split()]
+    if options.compile_jobs:
+        compile_first(rows, options, more)
     print(describe_machine() + "\n")
     print(f"| {' | '.join(HEADER).format(ceiling=options.ceiling)} | must | aim | reached | |")
     print(f"|---|{'---:|' * (len(HEADER) + 2)}---|", flush=True)
@@ -161,6 +169,16 @@ def main() -> int:
     if missed:
         print(f"\nfailed, or missed what they must reach: {'; '.join(missed)}")
     return 1 if missed else 0
+
+
+def compile_first(rows: list[Row], options: argparse.Namespace, more: list[str]) -> None:
+    """A step of every row, several rows side by side. One that fails so, for want of memory, is compiled later."""
+    folder = Path(options.logdir).resolve() / "compiling"
+    with ThreadPoolExecutor(options.compile_jobs) as pool:
+        for row in rows:
+            if not row.is_start:
+                flags = [*row.make_flags(options.fp8_layers), *more]
+                pool.submit(train, make_place(row.name, folder), row.recipe, flags, options.row_seconds, 1)
 
 
 def measure(row: Row, place: Path, flags: list[str], seconds: float) -> Result | None:

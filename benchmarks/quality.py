@@ -1,15 +1,15 @@
 """How good a recipe's model is, and how soon: from the start of the process, on the whole validation split.
 
     python benchmarks/quality.py RECIPE ... [--data_dir DIR] [--flags "--max_steps 2000"] [--out docs/curves]
-    python benchmarks/quality.py --ablate [--data_dir DIR] [--only NAME ...]
+    python benchmarks/quality.py --ablate [--data_dir DIR] [--only NAME ...] [--jobs 4]
 
 Trains each recipe with the plain command, and prints its best and its last validation loss, and the second at which the
 targets that are set for it were first met. DIR stands in the place of the recipe's own data_dir. --out gets a table
 (.csv) and a picture (.svg) of each run's losses, and of all together.
 
---ablate trains books-124m-modern, and again with one part taken away or added, for as many steps. What is complete in
---logdir, by the same code, recipe and flags, is read instead of trained again. Ends with 1 where a run fails, or a
-target is missed.
+--ablate trains books-124m-modern, and again with one part taken away or added, for as many steps; with --jobs several
+at a time, which changes their speeds, not their losses. What is complete in --logdir, by the same code, recipe and
+flags, is read instead of trained again. Ends with 1 where a run fails, or a target is missed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import csv
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +71,7 @@ def main() -> int:
     parser.add_argument("--flags", default="", help="more flags for every run, in quotes")
     parser.add_argument("--ablate", action="store_true", help=f"{ABLATED} with one part changed at a time")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants alone, beside the unchanged one")
+    parser.add_argument("--jobs", type=int, default=1, help="variants that are trained at a time")
     parser.add_argument("--logdir", default="runs/quality")
     parser.add_argument("--out", help="folder for tables and pictures of the curves")
     parser.add_argument("--row_seconds", type=int, default=900, help="time after which a run is given up")
@@ -87,7 +89,7 @@ def main() -> int:
         failed += measure_recipes(options.recipes, options.data_dir, options.flags, logdir, options.row_seconds, known)
     if options.ablate:
         names = [name for name in VARIANTS if not options.only or name in ("as it is", *options.only)]
-        failed += ablate(names, options.data_dir, options.flags, logdir, options.row_seconds, known)
+        failed += ablate(names, options, logdir, known)
     if options.out and known:
         write_curves(known, Path(options.out))
     if failed:
@@ -132,15 +134,19 @@ def measure_recipes(
     return failed
 
 
-def ablate(
-    names: list[str], data_dir: str | None, flags: str, logdir: Path, seconds: float, known: dict[str, Run]
-) -> list[str]:
+def ablate(names: list[str], options: argparse.Namespace, logdir: Path, known: dict[str, Run]) -> list[str]:
     """Prints the table of variants; the names of those that failed. Runs go into `known`."""
     print("| | flags | parameters | last loss | difference | tokens/s | seconds |")
     print("|---|---|---:|---:|---:|---:|---:|")
     failed, base = [], None
-    for name in names:
-        run = measure(name, ABLATED, data_dir, f"{VARIANTS[name]} {flags}", logdir / "ablation", seconds)
+
+    def train(name: str) -> Run | None:
+        flags = f"{VARIANTS[name]} {options.flags}"
+        return measure(name, ABLATED, options.data_dir, flags, logdir / "ablation", options.row_seconds)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        trained = list(pool.map(train, names))
+    for name, run in zip(names, trained, strict=True):
         if run is None:
             failed.append(name)
             print(f"| {name} | `{VARIANTS[name]}` | failed | | | | |", flush=True)

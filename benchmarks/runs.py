@@ -132,7 +132,7 @@ def train(
     flags: list[str],
     seconds: float,
     last_step: int | None,
-    before_end: Callable[[], None],
+    before_end: Callable[[], None] = lambda: None,
 ) -> Run | None:
     """Trains from the first step; None where that failed or took too long, with what it said on stderr.
 

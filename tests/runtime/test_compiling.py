@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._functorch import config as aot_config
 
+from gptmill.config.run import CompileMode
 from gptmill.runtime.compiling import keep_compiled_gradients, list_compile_options
 
 
@@ -22,6 +23,13 @@ def test_the_options_are_known_to_this_torch_and_change_no_result() -> None:
 
 def test_reductions_that_leave_gradients_unwritten_are_off() -> None:
     assert list_compile_options() == {"triton.mix_order_reduction": False}
+
+
+@pytest.mark.parametrize("mode", get_args(CompileMode))
+def test_no_mode_makes_graphs_of_its_own(mode: CompileMode) -> None:
+    options = list_compile_options(mode)
+    assert not options.get("triton.cudagraphs", False)
+    assert options.get("max_autotune", False) == mode.startswith("max-autotune")
 
 
 def test_a_torch_without_them_has_nothing_to_switch_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ Fp8Layers = Literal["fused", "feed_forward", "blocks", "all"]
 Recompute = Literal["none", "selective", "full"]
 KernelChoice = Literal["auto", "head", "none"]
 AttentionBackend = Literal["auto", "cudnn", "flash", "efficient", "math"]
+CudaGraphs = Literal["auto", "on", "off"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
 GuardMode = Literal["off", "warn", "heal"]
 OrderName = Literal["shuffle", "shards", "sequential", "curriculum"]
@@ -167,6 +168,8 @@ class MachineConfig:
     """Compile the model with torch.compile: minutes at the start, faster steps after."""
     compile_mode: CompileMode = "default"
     """With compile: what torch.compile may spend on it; gptmill tune tries all but max-autotune."""
+    cuda_graphs: CudaGraphs = "auto"
+    """Record a micro-batch's kernels and start them as one: auto where they are small, or compile_mode asks for it."""
     kernels: KernelChoice = "auto"
     """Use gptmill's Triton kernels on NVIDIA GPUs where they win: all of them (auto), the head's alone, or none."""
     attention_backend: AttentionBackend = "auto"

@@ -49,6 +49,11 @@ class Losses(NamedTuple):
     by_group_G: Tensor | None
     experts_LE: Tensor | None
 
+    def detach(self) -> Losses:
+        """The same numbers, with nothing left of how they were computed."""
+        groups_G = None if self.by_group_G is None else self.by_group_G.detach()
+        return Losses(self.objective.detach(), self.cross_entropy.detach(), groups_G, self.experts_LE)
+
 
 class Trunk(NamedTuple):
     """What the blocks made of the tokens, before the final norm."""

@@ -13,12 +13,14 @@ COMPILER_ERROR = "TorchDynamoException"  # by its name: the compiler itself is n
 
 
 def list_compile_options(mode: CompileMode = "default") -> dict[str, Any]:
-    """Options for torch.compile, those of a mode included.
+    """Options for torch.compile, those of a mode included, but for CUDA graphs: training.passes records its own.
+
+    Torch's go wrong where gradients of several micro-batches are added up: pytorch/pytorch#169545.
 
     Reductions over rows and columns in one kernel, which torch has from 2.10 on, left parts of gradients unwritten in
     models with norms and biases: pytorch/pytorch#190796 and #193061.
     """
-    options = dict(list_mode_options(mode))
+    options = {name: value for name, value in list_mode_options(mode).items() if name != "triton.cudagraphs"}
     if hasattr(config.triton, "mix_order_reduction"):
         options["triton.mix_order_reduction"] = False
     return options

@@ -44,6 +44,7 @@ from gptmill.runtime.signals import StopFlag, listen_for_stop
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
 from gptmill.training.launch import Launch
+from gptmill.training.passes import RecordedPass
 from gptmill.training.plan import TrainPlan, make_plan
 from gptmill.training.rehearsal import rehearse
 from gptmill.training.saving import Saving, list_due_tiers, open_saving
@@ -230,6 +231,7 @@ def describe_run(
     """The event that opens a run's log."""
     config, plan, world = session.config, session.plan, session.world
     compiled = "compiled" if config.machine.compile else ""
+    recorded = "recorded as CUDA graphs" if isinstance(state.passes, RecordedPass) else ""
     return RunStarted(
         state.step,
         run=str(session.run.path),
@@ -243,7 +245,7 @@ def describe_run(
         optimizer=state.optimizer.describe(),
         layout=describe_layout(config.model),
         device=describe_device(world.device),
-        precision=", ".join(filter(None, [plan.precision, compiled, describe_kernels(state.model)])),
+        precision=", ".join(filter(None, [plan.precision, compiled, recorded, describe_kernels(state.model)])),
         ranks=world.size,
         corpus=corpora.name,
         tokenizer=corpora.fingerprint,

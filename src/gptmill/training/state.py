@@ -15,7 +15,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.models.fp8 import use_fp8
 from gptmill.models.gpt import GPT, build_gpt
-from gptmill.models.kernels.choice import prepare_compiler, use_kernels
+from gptmill.models.kernels.choice import is_small, prepare_compiler, use_kernels
 from gptmill.models.losses import LossRule
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import keep_compiled_gradients, list_compile_options
@@ -25,6 +25,7 @@ from gptmill.training.early_stop import EarlyStop
 from gptmill.training.ema import WeightAverage
 from gptmill.training.guard import Guard
 from gptmill.training.optimizers import OptimizerSet, build_optimizer
+from gptmill.training.passes import PlainPass, RecordedPass, choose_recording
 from gptmill.training.plan import TrainPlan
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
 
@@ -35,6 +36,7 @@ class TrainState:
 
     model: GPT
     forward: nn.Module
+    passes: PlainPass | RecordedPass
     optimizer: OptimizerSet
     scaler: torch.amp.GradScaler
     guard: Guard
@@ -138,22 +140,26 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     if plan.precision in FP8:
         layers = machine.fp8_layers or "blocks"  # which runs meant that do not say, before there were others
         use_fp8(model, layers, emulated=plan.precision == "fp8-emulated")
-    tokens = training.mini_batch_size * config.model.context_length
-    use_kernels(model, machine.kernels, world.device, plan.precision, tokens)
+    small = is_small(training.mini_batch_size * config.model.context_length, config.model.embd_size)
+    is_recorded = choose_recording(config, world, is_small=small)
+    use_kernels(model, machine.kernels, world.device, plan.precision, host_keeps_up=is_recorded or not small)
     if machine.compile:
         prepare_compiler()
         keep_compiled_gradients()
         model.compile(options=list_compile_options(machine.compile_mode))
     optimizer = build_optimizer(model, config.optimizer, world.device)
     optimizer.prime()
+    optimizer.keeps_gradients = is_recorded
     forward: nn.Module = model
     if world.is_distributed:
         forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     scaler = build_scaler(plan.precision, world.device)
+    plain = PlainPass(forward, scaler, plan.precision, world.device)
+    passes = RecordedPass(plain) if is_recorded else plain
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
     average = None if decay is None else WeightAverage.build(model, decay)
-    return TrainState(model, forward, optimizer, scaler, build_guard(config), early_stop, average)
+    return TrainState(model, forward, passes, optimizer, scaler, build_guard(config), early_stop, average)
 
 
 def build_guard(config: RunConfig) -> Guard:

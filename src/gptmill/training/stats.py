@@ -79,15 +79,15 @@ class Totals:
         self._experts: Tensor | None = None
 
     def add(self, losses: Losses, batch: Batch) -> None:
-        self._cross_entropy += losses.cross_entropy.detach()
-        self._objective += losses.objective.detach()
+        self._cross_entropy += losses.cross_entropy
+        self._objective += losses.objective
         if losses.by_group_G is not None and batch.groups is not None:
             counts = (batch.targets != IGNORED_TARGET).sum(dim=1, dtype=torch.float32)
-            self._by_corpus[0] += losses.by_group_G.detach()
+            self._by_corpus[0] += losses.by_group_G
             self._by_corpus[1].index_add_(0, batch.groups, counts)
         if losses.experts_LE is not None:
             self.num_experts = losses.experts_LE.shape[1]
-            counts = losses.experts_LE.detach().float().flatten()
+            counts = losses.experts_LE.float().flatten()
             self._experts = counts if self._experts is None else self._experts + counts
 
     def make_numbers(self, tokens: int) -> Tensor:

@@ -13,7 +13,6 @@ from gptmill.config.stages import find_stage
 from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.feed import Feed
 from gptmill.models.gpt import IGNORED_TARGET
-from gptmill.runtime.precision import make_autocast
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.timing import Moment
@@ -58,9 +57,7 @@ def train_step(
         batch = make_batch(feed.take(lambda: bool(stop)), IGNORED_TARGET, plan.separator, width)
         beat("computing")
         with state.hold_back_sync(is_last=micro_batch == micro_batches - 1):
-            with make_autocast(plan.precision, world.device):
-                losses = state.forward(batch.tokens, batch.targets, batch.documents, batch.groups)
-            state.scaler.scale(losses.objective * scale).backward()
+            losses = state.passes.run(batch, scale)
         totals.add(losses, batch)
     # The wish to stop travels with the loss, so that agreeing on it costs nothing.
     wish = torch.full((1,), float(bool(stop)), device=world.device)

@@ -23,14 +23,18 @@ NAMES = ("add_norm", "add_norm_backward", "bias_gelu_backward", "fp8_head_loss",
 OPERATIONS = tuple(f"gptmill::{name}" for name in NAMES)
 
 
+def is_small(tokens: int, width: int) -> bool:
+    """Whether a GPU is faster with a micro-batch of so many tokens than a host that starts its kernels one by one."""
+    return tokens * width**2 < LEAST_WORK
+
+
 def use_kernels(
-    model: GPT, wanted: KernelChoice, device: torch.device, precision: PrecisionName, tokens: int
+    model: GPT, wanted: KernelChoice, device: torch.device, precision: PrecisionName, *, host_keeps_up: bool
 ) -> KernelChoice:
-    """Makes a model that is about to train on micro-batches of so many tokens use those that win; returns which."""
+    """Makes a model that is about to train use those that win; returns which."""
     if wanted == "none" or precision not in FORMATS or not has_kernels(device):
         return "none"
-    chosen = "head" if tokens * model.config.embd_size**2 < LEAST_WORK else wanted
-    return fuse(model, chosen)
+    return fuse(model, wanted if host_keeps_up else "head")
 
 
 def has_kernels(device: torch.device) -> bool:

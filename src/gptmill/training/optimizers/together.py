@@ -15,6 +15,8 @@ class OptimizerSet:
     def __init__(self, model: nn.Module, kind: str, members: Iterable[torch.optim.Optimizer]) -> None:
         self.kind = kind
         self.members = tuple(members)
+        self.keeps_gradients = False
+        """Whether they are set to 0 where they are, for what writes to these very places."""
         self._parameters = dict(model.named_parameters())
         held = [parameter for group in self._groups for parameter in group["params"]]
         assert len(held) == len(self._parameters), "every parameter has one optimizer"
@@ -48,7 +50,7 @@ class OptimizerSet:
     def zero_grad(self) -> None:
         """Lets the gradients go."""
         for member in self.members:
-            member.zero_grad(set_to_none=True)
+            member.zero_grad(set_to_none=not self.keeps_gradients)
 
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
         """Divides the gradients by what fp16 multiplied the loss with."""

@@ -1,0 +1,154 @@
+"""A micro-batch, forward and backward: its gradients come on top of those that are there.
+
+The host starts hundreds of kernels for each. Where they are small, a GPU is done with one before the next is started;
+there the pass is recorded once, as a CUDA graph, and then started as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gptmill.config.errors import UserError
+from gptmill.config.model import Moe
+from gptmill.config.run import PrecisionName, RunConfig
+from gptmill.data.batches.batch import Batch
+from gptmill.models.gpt import Losses
+from gptmill.runtime.memory import is_out_of_memory
+from gptmill.runtime.precision import make_autocast
+from gptmill.runtime.world import World
+
+WARM_UP = 3  # passes of a shape before it is recorded: libraries choose and allocate in their first ones
+RECORDING_MODES = ("reduce-overhead", "max-autotune")
+
+Replay = Callable[[], Losses]
+Record = Callable[[Replay], Replay]
+
+
+@dataclass(frozen=True)
+class PlainPass:
+    """As it is written."""
+
+    forward: nn.Module
+    scaler: torch.amp.GradScaler
+    precision: PrecisionName
+    device: torch.device
+
+    def run(self, batch: Batch, scale: float) -> Losses:
+        """The losses; `scale` is that of the objective whose gradients are taken."""
+        objective, losses = self.measure(batch, scale)
+        objective.backward()
+        return losses
+
+    def measure(self, batch: Batch, scale: float | Tensor) -> tuple[Tensor, Losses]:
+        """The scaled objective, which has gradients; and the losses, which have none."""
+        with make_autocast(self.precision, self.device):
+            losses = self.forward(batch.tokens, batch.targets, batch.documents, batch.groups)
+        return self.scaler.scale(losses.objective * scale), losses.detach()
+
+
+class RecordedPass:
+    """A pass that is recorded once its shape is known, and replayed for as long as gradients stay where they are."""
+
+    def __init__(self, plain: PlainPass, record: Record | None = None) -> None:
+        self._plain = plain
+        self._record = record or record_graph
+        self._parameters = list(plain.forward.parameters())
+        self._recording: _Recording | None = None
+        self._shape: torch.Size | None = None
+        self._seen = 0
+
+    def run(self, batch: Batch, scale: float) -> Losses:
+        """As PlainPass.run. The losses are there until the next one."""
+        if batch.tokens.shape != self._shape:
+            self._shape, self._seen, self._recording = batch.tokens.shape, 0, None
+        gradients = [parameter.grad for parameter in self._parameters]
+        if self._recording is None or not self._recording.is_into(gradients):
+            if self._seen < WARM_UP:
+                self._seen += 1
+                return self._plain.run(batch, scale)
+            self._recording = None  # whose memory the next one can use
+            self._recording = _Recording(self._plain, self._record, batch, self._parameters)
+        return self._recording.replay(batch, scale)
+
+
+class _Recording:
+    """A pass over batches that are copied to one place, into gradients at one place."""
+
+    def __init__(self, plain: PlainPass, record: Record, batch: Batch, parameters: Sequence[nn.Parameter]) -> None:
+        groups = None if batch.groups is None else batch.groups.clone()
+        self._batch = Batch(batch.tokens.clone(), batch.targets.clone(), groups=groups)
+        self._scale = torch.zeros((), device=batch.tokens.device)
+        self._gradients = [parameter.grad for parameter in parameters]
+        trained = [parameter for parameter in parameters if parameter.grad is not None]
+        sums = [parameter.grad for parameter in trained if parameter.grad is not None]
+
+        def work() -> Losses:
+            objective, losses = plain.measure(self._batch, self._scale)
+            gradients = torch.autograd.grad(objective, trained)
+            torch._foreach_add_(sums, gradients)
+            return losses
+
+        self._replay = record(work)
+
+    def is_into(self, gradients: Sequence[Tensor | None]) -> bool:
+        """Whether these are the gradients that it adds to."""
+        return all(one is other for one, other in zip(gradients, self._gradients, strict=True))
+
+    def replay(self, batch: Batch, scale: float) -> Losses:
+        self._batch.tokens.copy_(batch.tokens)
+        self._batch.targets.copy_(batch.targets)
+        if self._batch.groups is not None and batch.groups is not None:
+            self._batch.groups.copy_(batch.groups)
+        self._scale.fill_(scale)
+        return self._replay()
+
+
+def record_graph(work: Replay) -> Replay:
+    """Has the device remember what it would do, without doing it; returns what makes it do so."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # Other threads, such as the one that reads ahead, may use the device meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            results = work()
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"a micro-batch cannot be recorded as a CUDA graph: {reason}; use --cuda_graphs off") from error
+
+    def replay() -> Losses:
+        graph.replay()
+        return results
+
+    return replay
+
+
+def choose_recording(config: RunConfig, world: World, *, is_small: bool) -> bool:
+    """Whether to record passes: where it is asked for, and by default where they are small and can be."""
+    machine = config.machine
+    obstacle = _find_obstacle(config, world)
+    if machine.cuda_graphs == "on" and obstacle:
+        raise UserError(f"cuda_graphs on does not work {obstacle}; leave it out")
+    if machine.cuda_graphs == "off" or obstacle:
+        return False
+    is_asked = machine.cuda_graphs == "on" or (machine.compile and machine.compile_mode in RECORDING_MODES)
+    return is_asked or is_small
+
+
+def _find_obstacle(config: RunConfig, world: World) -> str:
+    """What stands against recording; empty if nothing does."""
+    if world.device.type != "cuda":
+        return f"on {world.device.type}"
+    if world.size > 1 or world.is_distributed:
+        return "with several ranks"
+    if isinstance(config.model.feed_forward, Moe):
+        return "with experts"
+    if config.data.documents != "packed":
+        return f"with documents {config.data.documents}"
+    if config.machine.gradient_checkpointing != "none":
+        return "with gradient_checkpointing"
+    return ""

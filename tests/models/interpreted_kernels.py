@@ -89,8 +89,8 @@ def check_nan() -> None:
     empty = torch.empty(4, 32)
     stream, normed, scale = empty.clone(), empty.clone(), torch.empty(())
     add_norm_triton.add_norm_forward_kernel[(4,)](
-        x, y, None, weight, None, stream, normed, empty, scale, torch.empty(4), torch.empty(4), 32, 1e-5, 448.0,
-        HAS_Y_BIAS=False, HAS_BIAS=False, IS_RMS=True, NARROW=True, TINIEST=1e-30, BLOCK=32,
+        x, y, None, weight, None, stream, normed, empty, scale, torch.empty(4), torch.empty(4), 32,
+        EPS=1e-5, LARGEST=448.0, TINIEST=1e-30, HAS_Y_BIAS=False, HAS_BIAS=False, IS_RMS=True, NARROW=True, BLOCK=32,
     )  # fmt: skip
     assert normed.isnan().any()
     assert normed.isnan().equal(empty.isnan())

@@ -15,14 +15,18 @@ from importlib.util import find_spec
 import pytest
 import torch
 from compositions import COMPOSITIONS, CONTEXT, build_wild, draw_tokens
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.lowering import FALLBACK_ALLOW_LIST
+from torch._ops import OpOverload
+from torch.fx import GraphModule
 
 from gptmill.config.model import ModelConfig
 from gptmill.models.fp8 import Fp8Format
 from gptmill.models.gpt import GPT, IGNORED_TARGET
 from gptmill.models.kernels.add_norm import add_norm_backward_plainly, add_norm_plainly
-from gptmill.models.kernels.choice import OPERATIONS, describe_kernels, fuse, prepare_compiler, use_kernels
+from gptmill.models.kernels.choice import OPAQUE, describe_kernels, fuse, prepare_compiler, use_kernels
 from gptmill.models.kernels.gelu import gelu_backward_plainly
 from gptmill.models.kernels.head import head_loss
 from gptmill.models.kernels.queries import join_plainly
@@ -93,13 +97,27 @@ def test_a_gpu_gets_those_that_win(host_keeps_up: bool, chosen: str) -> None:
     assert (model.fused, model.fused_head) == (chosen == "auto", True)
 
 
-def test_the_compiler_is_told_of_every_operation() -> None:
-    names = torch._C._dispatch_get_all_op_names()  # type: ignore[attr-defined]
-    assert set(OPERATIONS) == {name for name in names if name.startswith("gptmill::")}
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does
+def test_the_compiler_looks_into_every_operation_but_those_that_it_is_told_of() -> None:
+    met: set[str] = set()
+
+    def list_operations(graph: GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        met.update(str(node.target.name()) for node in graph.graph.nodes if isinstance(node.target, OpOverload))
+        return make_boxed_func(graph.forward)
+
+    model = build_wild()
+    fuse(model, "auto")
+    model.compile(backend=aot_autograd(fw_compiler=list_operations))
+    run(model)
+    assert {name for name in met if name.startswith("gptmill::")} == {"gptmill::head_loss"}
+    assert set(OPAQUE) <= set(torch._C._dispatch_get_all_op_names())  # type: ignore[attr-defined]
+
+
+def test_the_compiler_is_told_of_what_it_does_not_look_into() -> None:
     with torch.compiler.config.patch(cache_key_tag=""):
         prepare_compiler()
         assert torch.compiler.config.cache_key_tag
-    assert set(OPERATIONS) <= set(FALLBACK_ALLOW_LIST)
+    assert set(OPAQUE) <= set(FALLBACK_ALLOW_LIST)
 
 
 def test_the_stream_of_a_fused_model_is_as_narrow_as_autocast() -> None:
@@ -148,6 +166,21 @@ def test_a_fused_model_can_be_compiled(precision: str) -> None:
     for name, wanted in plain.items():
         assert fused[name].dtype == wanted.dtype
         assert (fused[name] - wanted).norm() <= 0.05 * wanted.norm() + 1e-6, name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
+@pytest.mark.parametrize("name", ["classic", "llama"])
+def test_a_gpu_computes_the_same_with_the_kernels_compiled_into_the_model(name: str) -> None:
+    model = build_wild(FUSED[name]).cuda()
+    fuse(model, "auto")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        wanted = run(model)
+        model.compile()
+        found = run(model)
+    for place, tensor in wanted.items():
+        assert found[place].dtype == tensor.dtype
+        assert (found[place] - tensor).norm() <= 0.05 * tensor.norm() + 1e-6, place
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gptmill.models.fp8 import TINIEST_AMAX, Scaled
+from gptmill.models.kernels.operations import make_operation
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -33,23 +34,18 @@ def add_norm(
     return stream_NC.view_as(x_BTC), normed_NC.view_as(x_BTC), scaled
 
 
-@torch.library.custom_op(
-    "gptmill::add_norm",
-    mutates_args=(),
-    device_types="cuda",
-    schema="(Tensor x, Tensor y, Tensor? y_bias, Tensor weight, Tensor? bias, float eps, bool is_rms, "
-    "bool narrow) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
+@make_operation("add_norm")
 def _add_norm(
     x_NC: Tensor, y_NC: Tensor, y_bias_C: Tensor | None, weight_C: Tensor, bias_C: Tensor | None, eps: float,
     is_rms: bool, narrow: bool,
 ) -> Results:  # fmt: skip
+    if x_NC.device.type != "cuda":
+        return add_norm_plainly(x_NC, y_NC, y_bias_C, weight_C, bias_C, eps, is_rms, narrow)
     from gptmill.models.kernels.add_norm_triton import run_forward
 
     return run_forward(x_NC.contiguous(), y_NC.contiguous(), y_bias_C, weight_C, bias_C, eps, is_rms, narrow)
 
 
-@_add_norm.register_kernel("cpu")
 def add_norm_plainly(
     x_NC: Tensor, y_NC: Tensor, y_bias_C: Tensor | None, weight_C: Tensor, bias_C: Tensor | None, eps: float,
     is_rms: bool, narrow: bool,
@@ -81,17 +77,13 @@ def _(x: Tensor, y: Tensor, y_bias: Any, weight: Tensor, bias: Any, eps: float, 
     return x.new_empty(x.shape), x.new_empty(x.shape), fp8, rows.new_empty(()), mean, rows
 
 
-@torch.library.custom_op(
-    "gptmill::add_norm_backward",
-    mutates_args=(),
-    device_types="cuda",
-    schema="(Tensor d_stream, Tensor d_normed, Tensor stream, Tensor mean, Tensor rstd, Tensor weight, bool is_rms)"
-    " -> (Tensor, Tensor)",
-)
+@make_operation("add_norm_backward")
 def _add_norm_backward(
     d_stream_NC: Tensor, d_normed_NC: Tensor, stream_NC: Tensor, mean_N: Tensor, rstd_N: Tensor, weight_C: Tensor,
     is_rms: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if stream_NC.device.type != "cuda":
+        return add_norm_backward_plainly(d_stream_NC, d_normed_NC, stream_NC, mean_N, rstd_N, weight_C, is_rms)
     from gptmill.models.kernels.add_norm_triton import run_backward
 
     return run_backward(
@@ -99,7 +91,6 @@ def _add_norm_backward(
     )
 
 
-@_add_norm_backward.register_kernel("cpu")
 def add_norm_backward_plainly(
     d_stream_NC: Tensor, d_normed_NC: Tensor, stream_NC: Tensor, mean_N: Tensor, rstd_N: Tensor, weight_C: Tensor,
     is_rms: bool,

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gptmill.models.fp8 import TINIEST_AMAX
+from gptmill.models.kernels.wrapped_triton import wrap
 
 PROGRAMS_PER_PROCESSOR = 4  # of the backward pass, each with sums of its own
 STAGES = 4  # of rows on their way from memory
@@ -16,9 +17,9 @@ STAGES = 4  # of rows on their way from memory
 @triton.jit
 def add_norm_forward_kernel(
     x_ptr, y_ptr, y_bias_ptr, weight_ptr, bias_ptr, stream_ptr, normed_ptr, fp8_ptr, inverse_scale_ptr, mean_ptr,
-    rstd_ptr, width, eps, largest,
-    HAS_Y_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_RMS: tl.constexpr, NARROW: tl.constexpr, TINIEST: tl.constexpr,
-    BLOCK: tl.constexpr,
+    rstd_ptr, width,
+    EPS: tl.constexpr, LARGEST: tl.constexpr, TINIEST: tl.constexpr,  # else torch.compile makes them fp64
+    HAS_Y_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_RMS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -36,11 +37,11 @@ def add_norm_forward_kernel(
         mean = tl.sum(x, axis=0) / width
         tl.store(mean_ptr + row, mean)
     away = tl.where(is_inside, x - mean, 0.0)
-    rstd = tl.rsqrt(tl.sum(away * away, axis=0) / width + eps)
+    rstd = tl.rsqrt(tl.sum(away * away, axis=0) / width + EPS)
     tl.store(rstd_ptr + row, rstd)
     weight = tl.load(weight_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
     normed = away * rstd * weight
-    limits = tl.abs(weight) * tl.sqrt(width.to(tl.float32))
+    limits = tl.abs(weight) * tl.sqrt(tl.cast(width, tl.float32))
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
         normed += bias
@@ -48,10 +49,10 @@ def add_norm_forward_kernel(
     tl.store(normed_ptr + here, normed.to(normed_ptr.dtype.element_ty), mask=is_inside)
     if NARROW:
         limit = tl.maximum(tl.max(limits, axis=0), TINIEST)
-        narrow = tl.clamp(normed * (largest / limit), -largest, largest, propagate_nan=tl.PropagateNan.ALL)
+        narrow = tl.clamp(normed * (LARGEST / limit), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
         tl.store(fp8_ptr + here, narrow.to(fp8_ptr.dtype.element_ty), mask=is_inside)
         if row == 0:
-            tl.store(inverse_scale_ptr, limit / largest)
+            tl.store(inverse_scale_ptr, limit / LARGEST)
 
 
 @triton.jit
@@ -102,12 +103,13 @@ def run_forward(
     mean_N = x_NC.new_empty(0 if is_rms else rows, dtype=torch.float32)
     rstd_N = x_NC.new_empty(rows, dtype=torch.float32)
     block = triton.next_power_of_2(width)
-    add_norm_forward_kernel[(rows,)](
-        x_NC, y_NC, y_bias_C, weight_C, bias_C, stream_NC, normed_NC,
-        fp8_NC if narrow else normed_NC, inverse_scale,  # a card without fp8 does not even know its pointers
-        mean_N, rstd_N, width, eps, torch.finfo(torch.float8_e4m3fn).max,
-        HAS_Y_BIAS=y_bias_C is not None, HAS_BIAS=bias_C is not None, IS_RMS=is_rms, NARROW=narrow,
-        TINIEST=TINIEST_AMAX, BLOCK=block, num_warps=count_warps(block),
+    # What the kernel leaves alone is another of its inputs: a card without fp8 does not even know its pointers.
+    wrap(add_norm_forward_kernel)[(rows,)](
+        x_NC, y_NC, weight_C if y_bias_C is None else y_bias_C, weight_C, weight_C if bias_C is None else bias_C,
+        stream_NC, normed_NC, fp8_NC if narrow else x_NC, inverse_scale, x_NC if is_rms else mean_N, rstd_N,
+        width, EPS=eps, LARGEST=torch.finfo(torch.float8_e4m3fn).max, TINIEST=TINIEST_AMAX,
+        HAS_Y_BIAS=y_bias_C is not None, HAS_BIAS=bias_C is not None, IS_RMS=is_rms, NARROW=narrow, BLOCK=block,
+        num_warps=count_warps(block),
     )  # fmt: skip
     return stream_NC, normed_NC, fp8_NC, inverse_scale, mean_N, rstd_N
 
@@ -121,9 +123,9 @@ def run_backward(
     dx_NC = torch.empty_like(stream_NC)
     sums_P3C = stream_NC.new_empty(programs, 3, width, dtype=torch.float32)
     block = triton.next_power_of_2(width)
-    add_norm_backward_kernel[(programs,)](
-        d_stream_NC, d_normed_NC, stream_NC, mean_N, rstd_N, weight_C, dx_NC, sums_P3C, rows, width,
-        IS_RMS=is_rms, BLOCK=block, STAGES=STAGES, num_warps=max(1, count_warps(block) // 2),
+    wrap(add_norm_backward_kernel)[(programs,)](
+        d_stream_NC, d_normed_NC, stream_NC, rstd_N if is_rms else mean_N, rstd_N, weight_C, dx_NC, sums_P3C,
+        rows, width, IS_RMS=is_rms, BLOCK=block, STAGES=STAGES, num_warps=max(1, count_warps(block) // 2),
     )  # fmt: skip
     return dx_NC, sums_P3C.sum(dim=0)
 

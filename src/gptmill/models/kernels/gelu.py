@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptmill.models.kernels.operations import make_operation
+
 SLOPE = 1.5957691216057308  # twice the root of 2 / pi
 CUBE = 0.044715
 
@@ -35,19 +37,15 @@ class _BiasGelu(torch.autograd.Function):
         return dx.view_as(x), d_bias_F.to(bias_F.dtype)
 
 
-@torch.library.custom_op(
-    "gptmill::bias_gelu_backward",
-    mutates_args=(),
-    device_types="cuda",
-    schema="(Tensor d_y, Tensor x, Tensor bias) -> (Tensor, Tensor)",
-)
+@make_operation("bias_gelu_backward")
 def _gelu_backward(d_y_NF: Tensor, x_NF: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
+    if x_NF.device.type != "cuda":
+        return gelu_backward_plainly(d_y_NF, x_NF, bias_F)
     from gptmill.models.kernels.gelu_triton import run_backward
 
     return run_backward(d_y_NF.contiguous(), x_NF.contiguous(), bias_F)
 
 
-@_gelu_backward.register_kernel("cpu")
 def gelu_backward_plainly(d_y_NF: Tensor, x_NF: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
     """The twin."""
     x = x_NF.float() + bias_F.float()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gptmill.models.kernels.gelu import CUBE, SLOPE
 from gptmill.models.kernels.rows import divide_rows
+from gptmill.models.kernels.wrapped_triton import wrap
 
 COLUMNS = 512
 ROWS = 8
@@ -44,7 +45,7 @@ def run_backward(d_y_NF: Tensor, x_NF: Tensor, bias_F: Tensor) -> tuple[Tensor, 
     programs, count = divide_rows(rows, ROWS)
     dx_NF = x_NF.new_empty(x_NF.shape)
     sums_PF = x_NF.new_empty(programs, width, dtype=torch.float32)
-    gelu_backward_kernel[(programs, triton.cdiv(width, COLUMNS))](
+    wrap(gelu_backward_kernel)[(programs, triton.cdiv(width, COLUMNS))](
         d_y_NF, x_NF, bias_F, dx_NF, sums_PF, rows, width,
         SLOPE=SLOPE, CUBE=CUBE, COUNT=count, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptmill.models.fp8 import Fp8Linear, Scaled, fits_tiles, multiply, scale_to_fp8
+from gptmill.models.kernels.operations import make_operation
 from gptmill.models.stream import Normed
 
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -59,20 +60,16 @@ class _ProjectHeads(torch.autograd.Function):
         return dx_BTC, d_weight_EC.to(weight_EC.dtype), d_bias_E.to(weight_EC.dtype), None, None, None, None
 
 
-@torch.library.custom_op(
-    "gptmill::join_heads",
-    mutates_args=(),
-    device_types="cuda",
-    schema="(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)",
-)
+@make_operation("join_heads")
 def _join(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+    if q_BHTD.device.type != "cuda":
+        return join_plainly(q_BHTD, k_BHTD, v_BHTD)
     from gptmill.models.kernels.queries_triton import run_join
 
     q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q_BHTD, k_BHTD, v_BHTD))
     return run_join(q, k, v)
 
 
-@_join.register_kernel("cpu")
 def join_plainly(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
     """The twin: all heads side by side, and the sum over all tokens."""
     joined_BTE = torch.cat([part.transpose(1, 2).flatten(2) for part in (q_BHTD, k_BHTD, v_BHTD)], dim=-1)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gptmill.models.kernels.rows import divide_rows
+from gptmill.models.kernels.wrapped_triton import wrap
 
 COLUMNS = 256
 ROWS = 16
@@ -48,7 +49,7 @@ def run_join(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Te
     joined_BTE = q_BHTD.new_empty(B, T, 3 * width)
     sums_PE = q_BHTD.new_empty(programs, 3 * width, dtype=torch.float32)
     strides = [part.stride(dim) for part in (q_BHTD, k_BHTD, v_BHTD) for dim in (0, 1, 2)]
-    join_heads_kernel[(programs, triton.cdiv(width, COLUMNS), 3)](
+    wrap(join_heads_kernel)[(programs, triton.cdiv(width, COLUMNS), 3)](
         q_BHTD, k_BHTD, v_BHTD, joined_BTE, sums_PE, rows, T, width, D, *strides,
         COUNT=count, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip

@@ -13,19 +13,21 @@ from gptmill.models.kernels.wrapped_triton import wrap
 
 COLUMNS = 512
 ROWS = 8
+STAGES = 3  # of rows on their way from memory
 
 
 @triton.jit
 def gelu_backward_kernel(
     d_y_ptr, x_ptr, bias_ptr, dx_ptr, sums_ptr, rows, width,
     SLOPE: tl.constexpr, CUBE: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < width
     bias = tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(0, COUNT, ROWS):
+    for start in tl.range(0, COUNT, ROWS, num_stages=STAGES):
         row = program * COUNT + start + tl.arange(0, ROWS)
         here = row.to(tl.int64)[:, None] * width + columns[None, :]
         is_inside = (row < rows)[:, None] & is_column[None, :]
@@ -47,6 +49,6 @@ def run_backward(d_y_NF: Tensor, x_NF: Tensor, bias_F: Tensor) -> tuple[Tensor, 
     sums_PF = x_NF.new_empty(programs, width, dtype=torch.float32)
     wrap(gelu_backward_kernel)[(programs, triton.cdiv(width, COLUMNS))](
         d_y_NF, x_NF, bias_F, dx_NF, sums_PF, rows, width,
-        SLOPE=SLOPE, CUBE=CUBE, COUNT=count, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
+        SLOPE=SLOPE, CUBE=CUBE, COUNT=count, ROWS=ROWS, COLUMNS=COLUMNS, STAGES=STAGES, num_warps=4,
     )  # fmt: skip
     return dx_NF, sums_PF.sum(dim=0)

@@ -12,13 +12,14 @@ from gptmill.models.kernels.wrapped_triton import wrap
 
 COLUMNS = 256
 ROWS = 16
+STAGES = 4  # of rows on their way from memory
 
 
 @triton.jit
 def join_heads_kernel(
     q_ptr, k_ptr, v_ptr, joined_ptr, sums_ptr, rows, time, width, head_width,
     q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time,
-    COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program, part = tl.program_id(0), tl.program_id(2)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -30,7 +31,7 @@ def join_heads_kernel(
         source, by_batch, by_head, by_time = v_ptr, v_batch, v_head, v_time
     from_column = (columns // head_width).to(tl.int64) * by_head + columns % head_width
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(0, COUNT, ROWS):
+    for start in tl.range(0, COUNT, ROWS, num_stages=STAGES):
         row = program * COUNT + start + tl.arange(0, ROWS)
         is_inside = (row < rows)[:, None] & is_column[None, :]
         from_row = (row // time).to(tl.int64) * by_batch + (row % time).to(tl.int64) * by_time
@@ -51,6 +52,6 @@ def run_join(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Te
     strides = [part.stride(dim) for part in (q_BHTD, k_BHTD, v_BHTD) for dim in (0, 1, 2)]
     wrap(join_heads_kernel)[(programs, triton.cdiv(width, COLUMNS), 3)](
         q_BHTD, k_BHTD, v_BHTD, joined_BTE, sums_PE, rows, T, width, D, *strides,
-        COUNT=count, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
+        COUNT=count, ROWS=ROWS, COLUMNS=COLUMNS, STAGES=STAGES, num_warps=4,
     )  # fmt: skip
     return joined_BTE, sums_PE.sum(dim=0)

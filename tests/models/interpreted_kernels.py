@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 
@@ -36,15 +37,17 @@ def check_add_norm() -> None:
     rows, width = 37, 96
     x, y, d_stream, d_normed = torch.randn(4, rows, width)
     y_bias, weight, bias = torch.randn(3, width)
-    for is_rms in (False, True):
+    drops = (torch.rand(rows, width) >= 0.2, torch.tensor(1.25))
+    for is_rms, dropout in itertools.product((False, True), ((None, None), drops)):
         for extra in (None, y_bias):
-            arguments = (x, y, extra, weight, None if is_rms else bias, 1e-5, is_rms, extra is None)
+            norm = (weight, None if is_rms else bias, 1e-5, is_rms, extra is None)
+            arguments = (x, y, extra, *dropout, *norm)
             wanted = add_norm.add_norm_plainly(*arguments)
             found = add_norm_triton.run_forward(*arguments)
             scale = slice(3, 3 if extra is None else 4)  # of nothing, where fp8 was not asked for
             assert_all_close(found[: scale.start] + found[scale.stop :], wanted[: scale.start] + wanted[scale.stop :])
             stream, *_, mean, rstd = wanted
-            back = (d_stream, d_normed, stream, mean, rstd, weight, is_rms)
+            back = (d_stream, d_normed, stream, mean, rstd, *dropout, weight, is_rms)
             assert_all_close(add_norm_triton.run_backward(*back), add_norm.add_norm_backward_plainly(*back))
 
 
@@ -89,8 +92,9 @@ def check_nan() -> None:
     empty = torch.empty(4, 32)
     stream, normed, scale = empty.clone(), empty.clone(), torch.empty(())
     add_norm_triton.add_norm_forward_kernel[(4,)](
-        x, y, None, weight, None, stream, normed, empty, scale, torch.empty(4), torch.empty(4), 32,
-        EPS=1e-5, LARGEST=448.0, TINIEST=1e-30, HAS_Y_BIAS=False, HAS_BIAS=False, IS_RMS=True, NARROW=True, BLOCK=32,
+        x, y, None, None, None, weight, None, stream, normed, empty, scale, torch.empty(4), torch.empty(4), 32,
+        EPS=1e-5, LARGEST=448.0, TINIEST=1e-30, HAS_Y_BIAS=False, HAS_KEEP=False, HAS_BIAS=False,
+        IS_RMS=True, NARROW=True, BLOCK=32,
     )  # fmt: skip
     assert normed.isnan().any()
     assert normed.isnan().equal(empty.isnan())

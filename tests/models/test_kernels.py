@@ -14,26 +14,30 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+import torch.nn.functional as F
 from compositions import COMPOSITIONS, CONTEXT, build_wild, draw_tokens
 from functorch.compile import make_boxed_func
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.lowering import FALLBACK_ALLOW_LIST
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from gptmill.config.model import ModelConfig
+from gptmill.config.run import Recompute
+from gptmill.models.block import Block
 from gptmill.models.fp8 import Fp8Format
 from gptmill.models.gpt import GPT, IGNORED_TARGET
-from gptmill.models.kernels.add_norm import add_norm_backward_plainly, add_norm_plainly
+from gptmill.models.kernels.add_norm import add_norm, add_norm_backward_plainly, add_norm_plainly
 from gptmill.models.kernels.choice import OPAQUE, describe_kernels, fuse, prepare_compiler, use_kernels
 from gptmill.models.kernels.gelu import gelu_backward_plainly
 from gptmill.models.kernels.head import head_loss
 from gptmill.models.kernels.queries import join_plainly
 from gptmill.models.losses import LossRule
+from gptmill.models.norms import normalise
+from gptmill.models.stream import Branch, Stream
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
-FUSED = {name: config for name, config in COMPOSITIONS.items() if not config.dropout}
 
 
 def run(model: GPT, groups: Tensor | None = None) -> dict[str, Tensor]:
@@ -50,7 +54,7 @@ def run(model: GPT, groups: Tensor | None = None) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("config", FUSED.values(), ids=FUSED)
+@pytest.mark.parametrize("config", COMPOSITIONS.values(), ids=COMPOSITIONS)
 def test_a_fused_model_computes_what_the_plain_one_does(config: ModelConfig, device: str) -> None:
     model = build_wild(config).to(device)
     plain = run(model)
@@ -71,13 +75,106 @@ def test_a_fused_head_keeps_to_the_rule_of_the_loss(rule: LossRule) -> None:
     assert_alike(run(model, groups), plain)
 
 
-def test_dropout_leaves_the_blocks_as_they_are_and_the_head_fused() -> None:
-    model = build_wild(
-        replace(ModelConfig(num_layers=1, embd_size=16, num_heads=2, context_length=CONTEXT), dropout=0.5)
-    )
-    assert fuse(model, "auto") == "head"
+def test_only_the_head_is_fused_where_no_more_is_wanted() -> None:
+    model = build_wild()
+    assert fuse(model, "head") == "head"
     assert (model.fused_head, model.fused, model.blocks[0].fused) == (True, False, False)
     assert describe_kernels(model) == "the head's kernel"
+
+
+class Replay(nn.Module):
+    """Dropout that keeps what it is told to, in order."""
+
+    def __init__(self, kept: list[Tensor], factor: float) -> None:
+        super().__init__()
+        self.kept, self.factor = iter(kept), factor
+
+    def forward(self, y: Tensor) -> Tensor:
+        return torch.where(next(self.kept), y * self.factor, 0.0)
+
+
+@pytest.mark.parametrize("name", ["classic", "llama", "everything"])
+def test_a_fused_model_drops_what_a_plain_one_would(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both of them the same numbers. Dropout of attention and of embeddings, the same in both, is left out."""
+    config = replace(COMPOSITIONS[name], dropout=0.4)
+    plain, fused = build_wild(config), build_wild(config)
+    kept: list[Tensor] = []
+    draw = Block._drop
+
+    def watch(block: Block, branch: Branch) -> Branch:
+        branch = draw(block, branch)
+        assert branch.keep_BTC is not None
+        kept.append(branch.keep_BTC)
+        return branch
+
+    for model in (plain, fused):
+        model.dropout.p = 0.0
+        for block in (*model.blocks, *model.extra_blocks):
+            block.attention.dropout = 0.0
+    assert fuse(fused, "auto") == "auto"
+    with monkeypatch.context() as patch:
+        patch.setattr(Block, "_drop", watch)
+        found = run(fused)
+    assert len(kept) == 2 * (config.num_layers + config.extra_heads)
+    assert 0.5 < torch.stack(kept).float().mean() < 0.7
+    replay = Replay(kept, 1 / (1 - config.dropout))
+    for block in (*plain.blocks, *plain.extra_blocks):
+        block.dropout = replay
+    assert_alike(found, run(plain))
+
+
+def test_evaluation_drops_nothing_fused_either() -> None:
+    tokens, targets = draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=3)
+    model = build_wild(replace(COMPOSITIONS["classic"], dropout=0.5)).eval()
+    wanted = model(tokens, targets).cross_entropy
+    fuse(model, "auto")
+    torch.testing.assert_close(model(tokens, targets).cross_entropy, wanted)
+    assert not torch.isclose(model.train()(tokens, targets).cross_entropy, wanted)
+
+
+def test_what_dropout_adds_is_right_on_average() -> None:
+    torch.manual_seed(0)
+    block = build_wild(replace(COMPOSITIONS["classic"], dropout=0.3)).train().blocks[0]
+    block.fused = True
+    x, y, bias = torch.randn(16), torch.randn(16), torch.randn(16)
+    stream = Stream(x.expand(100, 400, 16), block._drop(Branch(y.expand(100, 400, 16), bias)))
+    sums, _ = normalise(block.mlp_norm, stream, fused=True)
+    torch.testing.assert_close(sums, stream.settle())
+    added = sums - x
+    dropped = added.isclose(torch.zeros(()), atol=1e-6)
+    torch.testing.assert_close(added[~dropped], ((y + bias) / 0.7).expand_as(added)[~dropped])
+    torch.testing.assert_close(dropped.float().mean(), torch.tensor(0.3), rtol=0, atol=0.005)
+    torch.testing.assert_close(added.mean(dim=(0, 1)), y + bias, rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize("is_rms", [False, True])
+def test_gradients_past_dropout_are_those_of_the_formula(is_rms: bool) -> None:
+    torch.manual_seed(0)
+    x, y, d_stream, d_normed = torch.randn(4, 3, 5, 24)
+    y_bias, weight, bias = torch.randn(3, 24)
+    keep = torch.rand(3, 5, 24) >= 0.4
+    leaves = [each.requires_grad_() for each in (x, y, y_bias, weight, *(() if is_rms else (bias,)))]
+    total = x + torch.where(keep, (y + y_bias) / 0.6, 0.0)
+    normed = F.rms_norm(total, (24,), weight, 1e-5) if is_rms else F.layer_norm(total, (24,), weight, bias, 1e-5)
+    branch = Branch(y, y_bias, keep, torch.tensor(1 / 0.6))
+    found = add_norm(x, branch, weight, None if is_rms else bias, 1e-5, is_rms=is_rms, narrow=True)
+    torch.testing.assert_close(found[:2], (total, normed))
+    wanted = torch.autograd.grad((total, normed), leaves, (d_stream, d_normed))
+    torch.testing.assert_close(torch.autograd.grad(found[:2], leaves, (d_stream, d_normed)), wanted)
+    assert found[2] is not None
+    narrow = found[2].fp8.float() * found[2].inverse_scale
+    torch.testing.assert_close(narrow.view_as(normed), normed, rtol=0.07, atol=0.01)
+
+
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_a_fused_block_that_is_computed_again_drops_the_same(how: Recompute) -> None:
+    model = build_wild(replace(COMPOSITIONS["extra heads"], dropout=0.4))
+    fuse(model, "auto")
+    torch.manual_seed(5)
+    wanted = run(model)
+    model.recompute = how
+    torch.manual_seed(5)
+    assert_alike(run(model), wanted)
 
 
 def test_kernels_are_for_gpus_and_for_formats_of_16_bits() -> None:
@@ -168,11 +265,24 @@ def test_a_fused_model_can_be_compiled(precision: str) -> None:
         assert (fused[name] - wanted).norm() <= 0.05 * wanted.norm() + 1e-6, name
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does
+@pytest.mark.parametrize("how", ["none", "full"])
+def test_a_compiled_model_drops_what_it_would_uncompiled(how: Recompute) -> None:
+    model = build_wild(replace(COMPOSITIONS["classic"], num_layers=1, dropout=0.4))
+    model.recompute = how
+    fuse(model, "auto")
+    torch.manual_seed(5)
+    wanted = run(model)
+    model.compile(backend="aot_eager")
+    torch.manual_seed(5)
+    assert_alike(run(model), wanted)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
 @pytest.mark.parametrize("name", ["classic", "llama"])
 def test_a_gpu_computes_the_same_with_the_kernels_compiled_into_the_model(name: str) -> None:
-    model = build_wild(FUSED[name]).cuda()
+    model = build_wild(COMPOSITIONS[name]).cuda()
     fuse(model, "auto")
     with torch.autocast("cuda", dtype=torch.bfloat16):
         wanted = run(model)
@@ -183,16 +293,40 @@ def test_a_gpu_computes_the_same_with_the_kernels_compiled_into_the_model(name: 
         assert (found[place] - tensor).norm() <= 0.05 * tensor.norm() + 1e-6, place
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_compiled_into_a_norm_computes_the_same(device: str) -> None:
+    """Of the same numbers: a compiler draws others than torch does."""
+    torch.manual_seed(0)
+    x, y, d_stream, d_normed = torch.randn(4, 8, 16, 96, device=device, dtype=torch.bfloat16)
+    y_bias, norm = torch.randn(96, device=device), nn.LayerNorm(96, device=device)
+    leaves = [each.requires_grad_() for each in (x, y, y_bias)]
+    keep, factor = torch.rand(8, 16, 96, device=device) >= 0.4, torch.tensor(1 / 0.6, device=device)
+
+    def compute(x: Tensor, y: Tensor, y_bias: Tensor, keep: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        total, normed = normalise(norm, Stream(x, Branch(y, y_bias, keep, factor)), fused=True)
+        return total, normed.x_BTC
+
+    wanted = compute(x, y, y_bias, keep, factor)
+    found = torch.compile(compute, backend="inductor" if device == "cuda" else "aot_eager")(x, y, y_bias, keep, factor)
+    everything = (*leaves, *norm.parameters())
+    wanted += torch.autograd.grad(wanted, everything, (d_stream, d_normed))
+    found += torch.autograd.grad(found, everything, (d_stream, d_normed))
+    torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("width", [768, 1600])
-@pytest.mark.parametrize("is_rms", [False, True])
-def test_a_gpu_finds_the_triton_kernels_equal_to_their_twins(width: int, is_rms: bool) -> None:
+@pytest.mark.parametrize(("is_rms", "dropped"), [(False, False), (True, False), (False, True), (True, True)])
+def test_a_gpu_finds_the_triton_kernels_equal_to_their_twins(width: int, is_rms: bool, dropped: bool) -> None:
     torch.manual_seed(0)
     x, y, d_stream, d_normed = torch.randn(4, 1000, width, device="cuda", dtype=torch.bfloat16)
     y_bias, weight, bias = torch.randn(3, width, device="cuda")
-    arguments = (x, y, y_bias, weight, None if is_rms else bias, 1e-5, is_rms, True)
+    keep, factor = torch.rand(1000, width, device="cuda") >= 0.2, torch.tensor(1.25, device="cuda")
+    dropout = (keep, factor) if dropped else (None, None)
+    arguments = (x, y, y_bias, *dropout, weight, None if is_rms else bias, 1e-5, is_rms, True)
     found, wanted = torch.ops.gptmill.add_norm(*arguments), add_norm_plainly(*arguments)
-    back = (d_stream, d_normed, wanted[0], *wanted[-2:], weight, is_rms)
+    back = (d_stream, d_normed, wanted[0], *wanted[-2:], *dropout, weight, is_rms)
     found += torch.ops.gptmill.add_norm_backward(*back)
     wanted += add_norm_backward_plainly(*back)
     hidden = (y, x, y_bias)

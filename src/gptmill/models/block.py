@@ -5,7 +5,8 @@ Shape suffixes: B batch, T time, C width.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from gptmill.config.model import ModelConfig
 from gptmill.models.attention import Attention
@@ -43,5 +44,12 @@ class Block(nn.Module):
         return Stream(x_BTC, self._drop(self.mlp(normed))), None
 
     def _drop(self, branch: Branch) -> Branch:
-        y_BTC: Tensor = self.dropout(branch.y_BTC)
-        return Branch(y_BTC, branch.bias_C)
+        """Fused, only the numbers to keep are drawn: the bias is still to be added."""
+        if not self.fused:
+            return branch._replace(y_BTC=self.dropout(branch.y_BTC))
+        p = self.dropout.p
+        if p == 0 or not self.training:
+            return branch
+        device = branch.y_BTC.device
+        keep_BTC = torch.rand(branch.y_BTC.shape, device=device) >= p
+        return branch._replace(keep_BTC=keep_BTC, factor=torch.full((), 1 / (1 - p), device=device))

@@ -30,6 +30,6 @@ def normalise(norm: nn.Module, stream: Stream, fused: bool, narrow: bool = False
     assert norm.eps is not None
     bias_C = norm.bias if isinstance(norm, nn.LayerNorm) else None
     x_BTC, normed_BTC, fp8 = add_norm(
-        stream.x_BTC, *stream.branch, norm.weight, bias_C, norm.eps, is_rms=isinstance(norm, nn.RMSNorm), narrow=narrow
+        stream.x_BTC, stream.branch, norm.weight, bias_C, norm.eps, is_rms=isinstance(norm, nn.RMSNorm), narrow=narrow
     )
     return x_BTC, Normed(normed_BTC, fp8)

@@ -13,11 +13,21 @@ from gptmill.models.fp8 import Scaled, apply_weight
 
 
 class Branch(NamedTuple):
-    """What a part of a block adds to the stream."""
+    """What a part of a block adds to the stream. Tensors only: torch.compile lets nothing else out of a block that is
+    computed again."""
 
     y_BTC: Tensor
     bias_C: Tensor | None = None
     """The last layer's, where it is still to be added."""
+    keep_BTC: Tensor | None = None
+    """What dropout leaves of y and its bias, where it is still to be applied; the rest is zero."""
+    factor: Tensor | None = None
+    """What that is multiplied with."""
+
+    def complete(self) -> Tensor:
+        """All of it, as one tensor."""
+        y_BTC = self.y_BTC if self.bias_C is None else self.y_BTC + self.bias_C.to(self.y_BTC.dtype)
+        return y_BTC if self.keep_BTC is None or self.factor is None else y_BTC * self.keep_BTC * self.factor
 
 
 class Stream(NamedTuple):
@@ -28,10 +38,7 @@ class Stream(NamedTuple):
 
     def settle(self) -> Tensor:
         """The whole sum."""
-        if self.branch is None:
-            return self.x_BTC
-        y_BTC, bias_C = self.branch
-        return self.x_BTC + (y_BTC if bias_C is None else y_BTC + bias_C.to(y_BTC.dtype))
+        return self.x_BTC if self.branch is None else self.x_BTC + self.branch.complete()
 
 
 class Normed(NamedTuple):

@@ -16,19 +16,22 @@ STAGES = 4  # of rows on their way from memory
 
 @triton.jit
 def add_norm_forward_kernel(
-    x_ptr, y_ptr, y_bias_ptr, weight_ptr, bias_ptr, stream_ptr, normed_ptr, fp8_ptr, inverse_scale_ptr, mean_ptr,
-    rstd_ptr, width,
+    x_ptr, y_ptr, y_bias_ptr, keep_ptr, factor_ptr, weight_ptr, bias_ptr, stream_ptr, normed_ptr, fp8_ptr,
+    inverse_scale_ptr, mean_ptr, rstd_ptr, width,
     EPS: tl.constexpr, LARGEST: tl.constexpr, TINIEST: tl.constexpr,  # else torch.compile makes them fp64
-    HAS_Y_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_RMS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_Y_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, HAS_BIAS: tl.constexpr, IS_RMS: tl.constexpr,
+    NARROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_inside = columns < width
     here = row * width + columns
-    total = tl.load(x_ptr + here, mask=is_inside, other=0.0).to(tl.float32)
-    total += tl.load(y_ptr + here, mask=is_inside, other=0.0).to(tl.float32)
+    added = tl.load(y_ptr + here, mask=is_inside, other=0.0).to(tl.float32)
     if HAS_Y_BIAS:
-        total += tl.load(y_bias_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
+        added += tl.load(y_bias_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
+    if HAS_KEEP:
+        added *= tl.load(keep_ptr + here, mask=is_inside, other=0).to(tl.float32) * tl.load(factor_ptr)
+    total = tl.load(x_ptr + here, mask=is_inside, other=0.0).to(tl.float32) + added
     stream = total.to(stream_ptr.dtype.element_ty)
     tl.store(stream_ptr + here, stream, mask=is_inside)
     x = stream.to(tl.float32)
@@ -57,8 +60,9 @@ def add_norm_forward_kernel(
 
 @triton.jit
 def add_norm_backward_kernel(
-    d_stream_ptr, d_normed_ptr, stream_ptr, mean_ptr, rstd_ptr, weight_ptr, dx_ptr, sums_ptr, rows, width,
-    IS_RMS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    d_stream_ptr, d_normed_ptr, stream_ptr, mean_ptr, rstd_ptr, keep_ptr, factor_ptr, weight_ptr, dx_ptr, dy_ptr,
+    sums_ptr, rows, width,
+    HAS_KEEP: tl.constexpr, IS_RMS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
@@ -66,7 +70,10 @@ def add_norm_backward_kernel(
     weight = tl.load(weight_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
     d_weight = tl.zeros((BLOCK,), dtype=tl.float32)
     d_bias = tl.zeros((BLOCK,), dtype=tl.float32)
-    dx_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    dy_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    factor = 1.0
+    if HAS_KEEP:
+        factor = tl.load(factor_ptr)
     for row in tl.range(program, rows, programs, num_stages=STAGES):
         here = tl.cast(row, tl.int64) * width + columns
         x = tl.load(stream_ptr + here, mask=is_inside, other=0.0).to(tl.float32)
@@ -85,16 +92,20 @@ def add_norm_backward_kernel(
         tl.store(dx_ptr + here, dx.to(dx_ptr.dtype.element_ty), mask=is_inside)
         d_weight += d_normed * hat
         d_bias += d_normed
-        dx_sum += dx
+        dy = dx
+        if HAS_KEEP:
+            dy *= tl.load(keep_ptr + here, mask=is_inside, other=0).to(tl.float32) * factor
+            tl.store(dy_ptr + here, dy.to(dy_ptr.dtype.element_ty), mask=is_inside)
+        dy_sum += dy
     place = sums_ptr + program * 3 * width + columns
     tl.store(place, d_weight, mask=is_inside)
     tl.store(place + width, d_bias, mask=is_inside)
-    tl.store(place + 2 * width, dx_sum, mask=is_inside)
+    tl.store(place + 2 * width, dy_sum, mask=is_inside)
 
 
 def run_forward(
-    x_NC: Tensor, y_NC: Tensor, y_bias_C: Tensor | None, weight_C: Tensor, bias_C: Tensor | None, eps: float,
-    is_rms: bool, narrow: bool,
+    x_NC: Tensor, y_NC: Tensor, y_bias_C: Tensor | None, keep_NC: Tensor | None, factor: Tensor | None,
+    weight_C: Tensor, bias_C: Tensor | None, eps: float, is_rms: bool, narrow: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     rows, width = x_NC.shape
     fp8_NC = x_NC.new_empty(rows if narrow else 0, width, dtype=torch.float8_e4m3fn)
@@ -105,29 +116,33 @@ def run_forward(
     block = triton.next_power_of_2(width)
     # What the kernel leaves alone is another of its inputs: a card without fp8 does not even know its pointers.
     wrap(add_norm_forward_kernel)[(rows,)](
-        x_NC, y_NC, weight_C if y_bias_C is None else y_bias_C, weight_C, weight_C if bias_C is None else bias_C,
+        x_NC, y_NC, weight_C if y_bias_C is None else y_bias_C, x_NC if keep_NC is None else keep_NC,
+        weight_C if factor is None else factor, weight_C, weight_C if bias_C is None else bias_C,
         stream_NC, normed_NC, fp8_NC if narrow else x_NC, inverse_scale, x_NC if is_rms else mean_N, rstd_N,
         width, EPS=eps, LARGEST=torch.finfo(torch.float8_e4m3fn).max, TINIEST=TINIEST_AMAX,
-        HAS_Y_BIAS=y_bias_C is not None, HAS_BIAS=bias_C is not None, IS_RMS=is_rms, NARROW=narrow, BLOCK=block,
-        num_warps=count_warps(block),
+        HAS_Y_BIAS=y_bias_C is not None, HAS_KEEP=keep_NC is not None, HAS_BIAS=bias_C is not None, IS_RMS=is_rms,
+        NARROW=narrow, BLOCK=block, num_warps=count_warps(block),
     )  # fmt: skip
     return stream_NC, normed_NC, fp8_NC, inverse_scale, mean_N, rstd_N
 
 
 def run_backward(
-    d_stream_NC: Tensor, d_normed_NC: Tensor, stream_NC: Tensor, mean_N: Tensor, rstd_N: Tensor, weight_C: Tensor,
-    is_rms: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    d_stream_NC: Tensor, d_normed_NC: Tensor, stream_NC: Tensor, mean_N: Tensor, rstd_N: Tensor,
+    keep_NC: Tensor | None, factor: Tensor | None, weight_C: Tensor, is_rms: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     rows, width = stream_NC.shape
     programs = min(rows, PROGRAMS_PER_PROCESSOR * count_processors(stream_NC.device))
-    dx_NC = torch.empty_like(stream_NC)
+    dx_NC, dy_NC = torch.empty_like(stream_NC), stream_NC.new_empty(0 if keep_NC is None else rows, width)
     sums_P3C = stream_NC.new_empty(programs, 3, width, dtype=torch.float32)
     block = triton.next_power_of_2(width)
     wrap(add_norm_backward_kernel)[(programs,)](
-        d_stream_NC, d_normed_NC, stream_NC, rstd_N if is_rms else mean_N, rstd_N, weight_C, dx_NC, sums_P3C,
-        rows, width, IS_RMS=is_rms, BLOCK=block, STAGES=STAGES, num_warps=max(1, count_warps(block) // 2),
+        d_stream_NC, d_normed_NC, stream_NC, rstd_N if is_rms else mean_N, rstd_N,
+        stream_NC if keep_NC is None else keep_NC, weight_C if factor is None else factor, weight_C,
+        dx_NC, stream_NC if keep_NC is None else dy_NC, sums_P3C, rows, width,
+        HAS_KEEP=keep_NC is not None, IS_RMS=is_rms, BLOCK=block, STAGES=STAGES,
+        num_warps=max(1, count_warps(block) // 2),
     )  # fmt: skip
-    return dx_NC, sums_P3C.sum(dim=0)
+    return dx_NC, dy_NC, sums_P3C.sum(dim=0)
 
 
 def count_warps(block: int) -> int:

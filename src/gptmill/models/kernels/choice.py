@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 import torch.compiler.config
-from torch import nn
 
 from gptmill.config.run import KernelChoice, PrecisionName
 from gptmill.models.gpt import GPT
@@ -64,9 +63,9 @@ def describe_kernels(model: GPT) -> str:
 
 
 def fuse(model: GPT, wanted: KernelChoice) -> KernelChoice:
-    """Wherever they compute the same: dropout stands between a bias and the sum, and needs the plain way."""
+    """Makes the head use its kernel, and the blocks theirs if wanted."""
     model.fused_head = True
-    if wanted == "head" or any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
+    if wanted == "head":
         return "head"
     for part in model.modules():
         if hasattr(part, "fused"):

@@ -52,15 +52,17 @@ VARIANTS = {
     "learned positions for rotary": "--positions learned",
     "GELU for ReLU²": "--feed_forward gelu",
     "SwiGLU for ReLU²": "--feed_forward swiglu --ffn_size 2048",
+    "no value embeddings": "--value_embeddings 0",
+    "a head of its own for value embeddings": "--value_embeddings 0 --no_tied_head",
+    "12 layers, no value embeddings": "--num_layers 12 --value_embeddings 0",
     "no zero-init": "--no_zero_init",
     "cosine for WSD": "--schedule cosine",
     "layer norm for RMS norm": "--norm layernorm",
     "biases": "--bias",
     "12 heads of 64": "--num_heads 12",
-    "value embeddings": "--value_embeddings 1",
-    "untied head": "--no_tied_head",
     "logits capped at 15": "--logit_softcap 15",
     "documents apart": "--documents masked",
+    "windows not shifted": "--no_shift_windows",
 }
 
 

@@ -163,6 +163,7 @@ def test_every_number_has_a_range() -> None:
         ({"documents": "whole", "order": "shards"}, "order", "documents = whole"),
         ({"documents": "whole", "order": "curriculum"}, "order", "documents = whole"),
         ({"documents": "whole", "context_stages": "256:5"}, "context_stages", "documents = whole"),
+        ({"documents": "whole", "shift_windows": True}, "shift_windows", "documents = whole"),
         ({"context_stages": "256"}, "context_stages", "TOKENS:STEP"),
         ({"context_stages": "0:5"}, "context_stages", "TOKENS:STEP"),
         ({"context_stages": "256:500,512:500"}, "context_stages", "order of their steps"),

@@ -76,6 +76,12 @@ def _fix_order(values: Values, world_size: int) -> str:  # noqa: ARG001
     return "orders windows, and documents = whole has none; use order shuffle, or documents packed or masked"
 
 
+def _fix_shift(values: Values, world_size: int) -> str:  # noqa: ARG001
+    if not values["shift_windows"] or values["documents"] != "whole":
+        return ""
+    return "moves windows, and documents = whole has none; leave it out, or use documents packed or masked"
+
+
 def _fix_stages(values: Values, world_size: int) -> str:  # noqa: ARG001
     if values["context_stages"] is None:
         return ""
@@ -104,5 +110,6 @@ RELATIONS = (
     Relation("eval_tokens", "context_length", _fix_eval_tokens),
     Relation("mixture", "corpus data_dir", _fix_mixture),
     Relation("order", "documents", _fix_order),
+    Relation("shift_windows", "documents", _fix_shift),
     Relation("context_stages", "documents context_length", _fix_stages),
 )

@@ -44,6 +44,8 @@ class DataConfig:
     """Score that order curriculum follows in its first epoch, from low to high: one that gptmill data score made."""
     documents: DocumentsName = "packed"
     """packed: windows run over documents' ends; masked: the same without attention across; whole: rows by document."""
+    shift_windows: bool = False
+    """Cut the windows of each epoch at other places: learns more of a small corpus that is read many times."""
     cache_gb: float = 20.0
     """Disk space for the shards of a data_dir that is an address, such as s3://bucket/corpus."""
     data_on_device: bool = False

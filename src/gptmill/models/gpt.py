@@ -90,6 +90,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm = build_norm(config)
         self.head = None if config.tied_head else nn.Linear(width, padded_vocab_size, bias=False)
+        self.head_copy: Tensor | None
+        self.register_buffer("head_copy", None, persistent=False)
         self.extra_blocks = nn.ModuleList(Block(config, config.num_layers + k) for k in range(config.extra_heads))
 
     def forward(
@@ -142,7 +144,10 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        return self.token_embedding.weight if self.head is None else self.head.weight
+        """The head's own; or the embedding, or a copy of it in another format, where somebody has put one."""
+        if self.head is not None:
+            return self.head.weight
+        return self.token_embedding.weight if self.head_copy is None else self.head_copy
 
     def project(self, x_BTC: Tensor) -> Tensor:
         """The head: the token embedding again, or a matrix of its own."""

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from gptmill.config.errors import UserError
 from gptmill.config.model import Moe
 from gptmill.config.run import PrecisionName, RunConfig
 from gptmill.data.batches.batch import Batch
-from gptmill.models.gpt import Losses
+from gptmill.models.gpt import GPT, Losses
 from gptmill.runtime.memory import is_out_of_memory
-from gptmill.runtime.precision import make_autocast
+from gptmill.runtime.precision import AUTOCAST_DTYPES, make_autocast
 from gptmill.runtime.world import World
+from gptmill.training.narrow_weights import NarrowWeights
 
 WARM_UP = 3  # passes of a shape before it is recorded: libraries choose and allocate in their first ones
 RECORDING_MODES = ("reduce-overhead", "max-autotune")
@@ -37,64 +39,69 @@ class PlainPass:
     precision: PrecisionName
     device: torch.device
 
+    def begin_step(self) -> None:
+        """Called before the first micro-batch after an update."""
+
     def run(self, batch: Batch, scale: float) -> Losses:
         """The losses; `scale` is that of the objective whose gradients are taken."""
-        objective, losses = self.measure(batch, scale)
+        objective, losses = self.measure(batch, scale, {})
         objective.backward()
         return losses
 
-    def measure(self, batch: Batch, scale: float | Tensor) -> tuple[Tensor, Losses]:
-        """The scaled objective, which has gradients; and the losses, which have none."""
+    def measure(self, batch: Batch, scale: float | Tensor, weights: dict[str, Tensor]) -> tuple[Tensor, Losses]:
+        """The scaled objective, which has gradients; and the losses, which have none. `weights` replace the model's."""
+        inputs = (batch.tokens, batch.targets, batch.documents, batch.groups)
         with make_autocast(self.precision, self.device):
-            losses = self.forward(batch.tokens, batch.targets, batch.documents, batch.groups)
+            losses = functional_call(self.forward, weights, inputs) if weights else self.forward(*inputs)
         return self.scaler.scale(losses.objective * scale), losses.detach()
 
 
 class RecordedPass:
     """A pass that is recorded once its shape is known, and replayed for as long as gradients stay where they are."""
 
-    def __init__(self, plain: PlainPass, record: Record | None = None) -> None:
+    def __init__(self, plain: PlainPass, model: GPT, record: Record | None = None) -> None:
         self._plain = plain
+        self._weights = NarrowWeights(model, AUTOCAST_DTYPES.get(plain.precision))
         self._record = record or record_graph
-        self._parameters = list(plain.forward.parameters())
         self._recording: _Recording | None = None
         self._shape: torch.Size | None = None
         self._seen = 0
+
+    def begin_step(self) -> None:
+        self._weights.renew()
 
     def run(self, batch: Batch, scale: float) -> Losses:
         """As PlainPass.run. The losses are there until the next one."""
         if batch.tokens.shape != self._shape:
             self._shape, self._seen, self._recording = batch.tokens.shape, 0, None
-        gradients = [parameter.grad for parameter in self._parameters]
+        gradients = [_obtain_gradient(parameter) for parameter in self._weights.parameters]
         if self._recording is None or not self._recording.is_into(gradients):
             if self._seen < WARM_UP:
                 self._seen += 1
-                return self._plain.run(batch, scale)
+                return self._work(batch, scale)
             self._recording = None  # whose memory the next one can use
-            self._recording = _Recording(self._plain, self._record, batch, self._parameters)
+            self._recording = _Recording(self._work, self._record, batch, gradients)
         return self._recording.replay(batch, scale)
+
+    def _work(self, batch: Batch, scale: float | Tensor) -> Losses:
+        objective, losses = self._plain.measure(batch, scale, self._weights.copies)
+        self._weights.add_gradients(objective)
+        return losses
 
 
 class _Recording:
     """A pass over batches that are copied to one place, into gradients at one place."""
 
-    def __init__(self, plain: PlainPass, record: Record, batch: Batch, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, work: Callable[[Batch, Tensor], Losses], record: Record, batch: Batch, gradients: Sequence[Tensor]
+    ) -> None:
         groups = None if batch.groups is None else batch.groups.clone()
         self._batch = Batch(batch.tokens.clone(), batch.targets.clone(), groups=groups)
         self._scale = torch.zeros((), device=batch.tokens.device)
-        self._gradients = [parameter.grad for parameter in parameters]
-        trained = [parameter for parameter in parameters if parameter.grad is not None]
-        sums = [parameter.grad for parameter in trained if parameter.grad is not None]
+        self._gradients = gradients
+        self._replay = record(lambda: work(self._batch, self._scale))
 
-        def work() -> Losses:
-            objective, losses = plain.measure(self._batch, self._scale)
-            gradients = torch.autograd.grad(objective, trained)
-            torch._foreach_add_(sums, gradients)
-            return losses
-
-        self._replay = record(work)
-
-    def is_into(self, gradients: Sequence[Tensor | None]) -> bool:
+    def is_into(self, gradients: Sequence[Tensor]) -> bool:
         """Whether these are the gradients that it adds to."""
         return all(one is other for one, other in zip(gradients, self._gradients, strict=True))
 
@@ -105,6 +112,13 @@ class _Recording:
             self._batch.groups.copy_(batch.groups)
         self._scale.fill_(scale)
         return self._replay()
+
+
+def _obtain_gradient(parameter: nn.Parameter) -> Tensor:
+    """That of a parameter, which is 0 where it has none yet."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
 
 
 def record_graph(work: Replay) -> Replay:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import gc
 import math
+from dataclasses import replace
 
 import torch
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
+from gptmill.data.batches.batch import Batch
 from gptmill.runtime.memory import is_out_of_memory
-from gptmill.runtime.precision import make_autocast
 from gptmill.runtime.world import World
+from gptmill.training.passes import PlainPass
 from gptmill.training.plan import TrainPlan
 from gptmill.training.state import TrainState
 
@@ -78,8 +80,8 @@ def _run_micro_batch(state: TrainState, config: RunConfig, plan: TrainPlan, worl
     tokens, targets = (torch.randint(plan.vocab_size, shape, generator=generator).to(device) for _ in range(2))
     documents = None if plan.separator is None else torch.zeros(shape, dtype=torch.int64, device=device)
     groups = torch.zeros(rows, dtype=torch.int64, device=device) if plan.corpora else None
-    with make_autocast(plan.precision, device):
-        losses = state.model(tokens, targets, documents, groups)
-    losses.objective.backward()
+    # Each rank by itself: one that runs out of memory would leave the others waiting for its gradients.
+    passes = replace(state.passes, forward=state.model) if isinstance(state.passes, PlainPass) else state.passes
+    passes.run(Batch(tokens, targets, documents, groups), 1.0)
     state.optimizer.step_unless(torch.ones((), dtype=torch.bool, device=device))
     return float(torch.nn.utils.clip_grad_norm_(state.model.parameters(), math.inf))

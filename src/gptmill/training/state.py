@@ -155,7 +155,7 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
         forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     scaler = build_scaler(plan.precision, world.device)
     plain = PlainPass(forward, scaler, plan.precision, world.device)
-    passes = RecordedPass(plain) if is_recorded else plain
+    passes = RecordedPass(plain, model) if is_recorded else plain
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
     average = None if decay is None else WeightAverage.build(model, decay)

@@ -52,6 +52,7 @@ def train_step(
     scale = world.size / tokens
     width = find_stage(plan.context_stages, state.step + 1)
     totals = Totals(world.device, len(plan.corpora))
+    state.passes.begin_step()
     for micro_batch in range(micro_batches):
         beat("waiting for data")
         batch = make_batch(feed.take(lambda: bool(stop)), IGNORED_TARGET, plan.separator, width)

@@ -16,6 +16,7 @@ from gptmill.data.batches.documents import DocumentGroups, cut_documents
 from gptmill.data.batches.order import Order, ShardOrder, Shuffle
 from gptmill.data.batches.rows import Places
 from gptmill.data.batches.shares import Shares
+from gptmill.data.batches.shifts import Shift
 from gptmill.data.corpora import Corpora
 from gptmill.data.shards.opening import SplitWindows, TokenShards
 from gptmill.data.shards.scores import read_scores
@@ -45,10 +46,17 @@ class Stream(Protocol):
 class WindowStream:
     """Windows in their order, of several corpora in their shares."""
 
-    def __init__(self, windows: list[SplitWindows], orders: list[Order], shares: Shares, batch_size: int) -> None:
+    def __init__(
+        self,
+        windows: list[SplitWindows],
+        orders: list[Order],
+        shares: Shares,
+        batch_size: int,
+        shifts: list[Shift] | None = None,
+    ) -> None:
         self.units_per_epoch = sum(part.num_windows for part in windows)
         self.units_per_batch = batch_size
-        self._windows, self._orders, self._shares = windows, orders, shares
+        self._windows, self._orders, self._shares, self._shifts = windows, orders, shares, shifts
         self._context_length = windows[0].context_length
 
     def find(self, start: int) -> Places:
@@ -58,6 +66,8 @@ class WindowStream:
             own = corpora == corpus
             found = self._orders[corpus].find(numbers[own])
             shards[own], starts[own] = self._windows[corpus].locate(found)
+            if self._shifts is not None:
+                starts[own] = self._shifts[corpus].move(shards[own], starts[own], numbers[own])
         return Places(corpora, shards, starts, self._context_length)
 
     def count_targets(self, start: int, size: int) -> int:  # noqa: ARG002
@@ -121,7 +131,8 @@ def build_stream(config: RunConfig, corpora: Corpora) -> Stream:
         _build_order(data, seed, corpus, shards, part)
         for corpus, (shards, part) in enumerate(zip(corpora.shards, windows, strict=True))
     ]
-    return WindowStream(windows, orders, corpora.shares, config.training.mini_batch_size)
+    shifts = [Shift(part, seed, corpus) for corpus, part in enumerate(windows)] if data.shift_windows else None
+    return WindowStream(windows, orders, corpora.shares, config.training.mini_batch_size, shifts)
 
 
 def _build_order(data: DataConfig, seed: int, corpus: int, shards: TokenShards, windows: SplitWindows) -> Order:

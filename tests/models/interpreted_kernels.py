@@ -11,6 +11,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 from gptmill.models.kernels import (
+    accumulate,
+    accumulate_triton,
     add_norm,
     add_norm_triton,
     gelu,
@@ -100,15 +102,24 @@ def check_nan() -> None:
     assert normed.isnan().equal(empty.isnan())
 
 
+def check_accumulate() -> None:
+    totals, new = [torch.randn(5000), torch.randn(70, 9)], [torch.randn(5000).bfloat16(), torch.randn(70, 9).bfloat16()]
+    wanted = [total.clone() for total in totals]
+    accumulate.accumulate_plainly(wanted, new)
+    for total, each in zip(totals, new, strict=True):
+        accumulate_triton.run_accumulate(total, each)
+    assert_all_close(tuple(totals), tuple(wanted))
+
+
 def check_join() -> None:
     rows.PROGRAMS = 2
-    q, k, v = (torch.randn(2, 3, 50, 16) for _ in range(3))
+    q, k, v = (torch.randn(2, 50, 3, 16) for _ in range(3))
     k = k.transpose(1, 2).contiguous().transpose(1, 2)
     assert_all_close(queries_triton.run_join(q, k, v), queries.join_plainly(q, k, v))
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for check in (check_add_norm, check_gelu, check_head, check_head_in_fp8, check_join, check_nan):
+    for check in (check_accumulate, check_add_norm, check_gelu, check_head, check_head_in_fp8, check_join, check_nan):
         check()
         sys.stdout.write(check.__name__.removeprefix("check_") + "\n")

@@ -65,14 +65,16 @@ class Attention(nn.Module):
 
     def forward(self, normed: Normed, context: BlockContext, cache: LayerCache | None = None) -> Branch:
         """Attends to what the mask lets through."""
-        q_BHTD, k_BKSD, v_BKSD = self._project(normed)
+        # Heads stay beside each other in memory, as the layers before and after want them: attention can read that.
+        q_BTHD, k_BTKD, v_BTKD = self._project(normed)
         if self.query_norm is not None and self.key_norm is not None:
-            q_BHTD = self.query_norm(q_BHTD.float()).to(v_BKSD.dtype)
-            k_BKSD = self.key_norm(k_BKSD.float()).to(v_BKSD.dtype)
+            q_BTHD = self.query_norm(q_BTHD.float()).to(v_BTKD.dtype)
+            k_BTKD = self.key_norm(k_BTKD.float()).to(v_BTKD.dtype)
         if context.rotation is not None:
-            q_BHTD, k_BKSD = rotate(q_BHTD, context.rotation), rotate(k_BKSD, context.rotation)
+            q_BTHD, k_BTKD = rotate(q_BTHD, context.rotation), rotate(k_BTKD, context.rotation)
         if self.value_gate is not None:
-            v_BKSD = v_BKSD + self._weigh_values(context).to(v_BKSD.dtype)
+            v_BTKD = v_BTKD + self._weigh_values(context).to(v_BTKD.dtype)
+        q_BHTD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in (q_BTHD, k_BTKD, v_BTKD))
         if cache is not None:
             assert context.positions_T is not None, "tokens for a cache must say their places"
             k_BKSD, v_BKSD = cache.put(k_BKSD, v_BKSD, context.positions_T)
@@ -85,17 +87,15 @@ class Attention(nn.Module):
         if self.fused and is_like_kernels and (self.wants_narrow or not isinstance(self.qkv, Fp8Linear)):
             return project_heads(normed, self.qkv, self.num_heads)
         qkv_BTHD = apply_layer(self.qkv, *normed).unflatten(-1, (-1, self.head_width))
-        sizes = (self.num_heads, self.kv_heads, self.kv_heads)
-        q_BHTD, k_BKSD, v_BKSD = qkv_BTHD.transpose(1, 2).split(sizes, dim=1)
-        return q_BHTD, k_BKSD, v_BKSD
+        q_BTHD, k_BTKD, v_BTKD = qkv_BTHD.split((self.num_heads, self.kv_heads, self.kv_heads), dim=2)
+        return q_BTHD, k_BTKD, v_BTKD
 
     def _weigh_values(self, context: BlockContext) -> Tensor:
         """The tokens' own values, as much of them as each head has learnt to want."""
         assert self.value_gate is not None
         assert context.value_embedding_BTW is not None
         B, T, _ = context.value_embedding_BTW.shape
-        values_BTKD = context.value_embedding_BTW.view(B, T, self.kv_heads, self.head_width)
-        return (self.value_gate[:, None] * values_BTKD).transpose(1, 2)
+        return self.value_gate[:, None] * context.value_embedding_BTW.view(B, T, self.kv_heads, self.head_width)
 
     def _attend(self, q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Mask) -> Tensor:
         is_shared = self.kv_heads != self.num_heads

@@ -12,6 +12,7 @@ from gptmill.config.model import ModelConfig
 from gptmill.models.attention import Attention
 from gptmill.models.attention import BlockContext as BlockContext
 from gptmill.models.cache import LayerCache
+from gptmill.models.dropout import draw_kept
 from gptmill.models.experts import MixtureOfExperts, RouterStats
 from gptmill.models.feed_forward import build_feed_forward
 from gptmill.models.norms import build_norm, normalise
@@ -50,6 +51,5 @@ class Block(nn.Module):
         p = self.dropout.p
         if p == 0 or not self.training:
             return branch
-        device = branch.y_BTC.device
-        keep_BTC = torch.rand(branch.y_BTC.shape, device=device) >= p
-        return branch._replace(keep_BTC=keep_BTC, factor=torch.full((), 1 / (1 - p), device=device))
+        keep_BTC = draw_kept(branch.y_BTC.detach(), p)
+        return branch._replace(keep_BTC=keep_BTC, factor=torch.full((), 1 / (1 - p), device=keep_BTC.device))

@@ -45,12 +45,12 @@ def _(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     return angles, torch.empty_like(angles)
 
 
-def rotate(x_BHTD: Tensor, rotation: Rotation) -> Tensor:
+def rotate(x_BTHD: Tensor, rotation: Rotation) -> Tensor:
     """Turns queries or keys; computed in fp32, returned as they came."""
-    cos_TD, sin_TD = rotation
-    x = x_BHTD.float()
+    cos_T1D, sin_T1D = (part.unsqueeze(1) for part in rotation)
+    x = x_BTHD.float()
     first, second = x.chunk(2, dim=-1)
-    return (x * cos_TD + torch.cat([-second, first], dim=-1) * sin_TD).to(x_BHTD.dtype)
+    return (x * cos_T1D + torch.cat([-second, first], dim=-1) * sin_T1D).to(x_BTHD.dtype)
 
 
 def _make_frequencies(rope: Rope, head_width: int, device: torch.device) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from gptmill.models.fp8 import Fp8Linear
 from gptmill.models.gpt import GPT
+from gptmill.models.kernels.accumulate import accumulate
 
 HEAD = "head_copy"  # of a tied head, which the model looks for under this name
 
@@ -34,9 +35,8 @@ class NarrowWeights:
         """What `objective.backward()` does to a model without copies."""
         kept, copied = self._kept, list(self.copies.values())
         gradients = torch.autograd.grad(objective, [*kept, *copied], materialize_grads=True)
-        _add(kept, gradients[: len(kept)])
-        # In a second turn, since the weight of a tied head had its first one as an embedding.
-        _add(list(self._originals.values()), gradients[len(kept) :])
+        torch._foreach_add_(_list_gradients(kept), list(gradients[: len(kept)]))
+        accumulate(_list_gradients(self._originals.values()), gradients[len(kept) :])
 
 
 def _list_matrices(model: GPT) -> dict[str, Tensor]:
@@ -49,7 +49,5 @@ def _list_matrices(model: GPT) -> dict[str, Tensor]:
     return found
 
 
-def _add(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    sums = [weight.grad for weight in weights if weight.grad is not None]
-    if sums:
-        torch._foreach_add_(sums, list(gradients))
+def _list_gradients(weights: Iterable[Tensor]) -> list[Tensor]:
+    return [weight.grad for weight in weights if weight.grad is not None]

@@ -71,8 +71,10 @@ def add_norm_plainly(
     limit = (limit if bias_C is None else limit + bias_C.float().abs()).amax().clamp(min=TINIEST_AMAX)
     largest = torch.finfo(torch.float8_e4m3fn).max
     fp8_NC = (normed_NC * (largest / limit)).clamp(-largest, largest).to(torch.float8_e4m3fn)
-    fp8_NC = fp8_NC if narrow else fp8_NC[:0].clone()
-    return stream_NC, normed_NC.to(x_NC.dtype), fp8_NC, limit / largest, mean_N, rstd_N
+    inverse_scale = limit / largest
+    if not narrow:
+        fp8_NC, inverse_scale = fp8_NC[:0].clone(), inverse_scale.new_empty(0)
+    return stream_NC, normed_NC.to(x_NC.dtype), fp8_NC, inverse_scale, mean_N, rstd_N
 
 
 @_add_norm.register_fake
@@ -81,7 +83,7 @@ def _(x: Tensor, *others: Any) -> Results:
     rows = x.new_empty(len(x), dtype=torch.float32)
     mean = x.new_empty(0, dtype=torch.float32) if is_rms else torch.empty_like(rows)
     fp8 = x.new_empty((len(x) if narrow else 0, x.shape[1]), dtype=torch.float8_e4m3fn)
-    return x.new_empty(x.shape), x.new_empty(x.shape), fp8, rows.new_empty(()), mean, rows
+    return x.new_empty(x.shape), x.new_empty(x.shape), fp8, rows.new_empty(() if narrow else 0), mean, rows
 
 
 @make_operation("add_norm_backward")

@@ -109,7 +109,7 @@ def run_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     rows, width = x_NC.shape
     fp8_NC = x_NC.new_empty(rows if narrow else 0, width, dtype=torch.float8_e4m3fn)
-    inverse_scale = x_NC.new_empty((), dtype=torch.float32)
+    inverse_scale = x_NC.new_empty(() if narrow else 0, dtype=torch.float32)
     stream_NC, normed_NC = torch.empty_like(x_NC), torch.empty_like(x_NC)
     mean_N = x_NC.new_empty(0 if is_rms else rows, dtype=torch.float32)
     rstd_N = x_NC.new_empty(rows, dtype=torch.float32)
@@ -118,8 +118,9 @@ def run_forward(
     wrap(add_norm_forward_kernel)[(rows,)](
         x_NC, y_NC, weight_C if y_bias_C is None else y_bias_C, x_NC if keep_NC is None else keep_NC,
         weight_C if factor is None else factor, weight_C, weight_C if bias_C is None else bias_C,
-        stream_NC, normed_NC, fp8_NC if narrow else x_NC, inverse_scale, x_NC if is_rms else mean_N, rstd_N,
-        width, EPS=eps, LARGEST=torch.finfo(torch.float8_e4m3fn).max, TINIEST=TINIEST_AMAX,
+        stream_NC, normed_NC, fp8_NC if narrow else x_NC, inverse_scale if narrow else weight_C,
+        x_NC if is_rms else mean_N, rstd_N, width,
+        EPS=eps, LARGEST=torch.finfo(torch.float8_e4m3fn).max, TINIEST=TINIEST_AMAX,
         HAS_Y_BIAS=y_bias_C is not None, HAS_KEEP=keep_NC is not None, HAS_BIAS=bias_C is not None, IS_RMS=is_rms,
         NARROW=narrow, BLOCK=block, num_warps=count_warps(block),
     )  # fmt: skip

@@ -11,8 +11,8 @@ from gptmill.models.kernels.gelu import CUBE, SLOPE
 from gptmill.models.kernels.rows import divide_rows
 from gptmill.models.kernels.wrapped_triton import wrap
 
-COLUMNS = 512
-ROWS = 8
+COLUMNS = 1024
+ROWS = 4
 STAGES = 3  # of rows on their way from memory
 
 

@@ -19,7 +19,7 @@ Heads = tuple[Tensor, Tensor, Tensor]
 
 
 def project_heads(normed: Normed, layer: nn.Linear, num_heads: int) -> Heads:
-    """Queries, keys and values, each BHTD and a view of one result. Under autocast in its format."""
+    """Queries, keys and values, each BTHD and a view of one result. Under autocast in its format."""
     kind = normed.x_BTC.device.type
     x_BTC = normed.x_BTC.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed.x_BTC
     narrow: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
@@ -48,7 +48,7 @@ class _ProjectHeads(torch.autograd.Function):
         else:
             narrow, weight = Scaled(narrow_NC, inverse_scale), scale_to_fp8(weight_EC, torch.float8_e4m3fn)
             joined_BTE = multiply(narrow, weight, dtype, emulated, bias_N=bias_E).view(*x_BTC.shape[:2], -1)
-        q, k, v = joined_BTE.unflatten(-1, (3 * num_heads, -1)).transpose(1, 2).split(num_heads, dim=1)
+        q, k, v = joined_BTE.unflatten(-1, (3 * num_heads, -1)).split(num_heads, dim=2)
         return q, k, v
 
     @staticmethod
@@ -61,22 +61,22 @@ class _ProjectHeads(torch.autograd.Function):
 
 
 @make_operation("join_heads")
-def _join(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
-    if q_BHTD.device.type != "cuda":
-        return join_plainly(q_BHTD, k_BHTD, v_BHTD)
+def _join(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> tuple[Tensor, Tensor]:
+    if q_BTHD.device.type != "cuda":
+        return join_plainly(q_BTHD, k_BTHD, v_BTHD)
     from gptmill.models.kernels.queries_triton import run_join
 
-    q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q_BHTD, k_BHTD, v_BHTD))
+    q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q_BTHD, k_BTHD, v_BTHD))
     return run_join(q, k, v)
 
 
-def join_plainly(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+def join_plainly(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> tuple[Tensor, Tensor]:
     """The twin: all heads side by side, and the sum over all tokens."""
-    joined_BTE = torch.cat([part.transpose(1, 2).flatten(2) for part in (q_BHTD, k_BHTD, v_BHTD)], dim=-1)
+    joined_BTE = torch.cat([part.flatten(2) for part in (q_BTHD, k_BTHD, v_BTHD)], dim=-1)
     return joined_BTE, joined_BTE.float().sum(dim=(0, 1))
 
 
 @_join.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    B, H, T, D = q.shape
+    B, T, H, D = q.shape
     return q.new_empty(B, T, 3 * H * D), q.new_empty(3 * H * D, dtype=torch.float32)

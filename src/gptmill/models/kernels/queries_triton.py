@@ -10,15 +10,15 @@ from torch import Tensor
 from gptmill.models.kernels.rows import divide_rows
 from gptmill.models.kernels.wrapped_triton import wrap
 
-COLUMNS = 256
-ROWS = 16
-STAGES = 4  # of rows on their way from memory
+COLUMNS = 1024
+ROWS = 4
+STAGES = 3  # of rows on their way from memory
 
 
 @triton.jit
 def join_heads_kernel(
     q_ptr, k_ptr, v_ptr, joined_ptr, sums_ptr, rows, time, width, head_width,
-    q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time,
+    q_batch, q_time, q_head, k_batch, k_time, k_head, v_batch, v_time, v_head,
     COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program, part = tl.program_id(0), tl.program_id(2)
@@ -43,15 +43,15 @@ def join_heads_kernel(
     tl.store(place, tl.sum(total, axis=0), mask=is_column)
 
 
-def run_join(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
-    B, H, T, D = q_BHTD.shape
+def run_join(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> tuple[Tensor, Tensor]:
+    B, T, H, D = q_BTHD.shape
     rows, width = B * T, H * D
     programs, count = divide_rows(rows, ROWS)
-    joined_BTE = q_BHTD.new_empty(B, T, 3 * width)
-    sums_PE = q_BHTD.new_empty(programs, 3 * width, dtype=torch.float32)
-    strides = [part.stride(dim) for part in (q_BHTD, k_BHTD, v_BHTD) for dim in (0, 1, 2)]
+    joined_BTE = q_BTHD.new_empty(B, T, 3 * width)
+    sums_PE = q_BTHD.new_empty(programs, 3 * width, dtype=torch.float32)
+    strides = [part.stride(dim) for part in (q_BTHD, k_BTHD, v_BTHD) for dim in (0, 1, 2)]
     wrap(join_heads_kernel)[(programs, triton.cdiv(width, COLUMNS), 3)](
-        q_BHTD, k_BHTD, v_BHTD, joined_BTE, sums_PE, rows, T, width, D, *strides,
+        q_BTHD, k_BTHD, v_BTHD, joined_BTE, sums_PE, rows, T, width, D, *strides,
         COUNT=count, ROWS=ROWS, COLUMNS=COLUMNS, STAGES=STAGES, num_warps=4,
     )  # fmt: skip
     return joined_BTE, sums_PE.sum(dim=0)

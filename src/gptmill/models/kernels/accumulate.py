@@ -1,0 +1,26 @@
+"""Gradients in the format that they were computed in, added to sums in a wider one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+
+def accumulate(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Adds each to its sum, which it has the shape of. PyTorch adds quickly only where formats are the same."""
+    if not totals or totals[0].device.type != "cuda" or find_spec("triton") is None:
+        accumulate_plainly(totals, new)
+        return
+    from gptmill.models.kernels.accumulate_triton import run_accumulate
+
+    for total, each in zip(totals, new, strict=True):
+        run_accumulate(total, each.contiguous())
+
+
+def accumulate_plainly(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """The twin."""
+    if totals:
+        torch._foreach_add_(list(totals), list(new))

@@ -1,4 +1,4 @@
-"""The model compiled: one graph, the same numbers, and nothing compiled again that was compiled before.
+"""The model compiled: whole graphs, the same numbers, and nothing compiled again that was compiled before.
 
 In bf16, as models are trained: in fp32 experts are not multiplied by one kernel, and the graph breaks at each layer.
 """
@@ -6,6 +6,7 @@ In bf16, as models are trained: in fp32 experts are not multiplied by one kernel
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,20 +28,39 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+def count_graphs() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
 @pytest.mark.parametrize("name", ["classic", "everything"])
-def test_training_and_evaluation_are_one_graph_each(name: str) -> None:
+def test_training_and_evaluation_are_compiled_once(name: str) -> None:
     model, tokens, targets = build_wild(COMPOSITIONS[name]), draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=2)
     model.loss_rule = LossRule(label_smoothing=0.1, num_groups=2)
     documents, groups = torch.tensor([0] * 5 + [5] * 7).expand(2, -1).contiguous(), torch.tensor([0, 1])
     expected = [model.train(training)(tokens, targets, documents, groups).objective for training in (True, False)]
-    model.compile(fullgraph=True, backend="eager")
+    model.compile_parts(fullgraph=True, backend="eager")
+    graphs = []
     for _ in range(3):
         objective = model.train()(tokens, targets, documents, groups).objective
         torch.testing.assert_close(objective, expected[0])
         with torch.no_grad():
             evaluated = model.eval()(tokens, targets, documents, groups).objective
         torch.testing.assert_close(evaluated, expected[1])
-    assert counters["stats"]["unique_graphs"] == 2
+        graphs.append(count_graphs())
+    assert graphs[0] > 0
+    assert graphs == [graphs[0]] * 3
+
+
+def test_a_deeper_model_has_no_more_to_compile() -> None:
+    counts = []
+    for num_layers in (3, 6):
+        torch._dynamo.reset()
+        counters.clear()
+        model = build_wild(replace(COMPOSITIONS["classic"], num_layers=num_layers))
+        model.compile_parts(fullgraph=True, backend="eager")
+        model(draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=2))
+        counts.append(count_graphs())
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("name", ["classic", "everything"])
@@ -48,7 +68,7 @@ def test_recomputing_blocks_can_be_compiled(name: str) -> None:
     model, tokens, targets = build_wild(COMPOSITIONS[name]), draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=2)
     expected = model.train()(tokens, targets).objective
     model.recompute = "full"
-    model.compile(fullgraph=True, backend="eager")
+    model.compile_parts(fullgraph=True, backend="eager")
     objective = model(tokens, targets).objective
     torch.testing.assert_close(objective, expected)
     objective.backward()

@@ -59,7 +59,7 @@ def test_blocks_and_dense_masks_agree(
     documents = mark_documents() if are_apart else None
     loss, gradients = compute(model, monkeypatch, documents, in_blocks=False)
     if compiled:
-        model.compile()
+        model.compile_parts()
     other_loss, other_gradients = compute(model, monkeypatch, documents, in_blocks=True)
     torch.testing.assert_close(other_loss, loss, atol=1e-4, rtol=1e-4)
     for one, other in zip(gradients, other_gradients, strict=True):
@@ -82,7 +82,7 @@ def test_a_compiled_model_trains_and_evaluates_by_turns() -> None:
     torch._dynamo.reset()
     config = replace(WIDE, embd_size=128, num_layers=3, context_length=1024, attention_windows="256,256,full")
     model = build_gpt(config, VOCAB, seed=1).cuda()
-    model.compile()
+    model.compile_parts()
     documents = torch.arange(1024).where(torch.arange(1024) % 300 == 7, 0).cummax(dim=0).values.expand(32, -1).cuda()
     tokens, targets = (torch.randint(VOCAB, (32, 1024)).cuda() for _ in range(2))
     for _ in range(2):

@@ -204,7 +204,7 @@ def test_the_compiler_looks_into_every_operation_but_those_that_it_is_told_of() 
 
     model = build_wild()
     fuse(model, "auto")
-    model.compile(backend=aot_autograd(fw_compiler=list_operations))
+    model.compile_parts(backend=aot_autograd(fw_compiler=list_operations))
     run(model)
     assert {name for name in met if name.startswith("gptmill::")} == {"gptmill::head_loss"}
     assert set(OPAQUE) <= set(torch._C._dispatch_get_all_op_names())  # type: ignore[attr-defined]
@@ -256,7 +256,7 @@ def test_a_fused_model_can_be_compiled(precision: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
         plain = run(model)
         fuse(model, "auto")
-        model.compile(backend="aot_eager")
+        model.compile_parts(backend="aot_eager")
         fused = run(model)
     if precision == "fp32":
         assert_alike(fused, plain)
@@ -273,7 +273,7 @@ def test_a_compiled_model_drops_what_it_would_uncompiled(how: Recompute) -> None
     fuse(model, "auto")
     torch.manual_seed(5)
     wanted = run(model)
-    model.compile(backend="aot_eager")
+    model.compile_parts(backend="aot_eager")
     torch.manual_seed(5)
     assert_alike(run(model), wanted)
 
@@ -286,7 +286,7 @@ def test_a_gpu_computes_the_same_with_the_kernels_compiled_into_the_model(name: 
     fuse(model, "auto")
     with torch.autocast("cuda", dtype=torch.bfloat16):
         wanted = run(model)
-        model.compile()
+        model.compile_parts()
         found = run(model)
     for place, tensor in wanted.items():
         assert found[place].dtype == tensor.dtype

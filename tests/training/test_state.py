@@ -136,7 +136,9 @@ def test_compiled_and_plain_states_have_the_same_names_and_go_on_from_each_other
     shards: TokenShards, tmp_path: Path
 ) -> None:
     compiled, plain = open_tiny(shards), open_tiny(shards)
-    compiled.state.model.compile(backend="eager")  # what machine.compile does, without waiting for a code generator
+    compiled.state.model.compile_parts(
+        backend="eager"
+    )  # what machine.compile does, without waiting for a code generator
     compiled.step()
     checkpoint = save(compiled, tmp_path)
     names = [name for group in GROUPS for name in checkpoint.tensors[group]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from gptmill.models.rotary import make_rotation
 from gptmill.models.stream import Stream
 from gptmill.models.targets import IGNORED_TARGET as IGNORED_TARGET
 
+COMPILED = ("_embed", "_find_values", "_run_block", "_measure")
 INIT_STD = 0.02
 INIT_GATE = 0.5
 VOCAB_MULTIPLE = 64
@@ -160,6 +161,11 @@ class GPT(nn.Module):
             return logits_BTV
         return cap * torch.tanh(logits_BTV.float() / cap)
 
+    def compile_parts(self, **options: Any) -> None:
+        """Compiles what the model consists of, with torch.compile's options: a block once, however many there are."""
+        for name in COMPILED:
+            setattr(self, name, torch.compile(getattr(self, name), **options))
+
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
         """GPT-2's: normal weights, zero biases, and residual projections scaled down by depth, or zero if asked."""
@@ -183,15 +189,18 @@ class GPT(nn.Module):
         for window in dict.fromkeys([*self.windows, None] if self.extra_blocks else self.windows):
             masks[window] = make_mask(window, tokens_BT, documents_BT, in_blocks=in_blocks)
         stream = Stream(self._embed(tokens_BT, places_T if documents_BT is None else places_T - documents_BT))
-        how = self._choose_recompute()
         stats: list[RouterStats] = []
         for layer, block in enumerate(self.blocks):
             values_BTW = self._find_values(tokens_BT, layer)
             context = BlockContext(rotation, masks[self.windows[layer]], values_BTW, counts_BT=counts_BT)
-            stream, layer_stats = run_block(block, how, stream, context)
+            stream, layer_stats = self._run_block(block, stream, context)
             if layer_stats is not None:
                 stats.append(layer_stats)
         return Trunk(stream, stats, BlockContext(rotation, masks.get(None, Mask()), counts_BT=counts_BT))
+
+    def _run_block(self, block: nn.Module, stream: Stream, context: BlockContext) -> tuple[Stream, RouterStats | None]:
+        result: tuple[Stream, RouterStats | None] = run_block(block, self.recompute, stream, context)
+        return result
 
     def _embed(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
         x_BTC = self.token_embedding(tokens_BT)
@@ -217,17 +226,13 @@ class GPT(nn.Module):
         table = find_value_table(self.config, layer)
         return None if table is None else self.value_embeddings[table](tokens_BT)
 
-    def _choose_recompute(self) -> Recompute:
-        """Without a backward pass there is nothing to compute again."""
-        return self.recompute if self.training and torch.is_grad_enabled() else "none"
-
     def _look_further(self, trunk: Trunk, targets_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
         """The losses of heads that predict tokens further ahead, each from the trunk by a block of its own (Gloeckle
         et al. 2024). Sums like the next token's: all tokens weigh the same, whatever micro-batch they are in."""
         rule = LossRule(chunk_tokens=self.loss_rule.chunk_tokens)
         total = torch.zeros((), device=targets_BT.device)
         for ahead, block in enumerate(self.extra_blocks, start=1):
-            stream, stats = run_block(block, self._choose_recompute(), trunk.stream, trunk.context)
+            stream, stats = self._run_block(block, trunk.stream, trunk.context)
             if stats is not None:
                 trunk.stats.append(stats)
             further_BT = _shift_targets(targets_BT, documents_BT, ahead)

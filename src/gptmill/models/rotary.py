@@ -27,22 +27,9 @@ def make_rotation(positions_T: Tensor, config: ModelConfig) -> Rotation | None:
     if not isinstance(config.positions, Rope):
         return None
     frequencies_F = _make_frequencies(config.positions, config.head_width, positions_T.device)
-    cos_TD, sin_TD = _turn(positions_T, frequencies_F)
-    return cos_TD, sin_TD
-
-
-@torch.library.custom_op("gptmill::turn", mutates_args=())
-def _turn(positions_T: Tensor, frequencies_F: Tensor) -> tuple[Tensor, Tensor]:
-    """An operation, so that torch.compile does not find each angle anew for every number that is turned by it."""
     angles_TF = positions_T[:, None].float() * frequencies_F
     angles_TD = torch.cat([angles_TF, angles_TF], dim=-1)
     return angles_TD.cos(), angles_TD.sin()
-
-
-@_turn.register_fake
-def _(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    angles = frequencies.new_empty(len(positions), 2 * len(frequencies))
-    return angles, torch.empty_like(angles)
 
 
 def rotate(x_BTHD: Tensor, rotation: Rotation) -> Tensor:

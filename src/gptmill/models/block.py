@@ -47,9 +47,10 @@ class Block(nn.Module):
     def _drop(self, branch: Branch) -> Branch:
         """Fused, only the numbers to keep are drawn: the bias is still to be added."""
         if not self.fused:
-            return branch._replace(y_BTC=self.dropout(branch.y_BTC))
+            return Branch(self.dropout(branch.y_BTC), branch.bias_C)
         p = self.dropout.p
         if p == 0 or not self.training:
             return branch
         keep_BTC = draw_kept(branch.y_BTC.detach(), p)
-        return branch._replace(keep_BTC=keep_BTC, factor=torch.full((), 1 / (1 - p), device=keep_BTC.device))
+        factor = torch.full((), 1 / (1 - p), device=keep_BTC.device)
+        return Branch(branch.y_BTC, branch.bias_C, keep_BTC, factor)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from gptmill.config.model import LearnedPositions, ModelConfig, Moe
 from gptmill.config.run import Recompute
@@ -257,9 +258,20 @@ def _shift_targets(targets_BT: Tensor, documents_BT: Tensor | None, ahead: int) 
     return further_BT.where(same_BT, IGNORED_TARGET)
 
 
+class _LeaveFresh(TorchFunctionMode):
+    """Layers are built without the numbers that they begin with by default: to draw none of them on no device, torch
+    would import its compiler."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
+
+
 def build_gpt(config: ModelConfig, padded_vocab_size: int, seed: int, vocab_size: int | None = None) -> GPT:
     """A freshly initialised model on the CPU, the same on every machine and rank for the same seed."""
-    with torch.device("meta"):
+    with torch.device("meta"), _LeaveFresh():
         model = GPT(config, padded_vocab_size, vocab_size)
     model.to_empty(device="cpu")
     model.init_weights(torch.Generator().manual_seed(seed))

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from gptmill.config.model import ModelConfig
+
+if TYPE_CHECKING:  # where it is used it is imported: it brings torch's compiler along, which takes seconds
+    from torch.nn.attention.flex_attention import BlockMask
 
 SMALLEST_FLEX_HEAD = 16  # flex_attention's kernels take no narrower heads
 HAS_TRITON = find_spec("triton") is not None
@@ -60,6 +62,8 @@ def can_use_blocks(config: ModelConfig, device: torch.device, *, training: bool)
 
 def attend_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, blocks: BlockMask, *, shared: bool) -> Tensor:
     """Attention to what the blocks let through; `shared`: several query heads have one head of keys and values."""
+    from torch.nn.attention.flex_attention import flex_attention
+
     # As it is only inside a model that is compiled: alone it would fill the whole table.
     attend: Any = flex_attention
     if not torch.compiler.is_compiling():
@@ -72,9 +76,9 @@ def _see(query: Tensor, key: Tensor, window: int | None) -> Tensor:
     return seen if window is None else seen & (query - key < window)
 
 
-# Traced with the rest of a model, torch 2.11's code reads outside of its memory.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _make_blocks(window: int | None, tokens_BT: Tensor, documents_BT: Tensor | None) -> BlockMask:
+    from torch.nn.attention.flex_attention import create_block_mask
+
     B, T = tokens_BT.shape
 
     def see(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001

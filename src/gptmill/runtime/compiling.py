@@ -1,18 +1,35 @@
-"""torch.compile, without what is known to give wrong numbers."""
+"""torch.compile, without what is known to give wrong numbers. It is imported only where something is compiled."""
 
 from __future__ import annotations
 
 import warnings
+from functools import cache
+from threading import Thread
 from typing import Any
-
-from torch._functorch import config as aot_config
-from torch._inductor import config, list_mode_options
 
 from gptmill.config.run import CompileMode
 
 VERSIONS = 64
 NO_LEAF = "The .grad attribute of a Tensor that is not a leaf"
-COMPILER_ERROR = "TorchDynamoException"  # by its name: the compiler itself is not loaded where nothing is compiled
+COMPILER_ERROR = "TorchDynamoException"  # by its name
+
+
+@cache
+def load_compiler() -> Thread:
+    """Imports torch's compiler, which takes seconds, in a thread: meanwhile a GPU can be woken and a model built.
+
+    Whoever uses the compiler joins the thread first: modules that two threads import at once may get in each other's
+    way.
+    """
+    thread = Thread(target=_import_compiler, name="compiler", daemon=True)
+    thread.start()
+    return thread
+
+
+def _import_compiler() -> None:
+    import torch._dynamo
+    import torch._inductor.compile_fx
+    import torch._inductor.lowering  # noqa: F401
 
 
 def list_compile_options(mode: CompileMode = "default") -> dict[str, Any]:
@@ -23,6 +40,8 @@ def list_compile_options(mode: CompileMode = "default") -> dict[str, Any]:
     Reductions over rows and columns in one kernel, which torch has from 2.10 on, left parts of gradients unwritten in
     models with norms and biases: pytorch/pytorch#190796 and #193061.
     """
+    from torch._inductor import config, list_mode_options
+
     options = {name: value for name, value in list_mode_options(mode).items() if name != "triton.cudagraphs"}
     if hasattr(config.triton, "mix_order_reduction"):
         options["triton.mix_order_reduction"] = False
@@ -35,6 +54,8 @@ def keep_compiled_gradients() -> None:
     It keeps only models without them by default. What it keeps is told apart by the code of both ways; for operations
     that it does not look into, models.kernels.choice sees to that.
     """
+    from torch._functorch import config as aot_config
+
     if hasattr(aot_config, "autograd_cache_allow_custom_autograd_functions"):
         aot_config.autograd_cache_allow_custom_autograd_functions = True
 

@@ -18,7 +18,8 @@ def set_deterministic(wanted: bool) -> None:
     An operation that has no such algorithm raises. Attention has: under this rule PyTorch never takes cuDNN's, and its
     flash and memory-efficient kernels add up their gradients in a fixed order.
     """
-    torch.use_deterministic_algorithms(wanted)
+    if torch.are_deterministic_algorithms_enabled() != wanted:  # to say so again would import torch's compiler
+        torch.use_deterministic_algorithms(wanted)
     if not wanted:
         return
     for name, value in ENVIRONMENT.items():

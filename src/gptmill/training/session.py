@@ -37,6 +37,7 @@ from gptmill.runs.ledger import record_crash
 from gptmill.runs.lock import lock_run
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention import choose_attention
+from gptmill.runtime.compiling import load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.device import describe_device
 from gptmill.runtime.precision import set_matmul_precision
@@ -103,6 +104,8 @@ class Session:
 def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
     """Opens, builds and restores. No run is written before all of it is sound."""
     config, started = launch.config, time.monotonic()
+    if config.machine.compile:
+        load_compiler()
     world = stack.enter_context(open_world(config.machine.device))
     world.run_on_main(partial(prepare_if_needed, launch, report_preparing))
     corpora = open_corpora(config.data)

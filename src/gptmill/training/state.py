@@ -18,7 +18,7 @@ from gptmill.models.gpt import GPT, build_gpt
 from gptmill.models.kernels.choice import is_small, prepare_compiler, use_kernels
 from gptmill.models.losses import LossRule
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
-from gptmill.runtime.compiling import allow_parts, keep_compiled_gradients, list_compile_options
+from gptmill.runtime.compiling import allow_parts, keep_compiled_gradients, list_compile_options, load_compiler
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
@@ -144,6 +144,7 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     is_recorded = choose_recording(config, world, is_small=small)
     use_kernels(model, machine.kernels, world.device, plan.precision, host_keeps_up=is_recorded or not small)
     if machine.compile:
+        load_compiler().join()
         prepare_compiler()
         keep_compiled_gradients()
         allow_parts()

@@ -74,7 +74,7 @@ def _count_activations(config: ModelConfig, number: int, recompute: Recompute) -
     """Bytes per token that the forward pass leaves of the trunk, the extra heads' blocks among it."""
     width, blocks = config.embd_size, config.num_layers + config.extra_heads
     stream = FP32 * width
-    kept = stream
+    kept = stream + _count_dropout(config)
     if recompute == "none":
         kept = _count_block(config, number)
     elif recompute == "selective":

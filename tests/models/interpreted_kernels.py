@@ -22,6 +22,8 @@ from gptmill.models.kernels import (
     queries,
     queries_triton,
     rows,
+    swiglu,
+    swiglu_triton,
 )
 
 
@@ -102,6 +104,11 @@ def check_nan() -> None:
     assert normed.isnan().equal(empty.isnan())
 
 
+def check_swiglu() -> None:
+    d_y, x = torch.randn(7, 1300), torch.randn(7, 2600)
+    assert_all_close((swiglu_triton.run_backward(d_y, x),), (swiglu.swiglu_backward_plainly(d_y, x),))
+
+
 def check_accumulate() -> None:
     totals, new = [torch.randn(5000), torch.randn(70, 9)], [torch.randn(5000).bfloat16(), torch.randn(70, 9).bfloat16()]
     wanted = [total.clone() for total in totals]
@@ -120,6 +127,15 @@ def check_join() -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for check in (check_accumulate, check_add_norm, check_gelu, check_head, check_head_in_fp8, check_join, check_nan):
+    for check in (
+        check_accumulate,
+        check_add_norm,
+        check_gelu,
+        check_head,
+        check_head_in_fp8,
+        check_join,
+        check_nan,
+        check_swiglu,
+    ):
         check()
         sys.stdout.write(check.__name__.removeprefix("check_") + "\n")

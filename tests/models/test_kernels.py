@@ -33,6 +33,7 @@ from gptmill.models.kernels.choice import OPAQUE, describe_kernels, fuse, prepar
 from gptmill.models.kernels.gelu import gelu_backward_plainly
 from gptmill.models.kernels.head import head_loss
 from gptmill.models.kernels.queries import join_plainly
+from gptmill.models.kernels.swiglu import swiglu, swiglu_backward_plainly
 from gptmill.models.losses import LossRule
 from gptmill.models.norms import normalise
 from gptmill.models.stream import Branch, Stream
@@ -175,6 +176,15 @@ def test_a_fused_block_that_is_computed_again_drops_the_same(how: Recompute) -> 
     model.recompute = how
     torch.manual_seed(5)
     assert_alike(run(model), wanted)
+
+
+def test_the_gradient_of_swiglu_is_that_of_the_plain_formula() -> None:
+    x, d_y = torch.randn(3, 5, 14, dtype=torch.float64).float().requires_grad_(), torch.randn(3, 5, 7)
+    gate, up = x.chunk(2, dim=-1)
+    wanted = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(swiglu(x), wanted)
+    (expected,), (found,) = (torch.autograd.grad(y, x, d_y, retain_graph=True) for y in (wanted, swiglu(x)))
+    torch.testing.assert_close(found, expected)
 
 
 def test_kernels_are_for_gpus_and_for_formats_of_16_bits() -> None:
@@ -332,6 +342,8 @@ def test_a_gpu_finds_the_triton_kernels_equal_to_their_twins(width: int, is_rms:
     hidden = (y, x, y_bias)
     found += torch.ops.gptmill.bias_gelu_backward(*hidden)
     wanted += gelu_backward_plainly(*hidden)
+    found += (torch.ops.gptmill.swiglu_backward(x[:, : width // 2], y),)
+    wanted += (swiglu_backward_plainly(x[:, : width // 2], y),)
     heads = x.view(2, 500, -1, 32).transpose(1, 2)
     found += torch.ops.gptmill.join_heads(heads, heads.contiguous(), heads)
     wanted += join_plainly(heads, heads, heads)
@@ -366,7 +378,7 @@ def test_the_interpreter_finds_the_triton_kernels_equal_to_their_twins() -> None
     script = __file__.replace("test_kernels.py", "interpreted_kernels.py")
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.split() == ["accumulate", "add_norm", "gelu", "head", "head_in_fp8", "join", "nan"]
+    assert result.stdout.split() == ["accumulate", "add_norm", "gelu", "head", "head_in_fp8", "join", "nan", "swiglu"]
 
 
 def assert_alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:

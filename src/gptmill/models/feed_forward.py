@@ -12,6 +12,7 @@ from gptmill.config.model import Gelu, ModelConfig, Moe, SwiGlu
 from gptmill.models.experts import MixtureOfExperts
 from gptmill.models.fp8 import apply_layer, apply_weight, wants_narrow
 from gptmill.models.kernels.gelu import bias_gelu
+from gptmill.models.kernels.swiglu import swiglu
 from gptmill.models.stream import Branch, Normed, apply_last
 
 
@@ -55,7 +56,10 @@ class GatedMlp(nn.Module):
         return wants_narrow(self.gate_up)
 
     def forward(self, normed: Normed) -> Branch:
-        gate, up = apply_layer(self.gate_up, *normed).chunk(2, dim=-1)
+        x = apply_layer(self.gate_up, *normed)
+        if self.fused:
+            return apply_last(self.proj, swiglu(x), self.fused)
+        gate, up = x.chunk(2, dim=-1)
         return apply_last(self.proj, F.silu(gate) * up, self.fused)
 
 

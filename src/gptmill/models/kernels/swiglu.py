@@ -1,0 +1,55 @@
+"""SiLU of one half of a layer's numbers, times the other half: the way back puts both gradients beside each other.
+
+N tokens, F width inside a feed-forward part, E = 2 x F; the gate is the first half.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gptmill.models.kernels.operations import make_operation
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """In x's format, computed in fp32."""
+    result: Tensor = _SwiGlu.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        gate, up = x.float().chunk(2, dim=-1)
+        return (gate * torch.sigmoid(gate) * up).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        dx: Tensor = _swiglu_backward(d_y.flatten(0, -2), x.flatten(0, -2))
+        return dx.view_as(x)
+
+
+@make_operation("swiglu_backward")
+def _swiglu_backward(d_y_NF: Tensor, x_NE: Tensor) -> Tensor:
+    if x_NE.device.type != "cuda":
+        return swiglu_backward_plainly(d_y_NF, x_NE)
+    from gptmill.models.kernels.swiglu_triton import run_backward
+
+    return run_backward(d_y_NF.contiguous(), x_NE.contiguous())
+
+
+def swiglu_backward_plainly(d_y_NF: Tensor, x_NE: Tensor) -> Tensor:
+    """The twin."""
+    (gate, up), d_y = x_NE.float().chunk(2, dim=-1), d_y_NF.float()
+    share = torch.sigmoid(gate)
+    d_gate = d_y * up * share * (1 + gate * (1 - share))
+    return torch.cat([d_gate, d_y * gate * share], dim=-1).to(x_NE.dtype)
+
+
+@_swiglu_backward.register_fake
+def _(d_y: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)

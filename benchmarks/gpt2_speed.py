@@ -25,14 +25,13 @@ import shutil
 import statistics
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 import torch
-from runs import Run, check_corpus, make_absolute, make_place, obtain, read_run, run_guarded, train
+from runs import Run, check_corpus, make_absolute, make_place, obtain, open_jobs, read_run, run_guarded, train
 
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
@@ -144,12 +143,14 @@ def main() -> int:
     rows = [row for row in ROWS if options.rows is None or row.name.startswith(tuple(options.rows))]
     if not rows:
         parser.error(f"no row is called {' or '.join(options.rows)}; they are: {', '.join(row.name for row in ROWS)}")
+    if options.compile_jobs < 0:
+        parser.error(f"--compile_jobs {options.compile_jobs}: must not be negative")
     try:
         check_corpus(options.data_dir)
     except UserError as error:
         parser.error(str(error))
     if not torch.cuda.is_available():
-        parser.error("torch finds no GPU here; use a machine that has one, or ask gptmill doctor what is wrong")
+        parser.error("torch finds no GPU here; use a machine that has one")
     logdir = Path(options.logdir).resolve()
     more = ["--data_dir", make_absolute(options.data_dir), *options.flags.split()]
     if options.compile_jobs:
@@ -174,11 +175,13 @@ def main() -> int:
 def compile_first(rows: list[Row], options: argparse.Namespace, more: list[str]) -> None:
     """A step of every row, several rows side by side. One that fails so, for want of memory, is compiled later."""
     folder = Path(options.logdir).resolve() / "compiling"
-    with ThreadPoolExecutor(options.compile_jobs) as pool:
-        for row in rows:
-            if not row.is_start:
-                flags = [*row.make_flags(options.fp8_layers), *more]
-                pool.submit(train, make_place(row.name, folder), row.recipe, flags, options.row_seconds, 1)
+
+    def compile_row(row: Row) -> None:
+        flags = [*row.make_flags(options.fp8_layers), *more]
+        train(make_place(row.name, folder), row.recipe, flags, options.row_seconds, 1)
+
+    with open_jobs(options.compile_jobs) as pool:
+        list(pool.map(compile_row, [row for row in rows if not row.is_start]))
 
 
 def measure(row: Row, place: Path, flags: list[str], seconds: float) -> Result | None:

@@ -18,12 +18,11 @@ import argparse
 import csv
 import math
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from curves import draw, make_curve
-from runs import Run, check_corpus, make_absolute, make_place, obtain, run_guarded
+from runs import Run, check_corpus, make_absolute, make_place, obtain, open_jobs, run_guarded
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.recipes import load_recipe, make_config
@@ -80,6 +79,8 @@ def main() -> int:
     options = parser.parse_args()
     if not options.recipes and not options.ablate:
         parser.error(f"name a recipe, such as {', '.join(TARGETS)} or enwik8, or use --ablate")
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: must be at least 1")
     try:
         check(options)
     except UserError as error:
@@ -146,25 +147,28 @@ def ablate(names: list[str], options: argparse.Namespace, logdir: Path, known: d
         flags = f"{VARIANTS[name]} {options.flags}"
         return measure(name, ABLATED, options.data_dir, flags, logdir / "ablation", options.row_seconds)
 
-    with ThreadPoolExecutor(options.jobs) as pool:
-        trained = list(pool.map(train, names))
-    for name, run in zip(names, trained, strict=True):
-        if run is None:
-            failed.append(name)
-            print(f"| {name} | `{VARIANTS[name]}` | failed | | | | |", flush=True)
-            continue
-        known[name] = run
-        loss = list_losses(run)[-1][1]
-        base = loss if base is None else base
-        steps = run.select("StepLogged")
-        speed = sum(step["tokens_per_second"] * step["seconds"] for step in steps) / sum(
-            step["seconds"] for step in steps
-        )
-        changed = f"`{VARIANTS[name]}`" if VARIANTS[name] else ""
-        parameters = run.select("RunStarted")[0]["parameters"]
-        numbers = f"{parameters:,} | {loss:.4f} | {loss - base:+.4f} | {speed:,.0f} | {find_end(run):.0f}"
-        print(f"| {name} | {changed} | {numbers} |", flush=True)
+    with open_jobs(options.jobs) as pool:
+        for name, run in zip(names, pool.map(train, names), strict=True):
+            if run is None:
+                failed.append(name)
+            else:
+                known[name] = run
+                base = list_losses(run)[-1][1] if base is None else base
+            print(describe_variant(name, run, base), flush=True)
     return failed
+
+
+def describe_variant(name: str, run: Run | None, base: float | None) -> str:
+    """A row of the table of variants; `base` is the loss that it is compared with."""
+    if run is None or base is None:
+        return f"| {name} | `{VARIANTS[name]}` | failed | | | | |"
+    loss, steps = list_losses(run)[-1][1], run.select("StepLogged")
+    total = sum(step["tokens_per_second"] * step["seconds"] for step in steps)
+    speed = total / sum(step["seconds"] for step in steps)
+    changed = f"`{VARIANTS[name]}`" if VARIANTS[name] else ""
+    parameters = run.select("RunStarted")[0]["parameters"]
+    numbers = f"{parameters:,} | {loss:.4f} | {loss - base:+.4f} | {speed:,.0f} | {find_end(run):.0f}"
+    return f"| {name} | {changed} | {numbers} |"
 
 
 def measure(name: str, recipe: str, data_dir: str | None, flags: str, logdir: Path, seconds: float) -> Run | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ POLL_SECONDS = 0.2
 SHOWN_CHARACTERS = 3000  # of what a run that failed has said
 PROCESS_NAME = "process.json"
 USER_ERROR, INTERRUPTED = 2, 130
+
+ENDED = threading.Event()  # tells threads that train that nobody waits for them any longer
 
 Event = dict[str, Any]
 
@@ -60,6 +65,19 @@ def run_guarded(main: Callable[[], int]) -> int:
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+@contextmanager
+def open_jobs(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that train side by side; Ctrl-C or a signal ends their trainings too."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+        pool.shutdown()
+    except BaseException:
+        ENDED.set()
+        pool.shutdown(cancel_futures=True)
+        raise
 
 
 def check_corpus(data_dir: str) -> None:
@@ -146,11 +164,14 @@ def train(
     is_enough, started = False, time.time()
     with said.open("wb") as output, open_training([recipe, *where, *flags], output, output) as process:
         while process.poll() is None and time.time() - started < seconds and not is_enough:
-            time.sleep(POLL_SECONDS)
+            if ENDED.wait(POLL_SECONDS):
+                break
             is_enough = last_step is not None and has_logged(place, last_step)
         if is_enough:
             before_end()
     shutil.rmtree(place / "checkpoints", ignore_errors=True)
+    if ENDED.is_set():
+        return None
     if not is_enough and process.returncode:
         text = said.read_text(encoding="utf-8", errors="replace")
         sys.stderr.write(f"{place.name}: failed after {time.time() - started:.0f} s:\n{text[-SHOWN_CHARACTERS:]}\n")

@@ -5,12 +5,15 @@ In bf16, as models are trained: in fp32 experts are not multiplied by one kernel
 
 from __future__ import annotations
 
+import copy
+import math
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from compositions import COMPOSITIONS, CONTEXT, build_wild, draw_tokens
+from compositions import COMPOSITIONS, CONTEXT, VOCAB, build_wild, draw_tokens
 from torch._dynamo.utils import counters
 
 from gptmill.models.losses import LossRule
@@ -61,6 +64,20 @@ def test_a_deeper_model_has_no_more_to_compile() -> None:
         model(draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=2))
         counts.append(count_graphs())
     assert counts[0] == counts[1]
+
+
+def test_a_copy_of_a_compiled_model_computes_with_its_own_weights() -> None:
+    model, tokens, targets = build_wild(), draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=2)
+    model.compile_parts(backend="eager")
+    before = model(tokens, targets).objective
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(tokens, targets).objective, before)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()
+        even = tokens.numel() * math.log(VOCAB)
+        torch.testing.assert_close(other(tokens, targets).objective.item(), even, rtol=1e-3, atol=0)
+    torch.testing.assert_close(model(tokens, targets).objective, before)
 
 
 @pytest.mark.parametrize("name", ["classic", "everything"])

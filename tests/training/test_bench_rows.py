@@ -96,7 +96,7 @@ def test_rows_that_the_machine_cannot_do_are_left_out_by_name() -> None:
     rows, left_out = choose_rows(None, set())
     assert {row.key for row in rows} == {row.key for row in ROWS if not row.needs}
     assert left_out == [
-        "left out for want of an NVIDIA GPU: head, kernels, no-kernels, all+resident",
+        "left out for want of an NVIDIA GPU: graphs, head, kernels, no-kernels, all+resident",
         "left out for want of an NVIDIA GPU that multiplies in fp8: fp8, all+fp8",
     ]
     assert choose_rows(None, {CUDA, FP8}) == (list(ROWS), [])

@@ -197,6 +197,7 @@ def test_no_run_can_change_the_shape_of_its_model(
         ("order", "shards"),
         ("score", "loss"),
         ("documents", "masked"),
+        ("shift_windows", True),
         ("max_lr", 0.5),
         ("weight_decay", 0.5),
         ("total_batch_size", 256),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from gptmill.config.errors import UserError
 from gptmill.data.shards.opening import TokenShards
 from gptmill.models.gpt import Losses
 from gptmill.runtime.world import World
-from gptmill.training.passes import WARM_UP, PlainPass, RecordedPass, Replay, choose_recording
+from gptmill.training.passes import WARM_UP, PlainPass, RecordedPass, Replay, check_recording, choose_recording
 
 GPU = World(0, 1, torch.device("cuda"))
 FIELDS: dict[str, Any] = {"total_batch_size": 128, "mini_batch_size": 2, "context_length": 16, "max_steps": 8}
@@ -93,6 +94,27 @@ def test_gradients_that_moved_are_recorded_anew(shards: TokenShards) -> None:
     assert recorder.recorded == 2
 
 
+def test_what_a_recording_reads_and_writes_stays_where_it_is(shards: TokenShards) -> None:
+    """Through steps, and where a run goes back to a checkpoint: a graph knows its tensors by their addresses alone."""
+    tiny = open_tiny(shards, **FIELDS, precision="bf16")
+    record_passes(tiny)
+
+    def list_addresses() -> list[int]:
+        passes, parameters = tiny.state.passes, list(tiny.state.model.parameters())
+        assert isinstance(passes, RecordedPass)
+        tensors = [*parameters, *passes._weights.copies.values(), *(each.grad for each in parameters)]
+        return [each.data_ptr() for each in tensors if each is not None]
+
+    train(tiny, 1)
+    before = list_addresses()
+    saved = copy.deepcopy(tiny.state.make_checkpoint({}))
+    train(tiny, 2)
+    tiny.state.restore(saved, "here")
+    train(tiny, 1)
+    assert len(before) > 3 * len(list(tiny.state.model.blocks))
+    assert list_addresses() == before
+
+
 def test_another_shape_is_recorded_anew(shards: TokenShards) -> None:
     stages = {"context_stages": "8:2"}
     plain, recorded = (open_tiny(shards, **FIELDS, **stages) for _ in range(2))
@@ -104,8 +126,8 @@ def test_another_shape_is_recorded_anew(shards: TokenShards) -> None:
 @pytest.mark.parametrize(
     ("world", "fields", "complaint"),
     [
-        (CPU, {}, "on cpu"),
-        (World(0, 2, torch.device("cuda")), {}, "with several ranks"),
+        (CPU, {}, "without an NVIDIA GPU"),
+        (World(0, 2, torch.device("cuda")), {}, "under torchrun"),
         (GPU, {"feed_forward": "moe"}, "with experts"),
         (GPU, {"documents": "masked"}, "with documents masked"),
         (GPU, {"gradient_checkpointing": "full"}, "with gradient_checkpointing"),
@@ -114,7 +136,7 @@ def test_another_shape_is_recorded_anew(shards: TokenShards) -> None:
 def test_what_cannot_be_recorded_is_refused_or_left_out(world: World, fields: dict[str, Any], complaint: str) -> None:
     assert not choose_recording(make_config(**FIELDS, **fields), world, is_small=True)
     with pytest.raises(UserError, match=complaint):
-        choose_recording(make_config(**FIELDS, **fields, cuda_graphs="on"), world, is_small=True)
+        check_recording(make_config(**FIELDS, **fields, cuda_graphs="on"), world)
 
 
 @pytest.mark.parametrize(

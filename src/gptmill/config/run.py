@@ -45,7 +45,7 @@ class DataConfig:
     documents: DocumentsName = "packed"
     """packed: windows run over documents' ends; masked: the same without attention across; whole: rows by document."""
     shift_windows: bool = False
-    """Cut the windows of each epoch at other places: learns more of a small corpus that is read many times."""
+    """Cut the windows of each epoch at other places: for a small corpus that is read many times."""
     cache_gb: float = 20.0
     """Disk space for the shards of a data_dir that is an address, such as s3://bucket/corpus."""
     data_on_device: bool = False
@@ -167,11 +167,11 @@ class MachineConfig:
     loss_chunk: int | None = None
     """Tokens whose logits are held at once, instead of all of a micro-batch's: less memory, a little slower."""
     compile: bool = False
-    """Compile the model with torch.compile: minutes at the start, faster steps after."""
+    """Compile the model with torch.compile: up to a minute at the start, faster steps after."""
     compile_mode: CompileMode = "default"
     """With compile: what torch.compile may spend on it; gptmill tune tries all but max-autotune."""
     cuda_graphs: CudaGraphs = "auto"
-    """Record a micro-batch's kernels and start them as one: auto where they are small, or compile_mode asks for it."""
+    """On NVIDIA GPUs, start a micro-batch's kernels as one: auto where they are small, or compile_mode asks for it."""
     kernels: KernelChoice = "auto"
     """Use gptmill's Triton kernels on NVIDIA GPUs where they win: all of them (auto), the head's alone, or none."""
     attention_backend: AttentionBackend = "auto"

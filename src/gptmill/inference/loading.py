@@ -18,7 +18,7 @@ from gptmill.config.settings import read_settings
 from gptmill.config.validation import find_problems
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
-from gptmill.models.gpt import GPT, pad_vocab
+from gptmill.models.gpt import GPT, LeaveFresh, pad_vocab
 from gptmill.models.parameters import count_parameters
 from gptmill.runs.checkpoints.choosing import has_checkpoints, load_chosen
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
@@ -70,7 +70,7 @@ def build_loaded(saved: Checkpoint, place: str, device: torch.device, group: str
     check_fingerprint(str(saved.values["tokenizer_fingerprint"])[:200], make_fingerprint(tokenizer), place)
     tensors = saved.tensors[group]
     check_size(config, pad_vocab(tokenizer.vocab_size), tensors, place)
-    with torch.device("meta"):
+    with torch.device("meta"), LeaveFresh():
         model = GPT(config, pad_vocab(tokenizer.vocab_size))
     check_tensors(tensors, model.state_dict(), place)
     model.load_state_dict(tensors, assign=True)

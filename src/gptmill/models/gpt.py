@@ -167,6 +167,10 @@ class GPT(nn.Module):
         for name in COMPILED:
             setattr(self, name, torch.compile(getattr(self, name), **options))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is compiled stays with this model: a copy of it would compute with these weights."""
+        return {name: value for name, value in super().__getstate__().items() if name not in COMPILED}  # type: ignore[no-untyped-call]
+
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
         """GPT-2's: normal weights, zero biases, and residual projections scaled down by depth, or zero if asked."""
@@ -258,9 +262,8 @@ def _shift_targets(targets_BT: Tensor, documents_BT: Tensor | None, ahead: int) 
     return further_BT.where(same_BT, IGNORED_TARGET)
 
 
-class _LeaveFresh(TorchFunctionMode):
-    """Layers are built without the numbers that they begin with by default: to draw none of them on no device, torch
-    would import its compiler."""
+class LeaveFresh(TorchFunctionMode):
+    """Within it, layers are built without the numbers that torch begins with, which it would draw for nothing."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -271,8 +274,7 @@ class _LeaveFresh(TorchFunctionMode):
 
 def build_gpt(config: ModelConfig, padded_vocab_size: int, seed: int, vocab_size: int | None = None) -> GPT:
     """A freshly initialised model on the CPU, the same on every machine and rank for the same seed."""
-    with torch.device("meta"), _LeaveFresh():
+    with LeaveFresh():
         model = GPT(config, padded_vocab_size, vocab_size)
-    model.to_empty(device="cpu")
     model.init_weights(torch.Generator().manual_seed(seed))
     return model

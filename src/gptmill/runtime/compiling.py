@@ -16,10 +16,9 @@ COMPILER_ERROR = "TorchDynamoException"  # by its name
 
 @cache
 def load_compiler() -> Thread:
-    """Imports torch's compiler, which takes seconds, in a thread: meanwhile a GPU can be woken and a model built.
+    """Imports torch's compiler, which takes seconds, in a thread: meanwhile a GPU can be woken and a corpus opened.
 
-    Whoever uses the compiler joins the thread first: modules that two threads import at once may get in each other's
-    way.
+    Whoever may import parts of it too joins the thread first: two imports at once get in each other's way.
     """
     thread = Thread(target=_import_compiler, name="compiler", daemon=True)
     thread.start()

@@ -36,7 +36,7 @@ SHAPE_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if fiel
 # told by their checksums instead, and how far it goes is the user's to say.
 EXACT_FIELDS = (
     frozenset({field.name for field in list_fields(RunConfig) if field.section == "optimizer"})
-    | {"seed", "order", "score", "documents", "precision"}
+    | {"seed", "order", "score", "documents", "shift_windows", "precision"}
     | LOOSE_FIELDS
     | {"total_batch_size", "context_stages", "batch_stages", "label_smoothing", "z_loss", "fp8_layers"}
 )

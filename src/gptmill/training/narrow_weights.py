@@ -50,4 +50,6 @@ def _list_matrices(model: GPT) -> dict[str, Tensor]:
 
 
 def _list_gradients(weights: Iterable[Tensor]) -> list[Tensor]:
-    return [weight.grad for weight in weights if weight.grad is not None]
+    gradients = [weight.grad for weight in weights]
+    assert None not in gradients, "what is added to must be there"
+    return gradients  # type: ignore[return-value]

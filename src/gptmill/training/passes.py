@@ -48,6 +48,10 @@ class PlainPass:
         objective.backward()
         return losses
 
+    def rehearse(self, batch: Batch) -> None:
+        """A pass whose gradients mean nothing."""
+        self.run(batch, 1.0)
+
     def measure(self, batch: Batch, scale: float | Tensor, weights: dict[str, Tensor]) -> tuple[Tensor, Losses]:
         """The scaled objective, which has gradients; and the losses, which have none. `weights` replace the model's."""
         inputs = (batch.tokens, batch.targets, batch.documents, batch.groups)
@@ -60,7 +64,7 @@ class RecordedPass:
     """A pass that is recorded once its shape is known, and replayed for as long as gradients stay where they are."""
 
     def __init__(self, plain: PlainPass, model: GPT, record: Record | None = None) -> None:
-        self._plain = plain
+        self.plain = plain
         self._weights = NarrowWeights(model, AUTOCAST_DTYPES.get(plain.precision))
         self._record = record or record_graph
         self._recording: _Recording | None = None
@@ -69,6 +73,11 @@ class RecordedPass:
 
     def begin_step(self) -> None:
         self._weights.renew()
+
+    def rehearse(self, batch: Batch) -> None:
+        """All that it does with a new shape, the recording too."""
+        for _ in range(WARM_UP + 1):
+            self.run(batch, 1.0)
 
     def run(self, batch: Batch, scale: float) -> Losses:
         """As PlainPass.run. The losses are there until the next one."""
@@ -84,7 +93,7 @@ class RecordedPass:
         return self._recording.replay(batch, scale)
 
     def _work(self, batch: Batch, scale: float | Tensor) -> Losses:
-        objective, losses = self._plain.measure(batch, scale, self._weights.copies)
+        objective, losses = self.plain.measure(batch, scale, self._weights.copies)
         self._weights.add_gradients(objective)
         return losses
 
@@ -141,13 +150,17 @@ def record_graph(work: Replay) -> Replay:
     return replay
 
 
+def check_recording(config: RunConfig, world: World) -> None:
+    """Raises UserError where passes are to be recorded and cannot be."""
+    obstacle = _find_obstacle(config, world)
+    if config.machine.cuda_graphs == "on" and obstacle:
+        raise UserError(f"cuda_graphs on does not work {obstacle}; use --cuda_graphs auto")
+
+
 def choose_recording(config: RunConfig, world: World, *, is_small: bool) -> bool:
     """Whether to record passes: where it is asked for, and by default where they are small and can be."""
     machine = config.machine
-    obstacle = _find_obstacle(config, world)
-    if machine.cuda_graphs == "on" and obstacle:
-        raise UserError(f"cuda_graphs on does not work {obstacle}; leave it out")
-    if machine.cuda_graphs == "off" or obstacle:
+    if machine.cuda_graphs == "off" or _find_obstacle(config, world):
         return False
     is_asked = machine.cuda_graphs == "on" or (machine.compile and machine.compile_mode in RECORDING_MODES)
     return is_asked or is_small
@@ -156,9 +169,9 @@ def choose_recording(config: RunConfig, world: World, *, is_small: bool) -> bool
 def _find_obstacle(config: RunConfig, world: World) -> str:
     """What stands against recording; empty if nothing does."""
     if world.device.type != "cuda":
-        return f"on {world.device.type}"
+        return "without an NVIDIA GPU"
     if world.size > 1 or world.is_distributed:
-        return "with several ranks"
+        return "under torchrun"
     if isinstance(config.model.feed_forward, Moe):
         return "with experts"
     if config.data.documents != "packed":

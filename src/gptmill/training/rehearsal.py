@@ -16,21 +16,23 @@ from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import Batch
 from gptmill.runtime.memory import is_out_of_memory
 from gptmill.runtime.world import World
-from gptmill.training.passes import PlainPass
+from gptmill.training.passes import PlainPass, RecordedPass
 from gptmill.training.plan import TrainPlan
 from gptmill.training.state import TrainState
 
 
 def rehearse(state: TrainState, config: RunConfig, plan: TrainPlan, world: World) -> None:
     """Raises UserError where a micro-batch does not fit, with a setting that does, found by trying."""
-    rows = config.training.mini_batch_size
-    norm = _try_rows(state, config, plan, world, rows)
+    rows, passes = config.training.mini_batch_size, state.passes
+    # Each rank by itself: one that runs out of memory would leave the others waiting for its gradients.
+    alone = replace(passes if isinstance(passes, PlainPass) else passes.plain, forward=state.model)
+    norm = _try_rows(state, config, plan, world, rows, alone if isinstance(passes, PlainPass) else passes)
     if world.is_any(norm is None):
         if norm is not None:
             raise UserError("stopped, because another rank ran out of memory")
         raise UserError(
             f"out of memory on {world.device}: one micro-batch of mini_batch_size {rows} x context_length "
-            f"{config.model.context_length} does not fit; {_find_advice(state, config, plan, world)}"
+            f"{config.model.context_length} does not fit; {_find_advice(state, config, plan, world, alone)}"
         )
     # Later it is the guard that judges, and fp16 looks for its scale. But fresh weights have gradients of numbers.
     is_fresh = state.step == 0 and not state.scaler.is_enabled()
@@ -41,13 +43,13 @@ def rehearse(state: TrainState, config: RunConfig, plan: TrainPlan, world: World
         )
 
 
-def _find_advice(state: TrainState, config: RunConfig, plan: TrainPlan, world: World) -> str:
+def _find_advice(state: TrainState, config: RunConfig, plan: TrainPlan, world: World, alone: PlainPass) -> str:
     rows, own = config.training.mini_batch_size, config.machine.gradient_checkpointing
     for recompute in dict.fromkeys((own, "full")):
         state.model.recompute = recompute
         smaller = rows // 2 if recompute == own else rows
         while smaller:
-            if rows % smaller == 0 and _try_rows(state, config, plan, world, smaller) is not None:
+            if rows % smaller == 0 and _try_rows(state, config, plan, world, smaller, alone) is not None:
                 flags = [f"--mini_batch_size {smaller}"] if smaller < rows else []
                 flags += [f"--gradient_checkpointing {recompute}"] if recompute != own else []
                 return f"{' '.join(flags)} does (total_batch_size stays as it is)"
@@ -55,11 +57,13 @@ def _find_advice(state: TrainState, config: RunConfig, plan: TrainPlan, world: W
     return "not even a single window does; use a shorter --context_length or a smaller model"
 
 
-def _try_rows(state: TrainState, config: RunConfig, plan: TrainPlan, world: World, rows: int) -> float | None:
+def _try_rows(
+    state: TrainState, config: RunConfig, plan: TrainPlan, world: World, rows: int, passes: PlainPass | RecordedPass
+) -> float | None:
     """The norm of the gradients of so many windows; None where they do not fit."""
     norm: float | None = None
     try:
-        norm = _run_micro_batch(state, config, plan, world, rows)
+        norm = _run_micro_batch(state, config, plan, world, rows, passes)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -72,7 +76,9 @@ def _try_rows(state: TrainState, config: RunConfig, plan: TrainPlan, world: Worl
     return norm
 
 
-def _run_micro_batch(state: TrainState, config: RunConfig, plan: TrainPlan, world: World, rows: int) -> float:
+def _run_micro_batch(
+    state: TrainState, config: RunConfig, plan: TrainPlan, world: World, rows: int, passes: PlainPass | RecordedPass
+) -> float:
     """Forward, backward, and an update that is left out; returns the norm of the gradients."""
     shape, device = (rows, config.model.context_length), world.device
     generator = torch.Generator().manual_seed(config.training.seed)
@@ -80,8 +86,6 @@ def _run_micro_batch(state: TrainState, config: RunConfig, plan: TrainPlan, worl
     tokens, targets = (torch.randint(plan.vocab_size, shape, generator=generator).to(device) for _ in range(2))
     documents = None if plan.separator is None else torch.zeros(shape, dtype=torch.int64, device=device)
     groups = torch.zeros(rows, dtype=torch.int64, device=device) if plan.corpora else None
-    # Each rank by itself: one that runs out of memory would leave the others waiting for its gradients.
-    passes = replace(state.passes, forward=state.model) if isinstance(state.passes, PlainPass) else state.passes
-    passes.run(Batch(tokens, targets, documents, groups), 1.0)
+    passes.rehearse(Batch(tokens, targets, documents, groups))
     state.optimizer.step_unless(torch.ones((), dtype=torch.bool, device=device))
     return float(torch.nn.utils.clip_grad_norm_(state.model.parameters(), math.inf))

@@ -45,7 +45,7 @@ from gptmill.runtime.signals import StopFlag, listen_for_stop
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
 from gptmill.training.launch import Launch
-from gptmill.training.passes import RecordedPass
+from gptmill.training.passes import RecordedPass, check_recording
 from gptmill.training.plan import TrainPlan, make_plan
 from gptmill.training.rehearsal import rehearse
 from gptmill.training.saving import Saving, list_due_tiers, open_saving
@@ -104,14 +104,15 @@ class Session:
 def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
     """Opens, builds and restores. No run is written before all of it is sound."""
     config, started = launch.config, time.monotonic()
+    set_deterministic(config.machine.deterministic)
     if config.machine.compile:
         load_compiler()
     world = stack.enter_context(open_world(config.machine.device))
+    check_recording(config, world)
     world.run_on_main(partial(prepare_if_needed, launch, report_preparing))
     corpora = open_corpora(config.data)
     stream = build_stream(config, corpora)
     plan = make_plan(config, stream, corpora.tokenizer, world, corpora.names)
-    set_deterministic(config.machine.deterministic)
     set_matmul_precision(plan.precision)
     choose_attention(config.machine.attention_backend)
     start = read_start(launch, world)

@@ -134,6 +134,8 @@ class TrainState:
 def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     """A fresh state on the device, compiled and wrapped for the ranks as the config asks."""
     training, machine = config.training, config.machine
+    if machine.compile:
+        load_compiler().join()
     model = build_gpt(config.model, plan.padded_vocab_size, training.seed, plan.vocab_size).to(world.device)
     model.loss_rule = LossRule(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
     model.recompute = machine.gradient_checkpointing
@@ -144,7 +146,6 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     is_recorded = choose_recording(config, world, is_small=small)
     use_kernels(model, machine.kernels, world.device, plan.precision, host_keeps_up=is_recorded or not small)
     if machine.compile:
-        load_compiler().join()
         prepare_compiler()
         keep_compiled_gradients()
         allow_parts()

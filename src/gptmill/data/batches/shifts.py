@@ -31,5 +31,7 @@ class Shift:
 
     def _find_distance(self, epoch: int) -> int:
         """Less than a window."""
+        if epoch == 0:
+            return 0
         key = make_key(self.seed, epoch, self.corpus, SHIFT_TAG)
-        return int(permute(np.zeros(1, dtype=np.int64), self.windows.context_length, key)[0]) if epoch else 0
+        return int(permute(np.zeros(1, dtype=np.int64), self.windows.context_length, key)[0])

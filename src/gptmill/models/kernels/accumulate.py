@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from gptmill.models.kernels.choice import has_kernels
+
 
 def accumulate(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:
     """Adds each to its sum, which it has the shape of. PyTorch adds quickly only where formats are the same."""
-    if not totals or totals[0].device.type != "cuda" or find_spec("triton") is None:
+    if not totals or not has_kernels(totals[0].device):
         accumulate_plainly(totals, new)
         return
     from gptmill.models.kernels.accumulate_triton import run_accumulate

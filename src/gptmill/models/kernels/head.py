@@ -110,6 +110,7 @@ def run_chunks(
     """The sum, each token's loss, and the gradients of x and of the weight, the latter in the format that is given."""
     measure = _measure_in_triton if x_NC.device.type == "cuda" else measure_plainly
     losses, dx, d_weight_VC = [], [], x_NC.new_empty(0)
+    sum_dtype = torch.float32 if len(x_NC) > chunk else gradient_dtype
     for start in range(0, len(x_NC), chunk):
         piece = slice(start, start + chunk)
         logits_NV = head.make_logits(piece)
@@ -118,7 +119,9 @@ def run_chunks(
         if gradient_dtype is not None:
             dx.append(head.go_back(logits_NV, narrow_NV))
             d_piece_VC = logits_NV.t() @ x_NC[piece]
-            d_weight_VC = d_piece_VC.to(gradient_dtype) if start == 0 else d_weight_VC.add_(d_piece_VC)
+            d_weight_VC = d_piece_VC.to(sum_dtype) if start == 0 else d_weight_VC.add_(d_piece_VC)
+    if gradient_dtype is not None:
+        d_weight_VC = d_weight_VC.to(gradient_dtype)
     losses_N = _join(losses)
     return losses_N.sum(), losses_N, _join(dx) if dx else x_NC.new_empty(0), d_weight_VC
 

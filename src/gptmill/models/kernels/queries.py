@@ -43,6 +43,7 @@ class _ProjectHeads(torch.autograd.Function):
     ) -> Heads:  # fmt: skip
         dtype = x_BTC.dtype
         ctx.save_for_backward(x_BTC, weight_EC)
+        ctx.bias_dtype = bias_E.dtype
         if narrow_NC is None or inverse_scale is None:
             joined_BTE = F.linear(x_BTC, weight_EC.to(dtype), bias_E.to(dtype))
         else:
@@ -57,7 +58,7 @@ class _ProjectHeads(torch.autograd.Function):
         d_BTE, d_bias_E = _join(d_q, d_k, d_v)
         dx_BTC = d_BTE @ weight_EC.to(d_BTE.dtype)
         d_weight_EC = d_BTE.flatten(0, 1).t() @ x_BTC.flatten(0, 1)
-        return dx_BTC, d_weight_EC.to(weight_EC.dtype), d_bias_E.to(weight_EC.dtype), None, None, None, None
+        return dx_BTC, d_weight_EC.to(weight_EC.dtype), d_bias_E.to(ctx.bias_dtype), None, None, None, None
 
 
 @make_operation("join_heads")

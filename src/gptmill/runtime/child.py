@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Thread
 from types import FrameType
 from typing import IO
 
@@ -50,7 +50,7 @@ def run_child(command: list[str], relay: Relay) -> Ended:
     )
     assert child.stderr is not None
     last_lines: deque[str] = deque(maxlen=KEPT_LINES)
-    passing = Thread(target=_pass_on, args=(child.stderr, last_lines), daemon=True)
+    passing = threading.Thread(target=_pass_on, args=(child.stderr, last_lines), daemon=True)
     passing.start()
     with relay.hold(child):
         code = child.wait()
@@ -131,30 +131,32 @@ def make_preparation(death_signal: signal.Signals) -> Callable[[], None] | None:
     """What a child does before it becomes the program: on Linux, ask for this signal should this process be killed."""
     if sys.platform != "linux":
         return None
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    return partial(_prepare_child, ctypes.CDLL(None, use_errno=True), os.getpid(), death_signal, held)
+    return partial(_prepare_child, ctypes.CDLL(None, use_errno=True), os.getpid(), death_signal)
 
 
 @contextmanager
 def hold_back_signals() -> Iterator[None]:
     """Lets signals wait while a child is prepared: Python drops what they raise in the midst of forking.
 
-    The child would wait for ever; its preparation ends that. Elsewhere than on Linux there is none, and no need.
+    They are noted and raised again, not blocked: what one thread blocks comes to another. It is the main thread that
+    answers them, so that others have nothing to hold back. A child that becomes another program answers as that does.
     """
-    if sys.platform != "linux":
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, list_stop_signals())
+    noted: list[int] = []
+    answered = [number for number in list_stop_signals() if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, lambda number, _frame: noted.append(number)) for number in answered}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in noted:
+            signal.raise_signal(each)
 
 
-def _prepare_child(
-    library: ctypes.CDLL, parent: int, death_signal: signal.Signals, held: set[int | signal.Signals]
-) -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, held)
+def _prepare_child(library: ctypes.CDLL, parent: int, death_signal: signal.Signals) -> None:
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else `stty tostop` would stop it at its first line
     library.prctl(SET_DEATH_SIGNAL, death_signal)
     if os.getppid() != parent:

@@ -50,6 +50,8 @@ def _list_matrices(model: GPT) -> dict[str, Tensor]:
 
 
 def _list_gradients(weights: Iterable[Tensor]) -> list[Tensor]:
-    gradients = [weight.grad for weight in weights]
-    assert None not in gradients, "what is added to must be there"
-    return gradients  # type: ignore[return-value]
+    gradients = []
+    for weight in weights:
+        assert weight.grad is not None, "what is added to must be there"
+        gradients.append(weight.grad)
+    return gradients

@@ -13,6 +13,8 @@ TINY = "--num_layers 1 --embd_size 16 --num_heads 1 --context_length 16 --total_
 USED = "--eval_tokens 64 --sample_tokens 0 --max_steps 1 --device cpu"
 LOOK = """
 import sys
+import torch
+torch.library.triton_op = None  # which imports the compiler, where Triton is installed
 from gptmill.cli.main import main
 code = main()
 sys.exit(code or (99 if "torch._dynamo" in sys.modules else 0))

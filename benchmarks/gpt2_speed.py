@@ -109,8 +109,8 @@ ROWS = (
     Row("774M fp8", "gpt2-774m", 32, Limit("times", 1.0, 1.2, "774M bf16"), is_fp8=True),
     Row("1.5B bf16", "gpt2-1.5b", 16, SHARE),
     Row("1.5B fp8", "gpt2-1.5b", 16, Limit("times", 1.0, 1.2, "1.5B bf16"), is_fp8=True),
-    Row("custom-300m bf16", "custom-300m", 16, SHARE),
-    Row("custom-300m fp8", "custom-300m", 16, Limit("times", None, 1.2, "custom-300m bf16"), is_fp8=True),
+    Row("custom-300m bf16", "custom-300m", 32, SHARE),
+    Row("custom-300m fp8", "custom-300m", 32, Limit("times", None, 1.2, "custom-300m bf16"), is_fp8=True),
     Row("start", "gpt2-124m", 64, None, is_start=True),
     Row("start, warm cache", "gpt2-124m", 64, Limit("seconds", 15.0, 8.0), is_start=True),
 )

@@ -122,7 +122,9 @@ def check_join() -> None:
     rows.PROGRAMS = 2
     q, k, v = (torch.randn(2, 50, 3, 16) for _ in range(3))
     k = k.transpose(1, 2).contiguous().transpose(1, 2)
-    assert_all_close(queries_triton.run_join(q, k, v), queries.join_plainly(q, k, v))
+    angles = torch.rand(50, 16) * 6
+    for turn in ((None, None, True), (angles.cos(), angles.sin(), False), (angles.cos(), angles.sin(), True)):
+        assert_all_close(queries_triton.run_join(q, k, v, *turn), queries.join_plainly(q, k, v, *turn))
 
 
 if __name__ == "__main__":

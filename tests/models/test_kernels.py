@@ -32,6 +32,7 @@ from gptmill.models.kernels.add_norm import add_norm, add_norm_backward_plainly,
 from gptmill.models.kernels.choice import OPAQUE, describe_kernels, fuse, prepare_compiler, use_kernels
 from gptmill.models.kernels.gelu import gelu_backward_plainly
 from gptmill.models.kernels.head import head_loss
+from gptmill.models.kernels.operations import register_operations
 from gptmill.models.kernels.queries import join_plainly
 from gptmill.models.kernels.swiglu import swiglu, swiglu_backward_plainly
 from gptmill.models.losses import LossRule
@@ -329,6 +330,7 @@ def test_dropout_compiled_into_a_norm_computes_the_same(device: str) -> None:
 @pytest.mark.parametrize("width", [768, 1600])
 @pytest.mark.parametrize(("is_rms", "dropped"), [(False, False), (True, False), (False, True), (True, True)])
 def test_a_gpu_finds_the_triton_kernels_equal_to_their_twins(width: int, is_rms: bool, dropped: bool) -> None:
+    register_operations()
     torch.manual_seed(0)
     x, y, d_stream, d_normed = torch.randn(4, 1000, width, device="cuda", dtype=torch.bfloat16)
     y_bias, weight, bias = torch.randn(3, width, device="cuda")
@@ -345,8 +347,10 @@ def test_a_gpu_finds_the_triton_kernels_equal_to_their_twins(width: int, is_rms:
     found += (torch.ops.gptmill.swiglu_backward(x[:, : width // 2], y),)
     wanted += (swiglu_backward_plainly(x[:, : width // 2], y),)
     heads = x.view(2, 500, -1, 32).transpose(1, 2)
-    found += torch.ops.gptmill.join_heads(heads, heads.contiguous(), heads)
-    wanted += join_plainly(heads, heads, heads)
+    angles = torch.rand(heads.shape[1], 32, device="cuda") * 6
+    for turn in ((None, None, True), (angles.cos(), angles.sin(), False)):
+        found += torch.ops.gptmill.join_heads(heads, heads.contiguous(), heads, *turn)
+        wanted += join_plainly(heads, heads, heads, *turn)
     for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one.dtype == other.dtype
         distance = (one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-9)

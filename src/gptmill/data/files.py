@@ -17,7 +17,7 @@ except ImportError:  # Windows has no flock; nothing is guarded there
 
 
 def find_cache_dir() -> Path:
-    """Where gptmill keeps what it can fetch again: GPTMILL_CACHE, or gptmill in the user's cache."""
+    """Where gptmill keeps what it can fetch or measure again: GPTMILL_CACHE, or gptmill in the user's cache."""
     if named := os.environ.get("GPTMILL_CACHE"):
         return Path(named).expanduser().resolve()
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

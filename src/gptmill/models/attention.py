@@ -66,12 +66,7 @@ class Attention(nn.Module):
     def forward(self, normed: Normed, context: BlockContext, cache: LayerCache | None = None) -> Branch:
         """Attends to what the mask lets through."""
         # Heads stay beside each other in memory, as the layers before and after want them: attention can read that.
-        q_BTHD, k_BTKD, v_BTKD = self._project(normed)
-        if self.query_norm is not None and self.key_norm is not None:
-            q_BTHD = self.query_norm(q_BTHD.float()).to(v_BTKD.dtype)
-            k_BTKD = self.key_norm(k_BTKD.float()).to(v_BTKD.dtype)
-        if context.rotation is not None:
-            q_BTHD, k_BTKD = rotate(q_BTHD, context.rotation), rotate(k_BTKD, context.rotation)
+        q_BTHD, k_BTKD, v_BTKD = self._project(normed, context.rotation)
         if self.value_gate is not None:
             v_BTKD = v_BTKD + self._weigh_values(context).to(v_BTKD.dtype)
         q_BHTD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in (q_BTHD, k_BTKD, v_BTKD))
@@ -81,13 +76,25 @@ class Attention(nn.Module):
         y_BHTD = self._attend(q_BHTD, k_BKSD, v_BKSD, context.mask)
         return apply_last(self.proj, y_BHTD.transpose(1, 2).flatten(2), self.fused)
 
-    def _project(self, normed: Normed) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values."""
-        is_like_kernels = self.kv_heads == self.num_heads and self.qkv.bias is not None
-        if self.fused and is_like_kernels and (self.wants_narrow or not isinstance(self.qkv, Fp8Linear)):
-            return project_heads(normed, self.qkv, self.num_heads)
-        qkv_BTHD = apply_layer(self.qkv, *normed).unflatten(-1, (-1, self.head_width))
-        q_BTHD, k_BTKD, v_BTKD = qkv_BTHD.split((self.num_heads, self.kv_heads, self.kv_heads), dim=2)
+    def _project(self, normed: Normed, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, the former two normed and turned."""
+        is_turned = self.query_norm is None  # by the kernel, which does no norms
+        is_for_kernel = self.kv_heads == self.num_heads and (
+            self.qkv.bias is not None or (is_turned and rotation is not None)
+        )
+        if self.fused and is_for_kernel and (self.wants_narrow or not isinstance(self.qkv, Fp8Linear)):
+            heads = project_heads(normed, self.qkv, self.num_heads, rotation if is_turned else None)
+            if is_turned:
+                return heads
+            q_BTHD, k_BTKD, v_BTKD = heads
+        else:
+            qkv_BTHD = apply_layer(self.qkv, *normed).unflatten(-1, (-1, self.head_width))
+            q_BTHD, k_BTKD, v_BTKD = qkv_BTHD.split((self.num_heads, self.kv_heads, self.kv_heads), dim=2)
+        if self.query_norm is not None and self.key_norm is not None:
+            q_BTHD = self.query_norm(q_BTHD.float()).to(v_BTKD.dtype)
+            k_BTKD = self.key_norm(k_BTKD.float()).to(v_BTKD.dtype)
+        if rotation is not None:
+            q_BTHD, k_BTKD = rotate(q_BTHD, rotation), rotate(k_BTKD, rotation)
         return q_BTHD, k_BTKD, v_BTKD
 
     def _weigh_values(self, context: BlockContext) -> Tensor:

@@ -6,12 +6,14 @@ Shape suffixes: B batch, T time, C width.
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from gptmill.config.model import Gelu, ModelConfig, Moe, SwiGlu
 from gptmill.models.experts import MixtureOfExperts
-from gptmill.models.fp8 import apply_layer, apply_weight, wants_narrow
+from gptmill.models.fp8 import Fp8Linear, apply_layer, apply_weight, wants_narrow
 from gptmill.models.kernels.gelu import bias_gelu
+from gptmill.models.kernels.gelu_matmuls import gelu_feed_forward
+from gptmill.models.kernels.matmuls import is_large
 from gptmill.models.kernels.swiglu import swiglu
 from gptmill.models.stream import Branch, Normed, apply_last
 
@@ -33,11 +35,18 @@ class Mlp(nn.Module):
 
     def forward(self, normed: Normed) -> Branch:
         if self.fused and self.is_gelu and self.up.bias is not None:
+            if self._is_for_matmuls(normed.x_BTC):
+                return Branch(gelu_feed_forward(normed, self.up, self.proj), self.proj.bias)
             x = bias_gelu(apply_weight(self.up, *normed), self.up.bias)
         else:
             x = apply_layer(self.up, *normed)
             x = F.gelu(x, approximate="tanh") if self.is_gelu else F.relu(x).square()
         return apply_last(self.proj, x, self.fused)
+
+    def _is_for_matmuls(self, x_BTC: Tensor) -> bool:
+        """Whether GELU is left to the matmuls before and after it: large ones, and those of its way back not in fp8."""
+        is_as_usual = not isinstance(self.proj, Fp8Linear) and (self.wants_narrow or not isinstance(self.up, Fp8Linear))
+        return is_as_usual and is_large(x_BTC.flatten(0, 1), self.up.weight.t())
 
 
 class GatedMlp(nn.Module):

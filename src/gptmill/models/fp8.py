@@ -117,6 +117,15 @@ def fp8_linear(
     return y_MN.view(*x.shape[:-1], len(weight_NK))
 
 
+def find_narrow(
+    layer: nn.Linear, x_MK: Tensor, known: Scaled | None
+) -> tuple[Tensor, Tensor, bool] | tuple[None, None, bool]:
+    """x in fp8 and its inverse scale, where the layer multiplies so; and whether it only emulates that."""
+    if not isinstance(layer, Fp8Linear) or not fits_tiles(x_MK, layer.weight):
+        return None, None, False
+    return *(known or scale_to_fp8(x_MK.detach(), torch.float8_e4m3fn)), layer.emulated
+
+
 def fits_tiles(x_MK: Tensor, weight_NK: Tensor) -> bool:
     return not any(size % TILE for size in (*x_MK.shape, len(weight_NK)))
 
@@ -139,9 +148,7 @@ def multiply(
 ) -> Tensor:
     """`a @ b.T`, plus a bias. Both lie row by row, as the hardware wants them."""
     if emulated:
-        with torch.autocast(a_MK.fp8.device.type, enabled=False):
-            product_MN = a_MK.fp8.float() @ b_NK.fp8.float().t()
-        product_MN = product_MN * (a_MK.inverse_scale * b_NK.inverse_scale)
+        product_MN = multiply_emulated(a_MK, b_NK)
         return (product_MN if bias_N is None else product_MN + bias_N).to(dtype)
     return torch._scaled_mm(
         a_MK.fp8,
@@ -152,6 +159,13 @@ def multiply(
         out_dtype=dtype,
         use_fast_accum=not is_gradient,  # sums of fewer bits, which gradients need
     )
+
+
+def multiply_emulated(a_MK: Scaled, b_NK: Scaled) -> Tensor:
+    """`a @ b.T` of the same numbers, in fp32."""
+    with torch.autocast(a_MK.fp8.device.type, enabled=False):
+        product_MN = a_MK.fp8.float() @ b_NK.fp8.float().t()
+    return product_MN * (a_MK.inverse_scale * b_NK.inverse_scale)
 
 
 def turn(a_MK: Scaled) -> Scaled:

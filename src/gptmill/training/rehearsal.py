@@ -16,6 +16,7 @@ from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import Batch
 from gptmill.runtime.memory import is_out_of_memory
 from gptmill.runtime.world import World
+from gptmill.training.matmul_choices import choose_matmuls
 from gptmill.training.passes import PlainPass, RecordedPass
 from gptmill.training.plan import TrainPlan
 from gptmill.training.state import TrainState
@@ -26,7 +27,8 @@ def rehearse(state: TrainState, config: RunConfig, plan: TrainPlan, world: World
     rows, passes = config.training.mini_batch_size, state.passes
     # Each rank by itself: one that runs out of memory would leave the others waiting for its gradients.
     alone = replace(passes if isinstance(passes, PlainPass) else passes.plain, forward=state.model)
-    norm = _try_rows(state, config, plan, world, rows, alone if isinstance(passes, PlainPass) else passes)
+    with choose_matmuls(world):
+        norm = _try_rows(state, config, plan, world, rows, alone if isinstance(passes, PlainPass) else passes)
     if world.is_any(norm is None):
         if norm is not None:
             raise UserError("stopped, because another rank ran out of memory")

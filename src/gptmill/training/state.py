@@ -15,7 +15,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.models.fp8 import use_fp8
 from gptmill.models.gpt import GPT, build_gpt
-from gptmill.models.kernels.choice import is_small, prepare_compiler, use_kernels
+from gptmill.models.kernels.choice import is_small, list_kernel_options, prepare_compiler, use_kernels
 from gptmill.models.losses import LossRule
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import allow_parts, keep_compiled_gradients, list_compile_options, load_compiler
@@ -134,9 +134,9 @@ class TrainState:
 def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     """A fresh state on the device, compiled and wrapped for the ranks as the config asks."""
     training, machine = config.training, config.machine
+    model = build_gpt(config.model, plan.padded_vocab_size, training.seed, plan.vocab_size).to(world.device)
     if machine.compile:
         load_compiler().join()
-    model = build_gpt(config.model, plan.padded_vocab_size, training.seed, plan.vocab_size).to(world.device)
     model.loss_rule = LossRule(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
     model.recompute = machine.gradient_checkpointing
     if plan.precision in FP8:
@@ -144,12 +144,14 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
         use_fp8(model, layers, emulated=plan.precision == "fp8-emulated")
     small = is_small(training.mini_batch_size * config.model.context_length, config.model.embd_size)
     is_recorded = choose_recording(config, world, is_small=small)
-    use_kernels(model, machine.kernels, world.device, plan.precision, host_keeps_up=is_recorded or not small)
+    host_keeps_up = is_recorded or not small
+    kernels = use_kernels(model, machine.kernels, world.device, plan.precision, host_keeps_up=host_keeps_up)
     if machine.compile:
         prepare_compiler()
         keep_compiled_gradients()
         allow_parts()
-        model.compile_parts(options=list_compile_options(machine.compile_mode))
+        mode = machine.compile_mode
+        model.compile_parts(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
     optimizer = build_optimizer(model, config.optimizer, world.device)
     optimizer.prime()
     optimizer.keeps_gradients = is_recorded

@@ -5,12 +5,16 @@ from __future__ import annotations
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.compiler.config
 
-from gptmill.config.run import KernelChoice, PrecisionName
+from gptmill.config.run import CompileMode, KernelChoice, PrecisionName
 from gptmill.models.gpt import GPT
+from gptmill.models.kernels.compiled_matmuls import build_matmul_pass
+from gptmill.models.kernels.cublaslt import has_library
+from gptmill.models.kernels.operations import register_operations
 
 CAPABILITY = (8, 0)
 # With small micro-batches a card waits for the host to start the blocks' kernels: with 8 windows of GPT-2 124M an H200
@@ -18,7 +22,14 @@ CAPABILITY = (8, 0)
 # at so many tokens times the square of the width, 25,000 tokens of GPT-2 124M.
 LEAST_WORK = 1.5e10
 FORMATS = ("bf16", "fp8")
-OPAQUE = ("gptmill::draw_kept", "gptmill::fp8_head_loss", "gptmill::head_loss")
+OPAQUE = (
+    "gptmill::draw_kept",
+    "gptmill::fp8_head_loss",
+    "gptmill::head_loss",
+    "gptmill::multiply",
+    "gptmill::multiply_gelu",
+    "gptmill::multiply_gelu_gradient",
+)
 
 
 def is_small(tokens: int, width: int) -> bool:
@@ -51,10 +62,19 @@ def prepare_compiler() -> None:
     """
     from torch._inductor.lowering import FALLBACK_ALLOW_LIST
 
+    register_operations()
     FALLBACK_ALLOW_LIST.update(OPAQUE)
     files = sorted(Path(__file__).parent.glob("*.py"))
     code = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     torch.compiler.config.cache_key_tag = f"gptmill {code}"
+
+
+def list_kernel_options(used: KernelChoice, mode: CompileMode) -> dict[str, Any]:
+    """Options for torch.compile: matmuls in their fastest way, unless it is to look for that itself."""
+    is_left_to_torch = mode.startswith("max-autotune") or torch.are_deterministic_algorithms_enabled()
+    if used != "auto" or is_left_to_torch or not has_library():
+        return {}
+    return {"post_grad_custom_post_pass": build_matmul_pass()}
 
 
 def describe_kernels(model: GPT) -> str:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gptmill.models.fp8 import TILE, Fp8Format, Scaled, multiply, scale_to_fp8, turn
+from gptmill.models.fp8 import TILE, Fp8Format, Scaled, multiply_emulated, scale_to_fp8, turn
+from gptmill.models.kernels.matmuls import multiply
 from gptmill.models.targets import IGNORED_TARGET
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -27,14 +28,14 @@ class Head(NamedTuple):
     weight_VC: Tensor
 
     def make_logits(self, piece: slice) -> Tensor:
-        return self.x_NC[piece] @ self.weight_VC.t()
+        return multiply(self.x_NC[piece], self.weight_VC.t())
 
     def make_narrow(self, logits_NV: Tensor) -> Tensor | None:
         """Memory for a copy of the logits' gradient in fp8, where that is wanted."""
         return None
 
     def go_back(self, gradient_NV: Tensor, narrow_NV: Tensor | None) -> Tensor:
-        return gradient_NV @ self.weight_VC
+        return multiply(gradient_NV, self.weight_VC)
 
 
 class Fp8Head(NamedTuple):
@@ -47,7 +48,7 @@ class Fp8Head(NamedTuple):
 
     def make_logits(self, piece: slice) -> Tensor:
         x_NC = Scaled(self.x_NC.fp8[piece], self.x_NC.inverse_scale)
-        return multiply(x_NC, self.weight_VC, self.dtype, self.emulated)
+        return self._multiply(x_NC, self.weight_VC)
 
     def make_narrow(self, logits_NV: Tensor) -> Tensor | None:
         return torch.empty_like(logits_NV, dtype=torch.float8_e5m2)
@@ -55,7 +56,13 @@ class Fp8Head(NamedTuple):
     def go_back(self, gradient_NV: Tensor, narrow_NV: Tensor | None) -> Tensor:
         assert narrow_NV is not None
         gradient = Scaled(narrow_NV, gradient_NV.new_full((), 1 / GRADIENT_SCALE, dtype=torch.float32))
-        return multiply(gradient, turn(self.weight_VC), self.dtype, self.emulated, is_gradient=True)
+        return self._multiply(gradient, turn(self.weight_VC), is_gradient=True)
+
+    def _multiply(self, a_MK: Scaled, b_NK: Scaled, *, is_gradient: bool = False) -> Tensor:
+        if self.emulated:
+            return multiply_emulated(a_MK, b_NK).to(self.dtype)
+        scales = a_MK.inverse_scale, b_NK.inverse_scale
+        return multiply(a_MK.fp8, b_NK.fp8.t(), None, *scales, has_fast_sums=not is_gradient).to(self.dtype)
 
 
 def head_loss(
@@ -118,7 +125,7 @@ def run_chunks(
         losses.append(measure(logits_NV, targets_N[piece].contiguous(), gradient_dtype is not None, narrow_NV))
         if gradient_dtype is not None:
             dx.append(head.go_back(logits_NV, narrow_NV))
-            d_piece_VC = logits_NV.t() @ x_NC[piece]
+            d_piece_VC = multiply(logits_NV.t(), x_NC[piece])
             d_weight_VC = d_piece_VC.to(sum_dtype) if start == 0 else d_weight_VC.add_(d_piece_VC)
     if gradient_dtype is not None:
         d_weight_VC = d_weight_VC.to(gradient_dtype)

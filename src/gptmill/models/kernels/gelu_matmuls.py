@@ -1,0 +1,96 @@
+"""A feed-forward part with GELU, whose matmuls do GELU's work, forward and backward, before they store their sums.
+
+B batch, T time, N = B x T tokens, C width, F width inside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptmill.models.fp8 import Scaled, find_narrow, multiply, scale_to_fp8
+from gptmill.models.kernels.cublaslt import Epilogue, Numbers
+from gptmill.models.kernels.gelu import gelu_backward_plainly
+from gptmill.models.kernels.matmuls import multiply_fast
+from gptmill.models.kernels.operations import define_opaque
+from gptmill.models.stream import Normed
+
+
+def gelu_feed_forward(normed: Normed, up: nn.Linear, down: nn.Linear) -> Tensor:
+    """Without the last layer's bias. Under autocast in its format."""
+    kind = normed.x_BTC.device.type
+    x_BTC = normed.x_BTC.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed.x_BTC
+    x_NC = x_BTC.flatten(0, 1)
+    narrow = find_narrow(up, x_NC, normed.narrow)
+    y_NC: Tensor = _GeluFeedForward.apply(x_NC, up.weight, up.bias, down.weight, *narrow)  # type: ignore[no-untyped-call]
+    return y_NC.view_as(x_BTC)
+
+
+class _GeluFeedForward(torch.autograd.Function):
+    """The first layer may be in fp8, and x then comes in both formats; the rest is not."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_NC: Tensor, up_FC: Tensor, bias_F: Tensor, down_CF: Tensor, narrow_NC: Tensor | None,
+        inverse_scale: Tensor | None, emulated: bool,
+    ) -> Tensor:  # fmt: skip
+        dtype = x_NC.dtype
+        if narrow_NC is None or inverse_scale is None:
+            y_NF, inner_NF = torch.ops.gptmill.multiply_gelu(x_NC, up_FC.to(dtype).t(), bias_F.to(dtype))
+        else:
+            narrow, weight = Scaled(narrow_NC, inverse_scale), scale_to_fp8(up_FC, torch.float8_e4m3fn)
+            inner_NF = multiply(narrow, weight, dtype, emulated, bias_N=bias_F)
+            y_NF = F.gelu(inner_NF, approximate="tanh")
+        ctx.save_for_backward(x_NC, up_FC, down_CF, inner_NF, y_NF)
+        ctx.bias_dtype = bias_F.dtype
+        result_NC: Tensor = y_NF @ down_CF.to(dtype).t()
+        return result_NC
+
+    @staticmethod
+    def backward(ctx: Any, grad_NC: Tensor) -> tuple[Tensor | None, ...]:
+        x_NC, up_FC, down_CF, inner_NF, y_NF = ctx.saved_tensors
+        dtype = grad_NC.dtype
+        d_inner_NF = torch.ops.gptmill.multiply_gelu_gradient(grad_NC, down_CF.to(dtype), inner_NF)
+        d_bias_F = d_inner_NF.sum(dim=0, dtype=torch.float32).to(ctx.bias_dtype)
+        d_up_FC = (d_inner_NF.t() @ x_NC).to(up_FC.dtype)
+        d_down_CF = (grad_NC.t() @ y_NF).to(down_CF.dtype)
+        return d_inner_NF @ up_FC.to(dtype), d_up_FC, d_bias_F, d_down_CF, None, None, None
+
+
+def multiply_gelu(x_NC: Tensor, weight_CF: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU of `x @ weight` plus a bias, and what goes into it."""
+    inner_NF = x_NC.new_empty(x_NC.shape[0], weight_CF.shape[1])
+    y_NF = multiply_fast(Numbers(x_NC, weight_CF, bias_F, beside=inner_NF), Epilogue.GELU_OF_BIASED)
+    return multiply_gelu_plainly(x_NC, weight_CF, bias_F) if y_NF is None else (y_NF, inner_NF)
+
+
+def multiply_gelu_plainly(x_NC: Tensor, weight_CF: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
+    """The twin."""
+    inner_NF = torch.addmm(bias_F, x_NC, weight_CF)
+    return F.gelu(inner_NF, approximate="tanh"), inner_NF
+
+
+def multiply_gelu_gradient(grad_NC: Tensor, weight_CF: Tensor, inner_NF: Tensor) -> Tensor:
+    """The gradient of what went into GELU; `grad @ weight` is that of what came out."""
+    d_inner_NF = multiply_fast(Numbers(grad_NC, weight_CF, beside=inner_NF), Epilogue.GELU_GRADIENT)
+    return multiply_gelu_gradient_plainly(grad_NC, weight_CF, inner_NF) if d_inner_NF is None else d_inner_NF
+
+
+def multiply_gelu_gradient_plainly(grad_NC: Tensor, weight_CF: Tensor, inner_NF: Tensor) -> Tensor:
+    """The twin."""
+    return gelu_backward_plainly(grad_NC @ weight_CF, inner_NF, inner_NF.new_zeros(()))[0]
+
+
+define_opaque(
+    "multiply_gelu(Tensor x, Tensor weight, Tensor bias) -> (Tensor, Tensor)",
+    multiply_gelu,
+    lambda x, weight, _bias: (x.new_empty(x.shape[0], weight.shape[1]), x.new_empty(x.shape[0], weight.shape[1])),
+)
+define_opaque(
+    "multiply_gelu_gradient(Tensor grad, Tensor weight, Tensor inner) -> Tensor",
+    multiply_gelu_gradient,
+    lambda _grad, _weight, inner: inner.new_empty(inner.shape),
+)

@@ -1,0 +1,162 @@
+"""Large matmuls in the fastest way that NVIDIA's library knows, which is rarely the one that it takes by itself.
+
+It guesses by shapes, for a card that runs at its highest clock. Under a training's load a card is short of power, and
+then other ways win: on an H200 by up to a fifth. So they are timed, once for each shape.
+
+M rows, K width that is summed over, N columns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from gptmill.models.kernels.cublaslt import (
+    FORMATS,
+    Epilogue,
+    Matmul,
+    Matrix,
+    Numbers,
+    Plan,
+    Way,
+    find_version,
+    has_library,
+)
+
+LEAST_OPERATIONS = 2e10  # of a matmul that is worth the host's time: 30 µs of an H200
+ROUNDS, SHORT_BURST, LONG_BURST = 7, 1, 4
+LONG_MATMUL = 4e11  # operations from which on one is timed by itself
+HEAT_SECONDS = 0.2
+LEAST_GAIN = 0.01
+ALIGNMENT = 256  # bytes that the library's guesses count on
+WIDE = (torch.bfloat16, torch.float16)
+
+choices: dict[str, int] = {}
+"""The number of the fastest way of each matmul, by its name. Whoever trains may keep it for later."""
+_plans: dict[tuple[Matmul, torch.device], tuple[Plan, Way] | None] = {}
+_is_timing = False
+
+
+def multiply(
+    a_MK: Tensor,
+    b_KN: Tensor,
+    bias_N: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    *,
+    has_fast_sums: bool = False,
+) -> Tensor:
+    """`a @ b`, plus a bias; of numbers in fp8 each matrix has a scale, and the result is in bf16."""
+    numbers = Numbers(a_MK, b_KN, bias_N, scale_a, scale_b)
+    epilogue = Epilogue.NOTHING if bias_N is None else Epilogue.BIAS
+    result = multiply_fast(numbers, epilogue, has_fast_sums=has_fast_sums)
+    return multiply_plainly(numbers, has_fast_sums=has_fast_sums) if result is None else result
+
+
+def multiply_plainly(numbers: Numbers, *, has_fast_sums: bool = False) -> Tensor:
+    """The twin: PyTorch's."""
+    a, b, bias, scale_a, scale_b, _ = numbers
+    if scale_a is None or scale_b is None:
+        return a @ b if bias is None else torch.addmm(bias, a, b)
+    return torch._scaled_mm(
+        a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=has_fast_sums
+    )
+
+
+def multiply_fast(numbers: Numbers, epilogue: Epilogue, *, has_fast_sums: bool = False) -> Tensor | None:
+    """None where the library is not to be asked, or knows no way."""
+    if not is_large(numbers.a, numbers.b) or not has_library() or torch.are_deterministic_algorithms_enabled():
+        return None
+    matmul = describe(numbers, epilogue, has_fast_sums=has_fast_sums)
+    found = None if matmul is None else _find_plan(matmul, numbers)
+    return None if found is None else found[0].run(numbers, found[1])
+
+
+def is_large(a: Tensor, b: Tensor) -> bool:
+    return a.is_cuda and 2.0 * a.shape[0] * a.shape[1] * b.shape[1] >= LEAST_OPERATIONS
+
+
+def describe(numbers: Numbers, epilogue: Epilogue, *, has_fast_sums: bool = False) -> Matmul | None:
+    """None for what the library is not asked for."""
+    a, b, bias, scale_a, _, beside = numbers
+    left, right = _describe_matrix(a), _describe_matrix(b)
+    if left is None or right is None:
+        return None
+    result = torch.bfloat16 if scale_a is not None else a.dtype
+    is_known = scale_a is not None or (a.dtype == b.dtype and a.dtype in WIDE)
+    fits = all(each is None or (each.dtype == result and each.is_contiguous()) for each in (bias, beside))
+    return Matmul(left, right, result, epilogue, scale_a is not None, has_fast_sums) if is_known and fits else None
+
+
+def _describe_matrix(matrix: Tensor) -> Matrix | None:
+    down, right = matrix.stride()
+    is_turned = right != 1
+    if (is_turned and down != 1) or matrix.data_ptr() % ALIGNMENT or matrix.dtype not in FORMATS:
+        return None
+    rows, columns = matrix.shape
+    return Matrix(rows, columns, right if is_turned else down, is_turned, matrix.dtype)
+
+
+@contextmanager
+def time_matmuls() -> Iterator[None]:
+    """Within it, matmuls whose fastest way is not known are timed; elsewhere the library's guess is taken."""
+    global _is_timing
+    _is_timing = True
+    _plans.clear()  # of guesses
+    try:
+        yield
+    finally:
+        _is_timing = False
+
+
+def _find_plan(matmul: Matmul, numbers: Numbers) -> tuple[Plan, Way] | None:
+    device = numbers.a.device
+    if (matmul, device) not in _plans:
+        plan, name = Plan(matmul, numbers), name_matmul(matmul, device)
+        can_time = _is_timing and not torch.cuda.is_current_stream_capturing()
+        if name not in choices and can_time and plan.ways:
+            choices[name] = _find_fastest(plan, numbers)
+        number = choices.get(name, 0)
+        way = plan.ways[number if number < len(plan.ways) else 0] if plan.ways else None
+        _plans[matmul, device] = None if way is None else (plan, way)
+    return _plans[matmul, device]
+
+
+def name_matmul(matmul: Matmul, device: torch.device) -> str:
+    """With all that its fastest way depends on."""
+    return f"{torch.cuda.get_device_name(device)}, cuBLASLt {find_version()}: {matmul.name}"
+
+
+def _find_fastest(plan: Plan, numbers: Numbers) -> int:
+    """Its number; the ways take turns, since a card's clock goes up and down."""
+    (rows, depth), columns = numbers.a.shape, numbers.b.shape[1]
+    burst = SHORT_BURST if 2.0 * rows * depth * columns > LONG_MATMUL else LONG_BURST
+    _heat(plan, numbers)
+    times = [[_start_timing(plan, numbers, way, burst) for way in plan.ways] for _ in range(ROUNDS)]
+    torch.cuda.synchronize()
+    medians = [statistics.median(begin.elapsed_time(end) for begin, end in turns) for turns in zip(*times, strict=True)]
+    best = min(range(len(medians)), key=medians.__getitem__)
+    return best if medians[best] < (1 - LEAST_GAIN) * medians[0] else 0
+
+
+def _heat(plan: Plan, numbers: Numbers) -> None:
+    """Keeps a card busy until it is as short of power as it will be in a training."""
+    started = time.perf_counter()
+    while time.perf_counter() - started < HEAT_SECONDS:
+        for way in plan.ways:
+            plan.run(numbers, way)
+        torch.cuda.synchronize()
+
+
+def _start_timing(plan: Plan, numbers: Numbers, way: Way, burst: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(burst):
+        plan.run(numbers, way)
+    end.record()
+    return begin, end

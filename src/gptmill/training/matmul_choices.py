@@ -1,0 +1,47 @@
+"""Which ways to multiply were the fastest on this machine, kept for the next process: to time them takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from gptmill.data.files import find_cache_dir
+from gptmill.models.kernels.matmuls import choices, time_matmuls
+from gptmill.runtime.world import World
+
+FILE_NAME = "matmuls.json"
+
+
+@contextmanager
+def choose_matmuls(world: World) -> Iterator[None]:
+    """Matmuls that run within it are timed, where nobody has done so before."""
+    path = find_cache_dir() / FILE_NAME
+    if world.device.type == "cuda":
+        choices.update(read_choices(path))
+    known = dict(choices)
+    with time_matmuls() if world.device.type == "cuda" else nullcontext():
+        yield
+    if choices != known and world.is_main:
+        with suppress(OSError):  # a place that cannot be written to: then they are timed again
+            write_choices(path)
+
+
+def read_choices(path: Path) -> dict[str, int]:
+    """None where there are none; a file that is broken counts as none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    entries = found.items() if isinstance(found, dict) else ()
+    return {name: number for name, number in entries if type(number) is int and number >= 0}
+
+
+def write_choices(path: Path) -> None:
+    """Adds those of this process to what other processes have written meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps({**read_choices(path), **choices}, indent=0, sort_keys=True), encoding="utf-8")
+    partial.replace(path)

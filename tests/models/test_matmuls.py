@@ -1,0 +1,225 @@
+"""Matmuls in their fastest way: what they give, where they are put in the place of torch's, and what is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compositions import CONTEXT, build_wild, draw_tokens
+from torch import Tensor, nn
+from torch.fx import Graph
+
+from gptmill.models.fp8 import build_fp8_linear
+from gptmill.models.kernels import matmuls
+from gptmill.models.kernels.choice import fuse
+from gptmill.models.kernels.compiled_matmuls import build_matmul_pass, replace_matmuls
+from gptmill.models.kernels.cublaslt import Epilogue, Numbers, Plan
+from gptmill.models.kernels.gelu_matmuls import (
+    gelu_feed_forward,
+    multiply_gelu,
+    multiply_gelu_gradient,
+    multiply_gelu_gradient_plainly,
+    multiply_gelu_plainly,
+)
+from gptmill.models.kernels.matmuls import (
+    choices,
+    describe,
+    multiply,
+    multiply_fast,
+    multiply_plainly,
+    name_matmul,
+    time_matmuls,
+)
+from gptmill.models.stream import Normed
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+LAYOUTS = {"as they lie": (False, False), "b turned": (False, True), "a turned": (True, False), "both": (True, True)}
+
+
+@pytest.fixture
+def no_choices() -> Iterator[None]:
+    kept = dict(choices)
+    choices.clear()
+    yield
+    choices.clear()
+    choices.update(kept)
+
+
+def draw(rows: int, columns: int, *, turned: bool = False, device: str = "cuda") -> Tensor:
+    shape = (columns, rows) if turned else (rows, columns)
+    matrix = torch.randn(shape, device=device).bfloat16()
+    return matrix.t() if turned else matrix
+
+
+def feed_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.relu(F.linear(x, weight, bias)) @ weight
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own compiler
+def test_compiled_matmuls_and_their_gradients_are_ours_and_give_the_same() -> None:
+    seen: list[str] = []
+
+    class Watched:
+        def __call__(self, graph: Graph) -> None:
+            replace_matmuls(graph, 0)
+            seen.extend(str(node.target) for node in graph.nodes if node.op == "call_function")
+
+        def uuid(self) -> None:
+            return None
+
+    inputs = [draw(*shape, device="cpu").requires_grad_() for shape in ((64, 32), (128, 32), (1, 128))]
+    x, weight, bias = inputs[0], inputs[1], inputs[2][0]
+    plain = torch.autograd.grad(feed_forward(x, weight, bias).sum(), inputs, retain_graph=True)
+    torch.compiler.reset()
+    ours = torch.compile(feed_forward, options={"post_grad_custom_post_pass": Watched()})
+    found = torch.autograd.grad(ours(x, weight, bias).sum(), inputs)
+    assert seen.count("gptmill.multiply.default") == 5  # the sum of the weight's two gradients is a matmul of torch's
+    assert seen.count("aten.addmm.default") == 1
+    assert "aten.mm.default" not in seen
+    for one, other in zip(found, plain, strict=True):
+        assert (one - other).float().norm() < 0.01 * other.float().norm()
+
+
+def test_small_and_wide_matmuls_stay_torchs() -> None:
+    graph = Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    a.meta["val"], b.meta["val"] = torch.empty(64, 32), torch.empty(32, 16)
+    product = graph.call_function(torch.ops.aten.mm.default, (a, b))
+    product.meta["val"] = torch.empty(64, 16)
+    graph.output(product)
+    for dtype, least in ((torch.float32, 0.0), (torch.bfloat16, 2.0 * 64 * 32 * 16 + 1)):
+        for node in (a, b, product):
+            node.meta["val"] = node.meta["val"].to(dtype)
+        replace_matmuls(graph, least)
+        assert product in graph.nodes
+    replace_matmuls(graph, 2.0 * 64 * 32 * 16)
+    assert product not in graph.nodes
+
+
+def test_matmuls_in_fp8_are_found_with_their_scales_and_sums() -> None:
+    graph = Graph()
+    a, b, scale = (graph.placeholder(name) for name in "abs")
+    a.meta["val"], b.meta["val"] = (torch.empty(16, 16, dtype=torch.float8_e4m3fn) for _ in range(2))
+    scale.meta["val"] = torch.empty(())
+    arguments = (a, b, scale, scale, None, None, torch.bfloat16, True)
+    product = graph.call_function(torch.ops.aten._scaled_mm.default, arguments)
+    product.meta["val"] = torch.empty(16, 16, dtype=torch.bfloat16)
+    graph.output(product)
+    replace_matmuls(graph, 0)
+    ours = next(node for node in graph.nodes if node.op == "call_function")
+    assert ours.target == torch.ops.gptmill.multiply.default
+    assert ours.args == (a, b, None, scale, scale, True)
+
+
+def test_the_pass_tells_its_code_and_its_limit_apart() -> None:
+    assert build_matmul_pass().uuid() == build_matmul_pass().uuid()
+    assert build_matmul_pass().uuid() != build_matmul_pass(1.0).uuid()
+
+
+def test_without_a_gpu_torch_multiplies() -> None:
+    a, b, bias = draw(64, 32, device="cpu"), draw(32, 16, device="cpu"), draw(1, 16, device="cpu")[0]
+    assert multiply(a, b).equal(a @ b)
+    assert multiply(a, b, bias).equal(torch.addmm(bias, a, b))
+
+
+@needs_gpu
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_on_a_gpu_every_way_gives_what_torch_gives(layout: tuple[bool, bool], with_bias: bool) -> None:
+    a, b = draw(4096, 2048, turned=layout[0]), draw(2048, 1536, turned=layout[1])
+    numbers = Numbers(a, b, draw(1, 1536)[0] if with_bias else None)
+    matmul = describe(numbers, Epilogue.BIAS if with_bias else Epilogue.NOTHING)
+    assert matmul is not None
+    plan = Plan(matmul, numbers)
+    assert len(plan.ways) > 1
+    expected = multiply_plainly(numbers)
+    for way in plan.ways:
+        torch.testing.assert_close(plan.run(numbers, way), expected, rtol=0.01, atol=0.5)
+
+
+@needs_gpu
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs fp8")
+def test_on_a_gpu_fp8_is_multiplied_with_its_scales() -> None:
+    a, b = draw(4096, 2048).to(torch.float8_e4m3fn), draw(1536, 2048).to(torch.float8_e4m3fn).t()
+    scales = torch.full((), 0.5, device="cuda"), torch.full((), 3.0, device="cuda")
+    numbers = Numbers(a, b, draw(1, 1536)[0], *scales)
+    assert multiply_fast(numbers, Epilogue.BIAS, has_fast_sums=True) is not None
+    expected = multiply_plainly(numbers, has_fast_sums=True)
+    torch.testing.assert_close(multiply(*numbers[:5], has_fast_sums=True), expected, rtol=0.02, atol=1.0)
+
+
+@needs_gpu
+@pytest.mark.usefixtures("no_choices")
+def test_on_a_gpu_the_fastest_way_is_timed_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = draw(4096, 2048), draw(2048, 1536)
+    numbers = Numbers(a, b)
+    matmul = describe(numbers, Epilogue.NOTHING)
+    assert matmul is not None
+    multiply(a, b)
+    assert not choices  # nobody has asked for it
+    with time_matmuls():
+        multiply(a, b)
+    assert list(choices) == [name_matmul(matmul, a.device)]
+    monkeypatch.setattr(matmuls, "_find_fastest", None)
+    with time_matmuls():
+        torch.testing.assert_close(multiply(a, b), a @ b, rtol=0.01, atol=0.5)
+
+
+@needs_gpu
+def test_on_a_gpu_what_it_cannot_do_is_left_to_torch() -> None:
+    a, b = draw(4096, 2049)[:, 1:], draw(2048, 3072)[:, ::2]
+    assert describe(Numbers(a, b), Epilogue.NOTHING) is None
+    assert multiply(a, b).equal(a @ b)
+    assert multiply(a.float(), b.float()).equal(a.float() @ b.float())
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["bf16", "fp8"])
+def test_a_feed_forward_part_by_such_matmuls_is_what_it_is_by_layers(narrow: bool) -> None:
+    torch.manual_seed(0)
+    up, down = nn.Linear(32, 64), nn.Linear(64, 32, bias=False)
+    up = build_fp8_linear(up, emulated=True, forward_only=True) if narrow else up
+    x = torch.randn(2, 16, 32, requires_grad=True)
+    gradient = torch.randn(2, 16, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        pairs = [down(F.gelu(up(x), approximate="tanh")), gelu_feed_forward(Normed(x), up, down)]
+    inputs = [x, up.weight, up.bias, down.weight]
+    plain, ours = (torch.autograd.grad(result, inputs, gradient.to(result.dtype)) for result in pairs)
+    for one, other in zip((pairs[1], *ours), (pairs[0], *plain), strict=True):
+        assert one.dtype == other.dtype
+        assert (one - other).float().norm() < 0.02 * other.float().norm()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["as it is", "compiled"])
+def test_a_model_uses_them_where_they_are_large(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gptmill.models.feed_forward.is_large", lambda *_: True)
+    model, tokens, targets = build_wild(), draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=3)
+    plain = model(tokens, targets).objective
+    expected = torch.autograd.grad(plain, list(model.parameters()))
+    fuse(model, "auto")
+    calls: list[str] = []
+    monkeypatch.setattr("gptmill.models.feed_forward.bias_gelu", calls.append)
+    if is_compiled:
+        torch.compiler.reset()
+        model.compile_parts(fullgraph=True, backend="aot_eager")
+    ours = model(tokens, targets).objective
+    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(torch.autograd.grad(ours, list(model.parameters())), expected)
+    assert not calls
+
+
+@needs_gpu
+def test_on_a_gpu_matmuls_do_the_work_of_gelu() -> None:
+    x, weight, bias, gradient = draw(8192, 768), draw(3072, 768).t() / 30, draw(1, 3072)[0], draw(8192, 768)
+    inner = torch.empty(8192, 3072, device="cuda", dtype=torch.bfloat16)
+    assert multiply_fast(Numbers(x, weight, bias, beside=inner), Epilogue.GELU_OF_BIASED) is not None
+    assert multiply_fast(Numbers(gradient, weight, beside=inner), Epilogue.GELU_GRADIENT) is not None
+    found = (*multiply_gelu(x, weight, bias), multiply_gelu_gradient(gradient, weight, inner))
+    wanted = (
+        *multiply_gelu_plainly(x, weight, bias),
+        multiply_gelu_gradient_plainly(gradient, weight, inner),
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).float().norm() < 0.01 * other.float().norm()

@@ -1,0 +1,48 @@
+"""The file that remembers the fastest ways to multiply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gptmill.models.kernels.matmuls import choices
+from gptmill.runtime.world import World
+from gptmill.training.matmul_choices import choose_matmuls, read_choices, write_choices
+
+
+@pytest.fixture(autouse=True)
+def no_choices() -> Iterator[None]:
+    kept = dict(choices)
+    choices.clear()
+    yield
+    choices.clear()
+    choices.update(kept)
+
+
+def test_what_processes_write_is_kept_together(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "matmuls.json"
+    choices["one"] = 3
+    write_choices(path)
+    choices.clear()
+    choices["other"] = 0
+    write_choices(path)
+    assert read_choices(path) == {"one": 3, "other": 0}
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", json.dumps({"one": -1, "two": "x", "three": True, "four": 2.0})])
+def test_a_broken_file_counts_as_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "matmuls.json"
+    path.write_text(text, encoding="utf-8")
+    assert read_choices(path) == {}
+
+
+def test_nothing_is_timed_or_written_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPTMILL_CACHE", str(tmp_path / "cache"))
+    with choose_matmuls(World(0, 1, torch.device("cpu"))):
+        pass
+    assert not (tmp_path / "cache").exists()

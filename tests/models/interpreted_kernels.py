@@ -24,6 +24,8 @@ from gptmill.models.kernels import (
     rows,
     swiglu,
     swiglu_triton,
+    turn,
+    turn_triton,
 )
 
 
@@ -69,24 +71,28 @@ def check_head() -> None:
     head_triton.BLOCK = 128
     for with_gradient in (True, False):
         found, wanted = logits.clone(), logits.clone()
-        losses = head_triton.run_cross_entropy(found, targets, -100, with_gradient=with_gradient)
-        torch.testing.assert_close(losses, head.measure_plainly(wanted, targets, with_gradient))
+        losses = head_triton.run_cross_entropy(found, targets, -100, found if with_gradient else None, 1.0)
+        torch.testing.assert_close(losses, head.measure_plainly(wanted, targets, wanted if with_gradient else None))
         torch.testing.assert_close(found, wanted)
 
 
 def check_head_in_fp8() -> None:
-    """The gradient's copy; the interpreter rounds some numbers of fp8 wrongly."""
+    """The interpreter rounds some numbers of fp8 wrongly."""
     logits, targets = torch.randn(20, 333), torch.randint(333, (20,))
     targets[3] = -100
-    head_triton.NARROW_BLOCK = 128
-    found, wanted = logits.clone(), logits.clone()
-    narrow, expected = (torch.full((20, 333), 7.0).to(torch.float8_e5m2) for _ in range(2))
-    scale = head.GRADIENT_SCALE
-    head_triton.run_cross_entropy(found, targets, -100, with_gradient=True, narrow_NV=narrow, narrow_scale=scale)
-    head.measure_plainly(wanted, targets, True, expected)
-    torch.testing.assert_close(found, wanted)
-    assert not narrow[3].float().any()
-    assert torch.isclose(narrow.float(), expected.float(), rtol=0.26, atol=0.01).float().mean() > 0.95
+    head_triton.BLOCK = 128
+    found, wanted = (torch.full((20, 333), 7.0).to(torch.float8_e5m2) for _ in range(2))
+    before = logits.clone()
+    head_triton.run_cross_entropy(logits, targets, -100, found, head.GRADIENT_SCALE)
+    head.measure_plainly(logits, targets, wanted)
+    assert logits.equal(before)
+    assert not found[3].float().any()
+    assert torch.isclose(found.float(), wanted.float(), rtol=0.26, atol=0.01).float().mean() > 0.95
+
+
+def check_turn() -> None:
+    numbers = torch.randint(256, (150, 333), dtype=torch.uint8)
+    assert turn_triton.run_turn(numbers).equal(turn.turn_plainly(numbers))
 
 
 def check_nan() -> None:
@@ -123,8 +129,8 @@ def check_join() -> None:
     q, k, v = (torch.randn(2, 50, 3, 16) for _ in range(3))
     k = k.transpose(1, 2).contiguous().transpose(1, 2)
     angles = torch.rand(50, 16) * 6
-    for turn in ((None, None, True), (angles.cos(), angles.sin(), False), (angles.cos(), angles.sin(), True)):
-        assert_all_close(queries_triton.run_join(q, k, v, *turn), queries.join_plainly(q, k, v, *turn))
+    for more in ((None, None, True), (angles.cos(), angles.sin(), False), (angles.cos(), angles.sin(), True)):
+        assert_all_close(queries_triton.run_join(q, k, v, *more), queries.join_plainly(q, k, v, *more))
 
 
 if __name__ == "__main__":
@@ -138,6 +144,7 @@ if __name__ == "__main__":
         check_join,
         check_nan,
         check_swiglu,
+        check_turn,
     ):
         check()
         sys.stdout.write(check.__name__.removeprefix("check_") + "\n")

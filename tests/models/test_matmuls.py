@@ -24,6 +24,7 @@ from gptmill.models.kernels.gelu_matmuls import (
     multiply_gelu_plainly,
 )
 from gptmill.models.kernels.matmuls import (
+    PLAIN,
     choices,
     describe,
     multiply,
@@ -35,6 +36,9 @@ from gptmill.models.kernels.matmuls import (
 from gptmill.models.stream import Normed
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_fp8 = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs fp8"
+)
 LAYOUTS = {"as they lie": (False, False), "b turned": (False, True), "a turned": (True, False), "both": (True, True)}
 
 
@@ -140,7 +144,7 @@ def test_on_a_gpu_every_way_gives_what_torch_gives(layout: tuple[bool, bool], wi
 
 
 @needs_gpu
-@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs fp8")
+@needs_fp8
 def test_on_a_gpu_fp8_is_multiplied_with_its_scales() -> None:
     a, b = draw(4096, 2048).to(torch.float8_e4m3fn), draw(1536, 2048).to(torch.float8_e4m3fn).t()
     scales = torch.full((), 0.5, device="cuda"), torch.full((), 3.0, device="cuda")
@@ -216,10 +220,32 @@ def test_on_a_gpu_matmuls_do_the_work_of_gelu() -> None:
     inner = torch.empty(8192, 3072, device="cuda", dtype=torch.bfloat16)
     assert multiply_fast(Numbers(x, weight, bias, beside=inner), Epilogue.GELU_OF_BIASED) is not None
     assert multiply_fast(Numbers(gradient, weight, beside=inner), Epilogue.GELU_GRADIENT) is not None
-    found = (*multiply_gelu(x, weight, bias), multiply_gelu_gradient(gradient, weight, inner))
+    found = (*multiply_gelu(x, weight, bias, None, None), multiply_gelu_gradient(gradient, weight, inner))
     wanted = (
-        *multiply_gelu_plainly(x, weight, bias),
-        multiply_gelu_gradient_plainly(gradient, weight, inner),
+        *multiply_gelu_plainly(Numbers(x, weight, bias)),
+        multiply_gelu_gradient_plainly(Numbers(gradient, weight, beside=inner)),
     )
     for one, other in zip(found, wanted, strict=True):
         assert (one - other).float().norm() < 0.01 * other.float().norm()
+
+
+@needs_gpu
+@needs_fp8
+def test_on_a_gpu_matmuls_in_fp8_do_the_work_of_gelu() -> None:
+    x, weight, bias = draw(8192, 768).to(torch.float8_e4m3fn), draw(3072, 768).to(torch.float8_e4m3fn), draw(1, 3072)[0]
+    scales = torch.full((), 0.5, device="cuda"), torch.full((), 0.05, device="cuda")
+    found = multiply_gelu(x, weight.t(), bias, *scales)
+    wanted = multiply_gelu_plainly(Numbers(x, weight.t(), bias, *scales))
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert (one - other).float().norm() < 0.01 * other.float().norm()
+
+
+@needs_gpu
+@pytest.mark.usefixtures("no_choices")
+def test_on_a_gpu_the_plain_way_is_taken_where_it_is_faster() -> None:
+    a, b = draw(4096, 2048), draw(2048, 1536)
+    numbers = Numbers(a, b)
+    with time_matmuls():
+        assert multiply_fast(numbers, Epilogue.NOTHING, plain=lambda: None) is None
+    assert list(choices.values()) == [PLAIN]

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from gptmill.data.files import find_cache_dir
-from gptmill.models.kernels.matmuls import choices, time_matmuls
+from gptmill.models.kernels.matmuls import PLAIN, choices, time_matmuls
 from gptmill.runtime.world import World
 
 FILE_NAME = "matmuls.json"
@@ -36,7 +36,7 @@ def read_choices(path: Path) -> dict[str, int]:
     except (OSError, ValueError):
         return {}
     entries = found.items() if isinstance(found, dict) else ()
-    return {name: number for name, number in entries if type(number) is int and number >= 0}
+    return {name: number for name, number in entries if type(number) is int and number >= PLAIN}
 
 
 def write_choices(path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gptmill.models.fp8 import Scaled, find_narrow, multiply, scale_to_fp8
 from gptmill.models.kernels.cublaslt import Epilogue, Numbers
 from gptmill.models.kernels.gelu import gelu_backward_plainly
-from gptmill.models.kernels.matmuls import multiply_fast
+from gptmill.models.kernels.matmuls import multiply_fast, multiply_plainly
 from gptmill.models.kernels.operations import define_opaque
 from gptmill.models.stream import Normed
 
@@ -37,15 +37,19 @@ class _GeluFeedForward(torch.autograd.Function):
         ctx: Any, x_NC: Tensor, up_FC: Tensor, bias_F: Tensor, down_CF: Tensor, narrow_NC: Tensor | None,
         inverse_scale: Tensor | None, emulated: bool,
     ) -> Tensor:  # fmt: skip
-        dtype = x_NC.dtype
+        dtype, ctx.bias_dtype = x_NC.dtype, bias_F.dtype
+        bias_F = bias_F.to(dtype)
         if narrow_NC is None or inverse_scale is None:
-            y_NF, inner_NF = torch.ops.gptmill.multiply_gelu(x_NC, up_FC.to(dtype).t(), bias_F.to(dtype))
+            y_NF, inner_NF = torch.ops.gptmill.multiply_gelu(x_NC, up_FC.to(dtype).t(), bias_F, None, None)
         else:
-            narrow, weight = Scaled(narrow_NC, inverse_scale), scale_to_fp8(up_FC, torch.float8_e4m3fn)
-            inner_NF = multiply(narrow, weight, dtype, emulated, bias_N=bias_F)
-            y_NF = F.gelu(inner_NF, approximate="tanh")
+            weight = scale_to_fp8(up_FC, torch.float8_e4m3fn)
+            if emulated:
+                inner_NF = multiply(Scaled(narrow_NC, inverse_scale), weight, dtype, emulated, bias_N=bias_F)
+                y_NF = F.gelu(inner_NF, approximate="tanh")
+            else:
+                scales = inverse_scale, weight.inverse_scale
+                y_NF, inner_NF = torch.ops.gptmill.multiply_gelu(narrow_NC, weight.fp8.t(), bias_F, *scales)
         ctx.save_for_backward(x_NC, up_FC, down_CF, inner_NF, y_NF)
-        ctx.bias_dtype = bias_F.dtype
         result_NC: Tensor = y_NF @ down_CF.to(dtype).t()
         return result_NC
 
@@ -60,34 +64,44 @@ class _GeluFeedForward(torch.autograd.Function):
         return d_inner_NF @ up_FC.to(dtype), d_up_FC, d_bias_F, d_down_CF, None, None, None
 
 
-def multiply_gelu(x_NC: Tensor, weight_CF: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
-    """GELU of `x @ weight` plus a bias, and what goes into it."""
-    inner_NF = x_NC.new_empty(x_NC.shape[0], weight_CF.shape[1])
-    y_NF = multiply_fast(Numbers(x_NC, weight_CF, bias_F, beside=inner_NF), Epilogue.GELU_OF_BIASED)
-    return multiply_gelu_plainly(x_NC, weight_CF, bias_F) if y_NF is None else (y_NF, inner_NF)
+def multiply_gelu(
+    x_NC: Tensor, weight_CF: Tensor, bias_F: Tensor, scale_x: Tensor | None, scale_weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """GELU of `x @ weight` plus a bias, and what goes into it; of numbers in fp8 each matrix has a scale."""
+    inner_NF = bias_F.new_empty(x_NC.shape[0], weight_CF.shape[1])
+    numbers = Numbers(x_NC, weight_CF, bias_F, scale_x, scale_weight, inner_NF)
+    y_NF = multiply_fast(
+        numbers,
+        Epilogue.GELU_OF_BIASED,
+        has_fast_sums=scale_x is not None,
+        plain=lambda: multiply_gelu_plainly(numbers),
+    )
+    return multiply_gelu_plainly(numbers) if y_NF is None else (y_NF, inner_NF)
 
 
-def multiply_gelu_plainly(x_NC: Tensor, weight_CF: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
+def multiply_gelu_plainly(numbers: Numbers) -> tuple[Tensor, Tensor]:
     """The twin."""
-    inner_NF = torch.addmm(bias_F, x_NC, weight_CF)
+    inner_NF = multiply_plainly(numbers, has_fast_sums=numbers.scale_a is not None)
     return F.gelu(inner_NF, approximate="tanh"), inner_NF
 
 
 def multiply_gelu_gradient(grad_NC: Tensor, weight_CF: Tensor, inner_NF: Tensor) -> Tensor:
     """The gradient of what went into GELU; `grad @ weight` is that of what came out."""
-    d_inner_NF = multiply_fast(Numbers(grad_NC, weight_CF, beside=inner_NF), Epilogue.GELU_GRADIENT)
-    return multiply_gelu_gradient_plainly(grad_NC, weight_CF, inner_NF) if d_inner_NF is None else d_inner_NF
+    numbers = Numbers(grad_NC, weight_CF, beside=inner_NF)
+    d_inner_NF = multiply_fast(numbers, Epilogue.GELU_GRADIENT)
+    return multiply_gelu_gradient_plainly(numbers) if d_inner_NF is None else d_inner_NF
 
 
-def multiply_gelu_gradient_plainly(grad_NC: Tensor, weight_CF: Tensor, inner_NF: Tensor) -> Tensor:
+def multiply_gelu_gradient_plainly(numbers: Numbers) -> Tensor:
     """The twin."""
-    return gelu_backward_plainly(grad_NC @ weight_CF, inner_NF, inner_NF.new_zeros(()))[0]
+    assert numbers.beside is not None
+    return gelu_backward_plainly(multiply_plainly(numbers), numbers.beside, numbers.beside.new_zeros(()))[0]
 
 
 define_opaque(
-    "multiply_gelu(Tensor x, Tensor weight, Tensor bias) -> (Tensor, Tensor)",
+    "multiply_gelu(Tensor x, Tensor weight, Tensor bias, Tensor? scale_x, Tensor? scale_weight) -> (Tensor, Tensor)",
     multiply_gelu,
-    lambda x, weight, _bias: (x.new_empty(x.shape[0], weight.shape[1]), x.new_empty(x.shape[0], weight.shape[1])),
+    lambda x, _weight, bias, *_: (bias.new_empty(len(x), len(bias)), bias.new_empty(len(x), len(bias))),
 )
 define_opaque(
     "multiply_gelu_gradient(Tensor grad, Tensor weight, Tensor inner) -> Tensor",

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gptmill.models.fp8 import TILE, Fp8Format, Scaled, multiply_emulated, scale_to_fp8, turn
+from gptmill.models.fp8 import TILE, Fp8Format, Scaled, multiply_emulated, scale_to_fp8
 from gptmill.models.kernels.matmuls import multiply
+from gptmill.models.kernels.turn import turn_bytes
 from gptmill.models.targets import IGNORED_TARGET
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -22,7 +23,7 @@ GRADIENT_SCALE = 2.0**15  # a logit's gradient is a difference of probabilities:
 
 
 class Head(NamedTuple):
-    """The two matmuls of the head that may be in fp8: its own, and that of the gradient of x."""
+    """The head's three matmuls: its own, and those of the gradients of x and of its weight."""
 
     x_NC: Tensor
     weight_VC: Tensor
@@ -30,16 +31,16 @@ class Head(NamedTuple):
     def make_logits(self, piece: slice) -> Tensor:
         return multiply(self.x_NC[piece], self.weight_VC.t())
 
-    def make_narrow(self, logits_NV: Tensor) -> Tensor | None:
-        """Memory for a copy of the logits' gradient in fp8, where that is wanted."""
-        return None
+    def make_gradient(self, logits_NV: Tensor) -> Tensor:
+        """Memory for the logits' gradient: their own."""
+        return logits_NV
 
-    def go_back(self, gradient_NV: Tensor, narrow_NV: Tensor | None) -> Tensor:
-        return multiply(gradient_NV, self.weight_VC)
+    def go_back(self, gradient_NV: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
+        return multiply(gradient_NV, self.weight_VC), multiply(gradient_NV.t(), self.x_NC[piece])
 
 
 class Fp8Head(NamedTuple):
-    """The same in fp8; the weight's gradient stays in the wider format, which needs no turned copy of all logits."""
+    """The same in fp8."""
 
     x_NC: Scaled
     weight_VC: Scaled
@@ -50,13 +51,16 @@ class Fp8Head(NamedTuple):
         x_NC = Scaled(self.x_NC.fp8[piece], self.x_NC.inverse_scale)
         return self._multiply(x_NC, self.weight_VC)
 
-    def make_narrow(self, logits_NV: Tensor) -> Tensor | None:
+    def make_gradient(self, logits_NV: Tensor) -> Tensor:
         return torch.empty_like(logits_NV, dtype=torch.float8_e5m2)
 
-    def go_back(self, gradient_NV: Tensor, narrow_NV: Tensor | None) -> Tensor:
-        assert narrow_NV is not None
-        gradient = Scaled(narrow_NV, gradient_NV.new_full((), 1 / GRADIENT_SCALE, dtype=torch.float32))
-        return self._multiply(gradient, turn(self.weight_VC), is_gradient=True)
+    def go_back(self, gradient_NV: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
+        inverse_scale = torch.full((), 1 / GRADIENT_SCALE, device=gradient_NV.device)
+        x_CN = Scaled(turn_bytes(self.x_NC.fp8[piece]), self.x_NC.inverse_scale)
+        weight_CV = Scaled(turn_bytes(self.weight_VC.fp8), self.weight_VC.inverse_scale)
+        dx_NC = self._multiply(Scaled(gradient_NV, inverse_scale), weight_CV, is_gradient=True)
+        d_weight_VC = self._multiply(Scaled(turn_bytes(gradient_NV), inverse_scale), x_CN, is_gradient=True)
+        return dx_NC, d_weight_VC
 
     def _multiply(self, a_MK: Scaled, b_NK: Scaled, *, is_gradient: bool = False) -> Tensor:
         if self.emulated:
@@ -121,11 +125,12 @@ def run_chunks(
     for start in range(0, len(x_NC), chunk):
         piece = slice(start, start + chunk)
         logits_NV = head.make_logits(piece)
-        narrow_NV = None if gradient_dtype is None else head.make_narrow(logits_NV)
-        losses.append(measure(logits_NV, targets_N[piece].contiguous(), gradient_dtype is not None, narrow_NV))
-        if gradient_dtype is not None:
-            dx.append(head.go_back(logits_NV, narrow_NV))
-            d_piece_VC = multiply(logits_NV.t(), x_NC[piece])
+        gradient_NV = None if gradient_dtype is None else head.make_gradient(logits_NV)
+        losses.append(measure(logits_NV, targets_N[piece].contiguous(), gradient_NV))
+        del logits_NV  # whose memory the way back may need
+        if gradient_NV is not None:
+            d_piece_NC, d_piece_VC = head.go_back(gradient_NV, piece)
+            dx.append(d_piece_NC)
             d_weight_VC = d_piece_VC.to(sum_dtype) if start == 0 else d_weight_VC.add_(d_piece_VC)
     if gradient_dtype is not None:
         d_weight_VC = d_weight_VC.to(gradient_dtype)
@@ -137,33 +142,27 @@ def _join(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _measure_in_triton(logits_NV: Tensor, targets_N: Tensor, with_gradient: bool, narrow_NV: Tensor | None) -> Tensor:
+def find_scale(gradient_NV: Tensor) -> float:
+    """What a gradient is multiplied by, to be told in its format."""
+    return GRADIENT_SCALE if gradient_NV.dtype == torch.float8_e5m2 else 1.0
+
+
+def _measure_in_triton(logits_NV: Tensor, targets_N: Tensor, gradient_NV: Tensor | None) -> Tensor:
     from gptmill.models.kernels.head_triton import run_cross_entropy
 
-    return run_cross_entropy(
-        logits_NV,
-        targets_N,
-        IGNORED_TARGET,
-        with_gradient=with_gradient,
-        narrow_NV=narrow_NV,
-        narrow_scale=GRADIENT_SCALE,
-    )
+    scale = 1.0 if gradient_NV is None else find_scale(gradient_NV)
+    return run_cross_entropy(logits_NV, targets_N, IGNORED_TARGET, gradient_NV, scale)
 
 
-def measure_plainly(
-    logits_NV: Tensor, targets_N: Tensor, with_gradient: bool, narrow_NV: Tensor | None = None
-) -> Tensor:
-    """The kernel's twin: the loss of each token; the logits become the gradient of its sum, as does their copy."""
+def measure_plainly(logits_NV: Tensor, targets_N: Tensor, gradient_NV: Tensor | None) -> Tensor:
+    """The kernel's twin: the loss of each token; the gradient of their sum is written where it is wanted."""
     logp_NV = logits_NV.float().log_softmax(dim=-1)
     counts_N1 = (targets_N != IGNORED_TARGET).unsqueeze(1)
     columns_N1 = targets_N.clamp(min=0).unsqueeze(1)
     losses_N = -logp_NV.gather(1, columns_N1).where(counts_N1, 0.0).squeeze(1)
-    if with_gradient:
-        gradient_NV = logp_NV.exp().scatter_add(1, columns_N1, -torch.ones_like(columns_N1, dtype=torch.float32))
-        gradient_NV = gradient_NV.where(counts_N1, 0.0)
-        logits_NV.copy_(gradient_NV)
-        if narrow_NV is not None:
-            narrow_NV.copy_((gradient_NV * GRADIENT_SCALE).to(narrow_NV.dtype))
+    if gradient_NV is not None:
+        found_NV = logp_NV.exp().scatter_add(1, columns_N1, -torch.ones_like(columns_N1, dtype=torch.float32))
+        gradient_NV.copy_(found_NV.where(counts_N1, 0.0) * find_scale(gradient_NV))
     return losses_N
 
 

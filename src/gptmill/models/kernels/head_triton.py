@@ -1,4 +1,4 @@
-"""Triton kernel of cross-entropy: each row of logits becomes its own gradient, in place, and beside it in fp8."""
+"""Triton kernel of cross-entropy: each row of logits becomes its own gradient, in place, or in fp8 elsewhere."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from torch import Tensor
 
 WARPS = 16
 BLOCK = 8192
-NARROW_BLOCK = 4096  # with a second result to write
 
 
 @triton.jit
 def cross_entropy_kernel(
-    logits_ptr, targets_ptr, losses_ptr, narrow_ptr, vocab, narrow_scale,
-    IGNORED: tl.constexpr, WITH_GRADIENT: tl.constexpr, WITH_NARROW: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, targets_ptr, losses_ptr, gradient_ptr, vocab, scale,
+    IGNORED: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    place = logits_ptr + row * vocab
+    place, gradient_place = logits_ptr + row * vocab, gradient_ptr + row * vocab
     target = tl.load(targets_ptr + row)
     if target == IGNORED:
         tl.store(losses_ptr + row, 0.0)
         if WITH_GRADIENT:
             for start in range(0, vocab, BLOCK):
                 columns = start + tl.arange(0, BLOCK)
-                zeros = tl.zeros((BLOCK,), dtype=tl.float32)
-                tl.store(place + columns, zeros.to(logits_ptr.dtype.element_ty), mask=columns < vocab)
-                if WITH_NARROW:
-                    here = narrow_ptr + row * vocab + columns
-                    tl.store(here, zeros.to(narrow_ptr.dtype.element_ty), mask=columns < vocab)
+                zeros = tl.zeros((BLOCK,), dtype=tl.float32).to(gradient_ptr.dtype.element_ty)
+                tl.store(gradient_place + columns, zeros, mask=columns < vocab)
         return
     # Before the sums, which all threads wait for: later another one may have put the gradient there already.
     logit = tl.load(place + target).to(tl.float32)
@@ -61,28 +57,18 @@ def cross_entropy_kernel(
             # The second look finds the row in the cache.
             x = tl.load(place + columns, mask=columns < vocab, other=-float("inf"), eviction_policy="evict_first")
             x = x.to(tl.float32)
-            gradient = tl.exp(x - log_total) - tl.where(columns == target, 1.0, 0.0)
-            tl.store(place + columns, gradient.to(logits_ptr.dtype.element_ty), mask=columns < vocab)
-            if WITH_NARROW:
-                narrow = (gradient * narrow_scale).to(narrow_ptr.dtype.element_ty)
-                tl.store(narrow_ptr + row * vocab + columns, narrow, mask=columns < vocab)
+            gradient = (tl.exp(x - log_total) - tl.where(columns == target, 1.0, 0.0)) * scale
+            tl.store(gradient_place + columns, gradient.to(gradient_ptr.dtype.element_ty), mask=columns < vocab)
 
 
 def run_cross_entropy(
-    logits_NV: Tensor,
-    targets_N: Tensor,
-    ignored: int,
-    *,
-    with_gradient: bool,
-    narrow_NV: Tensor | None = None,
-    narrow_scale: float = 1.0,
+    logits_NV: Tensor, targets_N: Tensor, ignored: int, gradient_NV: Tensor | None, scale: float
 ) -> Tensor:
-    """The losses; `narrow_NV` gets the gradients too, times a scale."""
+    """The losses. The gradient, times a scale, is written where it is wanted, which may be where the logits are."""
     rows, vocab = logits_NV.shape
-    block = BLOCK if narrow_NV is None else NARROW_BLOCK
     losses_N = logits_NV.new_empty(rows, dtype=torch.float32)
     cross_entropy_kernel[(rows,)](
-        logits_NV, targets_N, losses_N, narrow_NV, vocab, narrow_scale,
-        IGNORED=ignored, WITH_GRADIENT=with_gradient, WITH_NARROW=narrow_NV is not None, BLOCK=block, num_warps=WARPS,
+        logits_NV, targets_N, losses_N, logits_NV if gradient_NV is None else gradient_NV, vocab, scale,
+        IGNORED=ignored, WITH_GRADIENT=gradient_NV is not None, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return losses_N

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,11 +35,12 @@ ROUNDS, SHORT_BURST, LONG_BURST = 7, 1, 4
 LONG_MATMUL = 4e11  # operations from which on one is timed by itself
 HEAT_SECONDS = 0.2
 LEAST_GAIN = 0.01
+PLAIN = -1
 ALIGNMENT = 256  # bytes that the library's guesses count on
 WIDE = (torch.bfloat16, torch.float16)
 
 choices: dict[str, int] = {}
-"""The number of the fastest way of each matmul, by its name. Whoever trains may keep it for later."""
+"""The number of the fastest way of each matmul, by its name; PLAIN where none wins. Whoever trains may keep it."""
 _plans: dict[tuple[Matmul, torch.device], tuple[Plan, Way] | None] = {}
 _is_timing = False
 
@@ -68,12 +71,14 @@ def multiply_plainly(numbers: Numbers, *, has_fast_sums: bool = False) -> Tensor
     )
 
 
-def multiply_fast(numbers: Numbers, epilogue: Epilogue, *, has_fast_sums: bool = False) -> Tensor | None:
-    """None where the library is not to be asked, or knows no way."""
+def multiply_fast(
+    numbers: Numbers, epilogue: Epilogue, *, has_fast_sums: bool = False, plain: Callable[[], Any] | None = None
+) -> Tensor | None:
+    """None where the library is not to be asked, or knows no way that is faster than the plain one to do the same."""
     if not is_large(numbers.a, numbers.b) or not has_library() or torch.are_deterministic_algorithms_enabled():
         return None
     matmul = describe(numbers, epilogue, has_fast_sums=has_fast_sums)
-    found = None if matmul is None else _find_plan(matmul, numbers)
+    found = None if matmul is None else _find_plan(matmul, numbers, plain)
     return None if found is None else found[0].run(numbers, found[1])
 
 
@@ -114,16 +119,16 @@ def time_matmuls() -> Iterator[None]:
         _is_timing = False
 
 
-def _find_plan(matmul: Matmul, numbers: Numbers) -> tuple[Plan, Way] | None:
+def _find_plan(matmul: Matmul, numbers: Numbers, plain: Callable[[], Any] | None) -> tuple[Plan, Way] | None:
     device = numbers.a.device
     if (matmul, device) not in _plans:
         plan, name = Plan(matmul, numbers), name_matmul(matmul, device)
         can_time = _is_timing and not torch.cuda.is_current_stream_capturing()
         if name not in choices and can_time and plan.ways:
-            choices[name] = _find_fastest(plan, numbers)
+            choices[name] = _find_fastest(plan, numbers, plain)
         number = choices.get(name, 0)
-        way = plan.ways[number if number < len(plan.ways) else 0] if plan.ways else None
-        _plans[matmul, device] = None if way is None else (plan, way)
+        is_plain = number == PLAIN or not plan.ways
+        _plans[matmul, device] = None if is_plain else (plan, plan.ways[number if number < len(plan.ways) else 0])
     return _plans[matmul, device]
 
 
@@ -132,31 +137,35 @@ def name_matmul(matmul: Matmul, device: torch.device) -> str:
     return f"{torch.cuda.get_device_name(device)}, cuBLASLt {find_version()}: {matmul.name}"
 
 
-def _find_fastest(plan: Plan, numbers: Numbers) -> int:
-    """Its number; the ways take turns, since a card's clock goes up and down."""
+def _find_fastest(plan: Plan, numbers: Numbers, plain: Callable[[], Any] | None) -> int:
+    """Its number; all take turns, since a card's clock goes up and down."""
     (rows, depth), columns = numbers.a.shape, numbers.b.shape[1]
     burst = SHORT_BURST if 2.0 * rows * depth * columns > LONG_MATMUL else LONG_BURST
-    _heat(plan, numbers)
-    times = [[_start_timing(plan, numbers, way, burst) for way in plan.ways] for _ in range(ROUNDS)]
+    runs: list[Callable[[], Any]] = [partial(plan.run, numbers, way) for way in plan.ways]
+    runs += [] if plain is None else [plain]
+    _heat(runs)
+    times = [[_start_timing(run, burst) for run in runs] for _ in range(ROUNDS)]
     torch.cuda.synchronize()
     medians = [statistics.median(begin.elapsed_time(end) for begin, end in turns) for turns in zip(*times, strict=True)]
     best = min(range(len(medians)), key=medians.__getitem__)
+    if best == len(plan.ways):
+        return PLAIN
     return best if medians[best] < (1 - LEAST_GAIN) * medians[0] else 0
 
 
-def _heat(plan: Plan, numbers: Numbers) -> None:
+def _heat(runs: Sequence[Callable[[], Any]]) -> None:
     """Keeps a card busy until it is as short of power as it will be in a training."""
     started = time.perf_counter()
     while time.perf_counter() - started < HEAT_SECONDS:
-        for way in plan.ways:
-            plan.run(numbers, way)
+        for run in runs:
+            run()
         torch.cuda.synchronize()
 
 
-def _start_timing(plan: Plan, numbers: Numbers, way: Way, burst: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+def _start_timing(run: Callable[[], Any], burst: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(burst):
-        plan.run(numbers, way)
+        run()
     end.record()
     return begin, end

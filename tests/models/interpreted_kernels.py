@@ -15,6 +15,7 @@ from gptmill.models.kernels import (
     accumulate_triton,
     add_norm,
     add_norm_triton,
+    draw_triton,
     gelu,
     gelu_triton,
     head,
@@ -90,6 +91,21 @@ def check_head_in_fp8() -> None:
     assert torch.isclose(found.float(), wanted.float(), rtol=0.26, atol=0.01).float().mean() > 0.95
 
 
+def check_draw() -> None:
+    """Every number is drawn, for itself, with its chance; another seed draws otherwise, the same one the same."""
+    draw_triton.BLOCK = 64
+    drawn = []
+    for seed in (1, 1, 2**62):
+        keep = torch.full((7 * 512 + 300,), 7, dtype=torch.uint8)
+        draw_triton.run_draw(keep, 0.2, torch.tensor(seed))
+        assert keep.max() == 1
+        drawn.append(keep.float() - 0.8)
+        assert abs(drawn[-1].mean()) < 4 * 0.4 / len(keep) ** 0.5
+    assert drawn[0].equal(drawn[1])
+    for one, other in ((drawn[0], drawn[2]), *((drawn[0][:-step], drawn[0][step:]) for step in (1, 2, 64, 128, 512))):
+        assert abs((one * other).mean()) < 4 * 0.16 / len(one) ** 0.5
+
+
 def check_turn() -> None:
     numbers = torch.randint(256, (150, 333), dtype=torch.uint8)
     assert turn_triton.run_turn(numbers).equal(turn.turn_plainly(numbers))
@@ -138,6 +154,7 @@ if __name__ == "__main__":
     for check in (
         check_accumulate,
         check_add_norm,
+        check_draw,
         check_gelu,
         check_head,
         check_head_in_fp8,

@@ -30,6 +30,7 @@ from gptmill.models.fp8 import Fp8Format
 from gptmill.models.gpt import GPT, IGNORED_TARGET
 from gptmill.models.kernels.add_norm import add_norm, add_norm_backward_plainly, add_norm_plainly
 from gptmill.models.kernels.choice import OPAQUE, describe_kernels, fuse, prepare_compiler, use_kernels
+from gptmill.models.kernels.draw import draw_kept
 from gptmill.models.kernels.gelu import gelu_backward_plainly
 from gptmill.models.kernels.head import head_loss
 from gptmill.models.kernels.operations import register_operations
@@ -390,3 +391,16 @@ def assert_alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     compare: Callable[..., None] = torch.testing.assert_close
     for name, tensor in wanted.items():
         compare(found[name], tensor, rtol=2e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_dropout_keeps_is_drawn_with_its_chance_and_anew_each_time(device: str) -> None:
+    torch.manual_seed(0)
+    like = torch.empty(3, 100_001, device=device)
+    drawn = [draw_kept(like, 0.2) for _ in range(2)]
+    for keep in drawn:
+        assert keep.dtype == torch.bool
+        assert abs(keep.float().mean().item() - 0.8) < 4 * 0.4 / keep.numel() ** 0.5
+    assert abs((drawn[0] == drawn[1]).float().mean().item() - 0.68) < 0.01
+    torch.manual_seed(0)
+    assert draw_kept(like, 0.2).equal(drawn[0])

@@ -12,9 +12,9 @@ from gptmill.config.model import ModelConfig
 from gptmill.models.attention import Attention
 from gptmill.models.attention import BlockContext as BlockContext
 from gptmill.models.cache import LayerCache
-from gptmill.models.dropout import draw_kept
 from gptmill.models.experts import MixtureOfExperts, RouterStats
 from gptmill.models.feed_forward import build_feed_forward
+from gptmill.models.kernels.draw import draw_kept
 from gptmill.models.norms import build_norm, normalise
 from gptmill.models.stream import Branch, Stream
 

@@ -11,6 +11,7 @@ from compositions import CONTEXT, build_wild, draw_tokens
 from torch import Tensor, nn
 from torch.fx import Graph
 
+from gptmill.config.run import Recompute
 from gptmill.models.fp8 import build_fp8_linear
 from gptmill.models.kernels import matmuls
 from gptmill.models.kernels.choice import fuse
@@ -203,15 +204,27 @@ def test_a_model_uses_them_where_they_are_large(is_compiled: bool, monkeypatch: 
     plain = model(tokens, targets).objective
     expected = torch.autograd.grad(plain, list(model.parameters()))
     fuse(model, "auto")
-    calls: list[str] = []
-    monkeypatch.setattr("gptmill.models.feed_forward.bias_gelu", calls.append)
+    monkeypatch.setattr("gptmill.models.feed_forward.bias_gelu", None)
     if is_compiled:
         torch.compiler.reset()
         model.compile_parts(fullgraph=True, backend="aot_eager")
     ours = model(tokens, targets).objective
     torch.testing.assert_close(ours, plain)
     torch.testing.assert_close(torch.autograd.grad(ours, list(model.parameters())), expected)
-    assert not calls
+
+
+@pytest.mark.parametrize(("recompute", "is_deterministic"), [("selective", False), ("none", True)])
+def test_a_model_does_gelu_by_itself_where_matmuls_must_not(
+    recompute: Recompute, is_deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Selective checkpointing would keep two results, and what must give the same bits is left to torch."""
+    monkeypatch.setattr("gptmill.models.feed_forward.is_large", lambda *_: True)
+    monkeypatch.setattr("gptmill.models.feed_forward.gelu_feed_forward", None)
+    monkeypatch.setattr("torch.are_deterministic_algorithms_enabled", lambda: is_deterministic)
+    model = build_wild()
+    model.recompute = recompute
+    fuse(model, "auto")
+    assert model(draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=3)).objective.isfinite()
 
 
 @needs_gpu
@@ -234,6 +247,8 @@ def test_on_a_gpu_matmuls_do_the_work_of_gelu() -> None:
 def test_on_a_gpu_matmuls_in_fp8_do_the_work_of_gelu() -> None:
     x, weight, bias = draw(8192, 768).to(torch.float8_e4m3fn), draw(3072, 768).to(torch.float8_e4m3fn), draw(1, 3072)[0]
     scales = torch.full((), 0.5, device="cuda"), torch.full((), 0.05, device="cuda")
+    numbers = Numbers(x, weight.t(), bias, *scales, torch.empty(8192, 3072, device="cuda", dtype=torch.bfloat16))
+    assert multiply_fast(numbers, Epilogue.GELU_OF_BIASED, has_fast_sums=True) is not None
     found = multiply_gelu(x, weight.t(), bias, *scales)
     wanted = multiply_gelu_plainly(Numbers(x, weight.t(), bias, *scales))
     for one, other in zip(found, wanted, strict=True):

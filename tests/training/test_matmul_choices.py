@@ -11,7 +11,7 @@ import torch
 
 from gptmill.models.kernels.matmuls import choices
 from gptmill.runtime.world import World
-from gptmill.training.matmul_choices import choose_matmuls, read_choices, write_choices
+from gptmill.training.matmul_choices import choose_matmuls, find_file, read_choices, write_choices
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def test_what_processes_write_is_kept_together(tmp_path: Path) -> None:
     choices["one"] = 3
     write_choices(path)
     choices.clear()
-    choices["other"] = -1
+    choices.update({"other": -1, "one": 4})  # which another process uses already
     write_choices(path)
     assert read_choices(path) == {"one": 3, "other": -1}
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -39,6 +39,15 @@ def test_a_broken_file_counts_as_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "matmuls.json"
     path.write_text(text, encoding="utf-8")
     assert read_choices(path) == {}
+
+
+def test_without_a_home_there_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("GPTMILL_CACHE", raising=False)
+    monkeypatch.setattr(Path, "expanduser", fail)
+    assert find_file() is None
 
 
 def test_nothing_is_timed_or_written_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

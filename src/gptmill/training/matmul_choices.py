@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gptmill.data.files import find_cache_dir
@@ -18,15 +18,25 @@ FILE_NAME = "matmuls.json"
 @contextmanager
 def choose_matmuls(world: World) -> Iterator[None]:
     """Matmuls that run within it are timed, where nobody has done so before."""
-    path = find_cache_dir() / FILE_NAME
-    if world.device.type == "cuda":
-        choices.update(read_choices(path))
-    known = dict(choices)
-    with time_matmuls() if world.device.type == "cuda" else nullcontext():
+    if world.device.type != "cuda":
         yield
-    if choices != known and world.is_main:
+        return
+    path = find_file()
+    choices.update({} if path is None else read_choices(path))
+    known = dict(choices)
+    with time_matmuls():
+        yield
+    if path is not None and choices != known and world.is_main:
         with suppress(OSError):  # a place that cannot be written to: then they are timed again
             write_choices(path)
+
+
+def find_file() -> Path | None:
+    """None for a user who has no home."""
+    try:
+        return find_cache_dir() / FILE_NAME
+    except RuntimeError:
+        return None
 
 
 def read_choices(path: Path) -> dict[str, int]:
@@ -40,8 +50,8 @@ def read_choices(path: Path) -> dict[str, int]:
 
 
 def write_choices(path: Path) -> None:
-    """Adds those of this process to what other processes have written meanwhile."""
+    """Adds those of this process to what other processes have written meanwhile, and use already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({**read_choices(path), **choices}, indent=0, sort_keys=True), encoding="utf-8")
+    partial.write_text(json.dumps({**choices, **read_choices(path)}, indent=0, sort_keys=True), encoding="utf-8")
     partial.replace(path)

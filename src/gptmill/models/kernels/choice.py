@@ -11,6 +11,7 @@ import torch
 import torch.compiler.config
 
 from gptmill.config.run import CompileMode, KernelChoice, PrecisionName
+from gptmill.models.feed_forward import Mlp
 from gptmill.models.gpt import GPT
 from gptmill.models.kernels.compiled_matmuls import build_matmul_pass
 from gptmill.models.kernels.cublaslt import has_library
@@ -90,4 +91,7 @@ def fuse(model: GPT, wanted: KernelChoice) -> KernelChoice:
     for part in model.modules():
         if hasattr(part, "fused"):
             part.fused = True  # type: ignore[assignment]
+        if isinstance(part, Mlp):
+            # Of a matmul that also does GELU, both results would be kept.
+            part.leaves_gelu = model.recompute != "selective"
     return "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -82,13 +83,14 @@ def has_fast_sums(node: Node) -> bool:
 
 def is_worth_it(node: Node, numbers: Numbers, least_operations: float) -> bool:
     left, right, result = (read_value(part) for part in (numbers.a, numbers.b, node))
-    if not all(isinstance(size, int) for size in (*left.shape, *right.shape)):
-        return False  # a shape that is not known yet
     if numbers.scale_a is None:
         is_known = left.dtype == right.dtype and left.dtype in WIDE
     else:
         is_known = result.dtype == torch.bfloat16
-    return is_known and 2.0 * left.shape[0] * left.shape[1] * right.shape[1] >= least_operations
+    sizes = (*left.shape, right.shape[1])
+    if not all(isinstance(size, int) for size in sizes):
+        return is_known  # of a shape that is not known yet, ours looks itself
+    return is_known and 2.0 * math.prod(sizes) >= least_operations
 
 
 def read_value(node: Any) -> Tensor:

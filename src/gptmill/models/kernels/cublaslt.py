@@ -45,6 +45,7 @@ class Attribute(IntEnum):
     WIDTH_BESIDE = 12
     SCALE_OF_A = 17
     SCALE_OF_B = 18
+    FORMAT_BESIDE = 22
     HAS_FAST_SUMS = 25
 
 
@@ -112,6 +113,7 @@ class Plan:
             self._set(Attribute.HAS_FAST_SUMS, c_int8(1))
         if numbers.beside is not None:
             self._set(Attribute.WIDTH_BESIDE, c_int64(matmul.b.columns))
+            self._set(Attribute.FORMAT_BESIDE, c_int32(FORMATS[matmul.result]))
         self._point_to(numbers)  # the library looks at how pointers are aligned
         self._layouts = [make_layout(matrix) for matrix in (matmul.b, matmul.a, self._find_result())]
         self.ways = self._list_ways()

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from gptmill.models.fp8 import Scaled, find_narrow, multiply, scale_to_fp8
 from gptmill.models.kernels.cublaslt import Epilogue, Numbers
-from gptmill.models.kernels.gelu import gelu_backward_plainly
 from gptmill.models.kernels.matmuls import multiply_fast, multiply_plainly
 from gptmill.models.kernels.operations import define_opaque
 from gptmill.models.stream import Normed
@@ -95,13 +94,15 @@ def multiply_gelu_gradient(grad_NC: Tensor, weight_CF: Tensor, inner_NF: Tensor)
 def multiply_gelu_gradient_plainly(numbers: Numbers) -> Tensor:
     """The twin."""
     assert numbers.beside is not None
-    return gelu_backward_plainly(multiply_plainly(numbers), numbers.beside, numbers.beside.new_zeros(()))[0]
+    grad_NF = multiply_plainly(numbers)
+    d_inner_NF: Tensor = torch.ops.aten.gelu_backward(grad_NF, numbers.beside, approximate="tanh")
+    return d_inner_NF
 
 
 define_opaque(
     "multiply_gelu(Tensor x, Tensor weight, Tensor bias, Tensor? scale_x, Tensor? scale_weight) -> (Tensor, Tensor)",
     multiply_gelu,
-    lambda x, _weight, bias, *_: (bias.new_empty(len(x), len(bias)), bias.new_empty(len(x), len(bias))),
+    lambda x, _weight, bias, *_: tuple(bias.new_empty(x.shape[0], bias.shape[0]) for _ in range(2)),
 )
 define_opaque(
     "multiply_gelu_gradient(Tensor grad, Tensor weight, Tensor inner) -> Tensor",

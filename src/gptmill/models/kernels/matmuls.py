@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from gptmill.models.kernels.cublaslt import (
     FORMATS,
+    MOST_WAYS,
+    WORKSPACE_BYTES,
     Epilogue,
     Matmul,
     Matrix,
@@ -94,8 +96,13 @@ def describe(numbers: Numbers, epilogue: Epilogue, *, has_fast_sums: bool = Fals
         return None
     result = torch.bfloat16 if scale_a is not None else a.dtype
     is_known = scale_a is not None or (a.dtype == b.dtype and a.dtype in WIDE)
-    fits = all(each is None or (each.dtype == result and each.is_contiguous()) for each in (bias, beside))
+    fits = all(each is None or _lies_well(each, result) for each in (bias, beside))
+    fits = fits and (bias is None or len(bias) == b.shape[1])
     return Matmul(left, right, result, epilogue, scale_a is not None, has_fast_sums) if is_known and fits else None
+
+
+def _lies_well(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.dtype == dtype and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 
 def _describe_matrix(matrix: Tensor) -> Matrix | None:
@@ -120,37 +127,51 @@ def time_matmuls() -> Iterator[None]:
 
 
 def _find_plan(matmul: Matmul, numbers: Numbers, plain: Callable[[], Any] | None) -> tuple[Plan, Way] | None:
-    device = numbers.a.device
-    if (matmul, device) not in _plans:
-        plan, name = Plan(matmul, numbers), name_matmul(matmul, device)
-        can_time = _is_timing and not torch.cuda.is_current_stream_capturing()
-        if name not in choices and can_time and plan.ways:
-            choices[name] = _find_fastest(plan, numbers, plain)
-        number = choices.get(name, 0)
-        is_plain = number == PLAIN or not plan.ways
-        _plans[matmul, device] = None if is_plain else (plan, plan.ways[number if number < len(plan.ways) else 0])
-    return _plans[matmul, device]
+    key = (matmul, numbers.a.device)
+    if key not in _plans:
+        _plans[key] = None
+        with suppress(RuntimeError):  # what the library refuses is left to torch
+            plan, name = Plan(matmul, numbers), name_matmul(*key)
+            can_time = _is_timing and not torch.cuda.is_current_stream_capturing()
+            if name not in choices and can_time:
+                choices[name] = _find_fastest(plan, numbers, plain)
+            number = choices.get(name, 0)
+            if 0 <= number < len(plan.ways):
+                _plans[key] = plan, plan.ways[number]
+    return _plans[key]
 
 
 def name_matmul(matmul: Matmul, device: torch.device) -> str:
     """With all that its fastest way depends on."""
-    return f"{torch.cuda.get_device_name(device)}, cuBLASLt {find_version()}: {matmul.name}"
+    library = f"cuBLASLt {find_version()}, {MOST_WAYS} ways in {WORKSPACE_BYTES} bytes"
+    return f"{torch.cuda.get_device_name(device)}, {library}: {matmul.name}"
 
 
 def _find_fastest(plan: Plan, numbers: Numbers, plain: Callable[[], Any] | None) -> int:
-    """Its number; all take turns, since a card's clock goes up and down."""
+    """Its number; all take turns, since a card's clock goes up and down. PLAIN where no way works."""
     (rows, depth), columns = numbers.a.shape, numbers.b.shape[1]
     burst = SHORT_BURST if 2.0 * rows * depth * columns > LONG_MATMUL else LONG_BURST
-    runs: list[Callable[[], Any]] = [partial(plan.run, numbers, way) for way in plan.ways]
-    runs += [] if plain is None else [plain]
+    numbered = [(number, partial(plan.run, numbers, way)) for number, way in enumerate(plan.ways)]
+    numbered = [(number, run) for number, run in numbered if _works(run)]
+    if not numbered:
+        return PLAIN
+    runs: list[Callable[[], Any]] = [run for _, run in numbered] + ([] if plain is None else [plain])
     _heat(runs)
     times = [[_start_timing(run, burst) for run in runs] for _ in range(ROUNDS)]
     torch.cuda.synchronize()
     medians = [statistics.median(begin.elapsed_time(end) for begin, end in turns) for turns in zip(*times, strict=True)]
     best = min(range(len(medians)), key=medians.__getitem__)
-    if best == len(plan.ways):
+    if best == len(numbered):
         return PLAIN
-    return best if medians[best] < (1 - LEAST_GAIN) * medians[0] else 0
+    return numbered[best if medians[best] < (1 - LEAST_GAIN) * medians[0] else 0][0]
+
+
+def _works(run: Callable[[], Any]) -> bool:
+    try:
+        run()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _heat(runs: Sequence[Callable[[], Any]]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 import gptmill
 from gptmill.config.errors import UserError
-from gptmill.config.run import RunConfig
+from gptmill.config.run import MachineConfig, RunConfig
 from gptmill.config.schema import list_values
 from gptmill.data.batches.feed import Feed
 from gptmill.data.batches.resident import load_resident
@@ -234,8 +234,8 @@ def describe_run(
 ) -> RunStarted:
     """The event that opens a run's log."""
     config, plan, world = session.config, session.plan, session.world
-    compiled = "compiled" if config.machine.compile else ""
     recorded = "recorded as CUDA graphs" if isinstance(state.passes, RecordedPass) else ""
+    kernels = describe_kernels(state.model)
     return RunStarted(
         state.step,
         run=str(session.run.path),
@@ -249,7 +249,7 @@ def describe_run(
         optimizer=state.optimizer.describe(),
         layout=describe_layout(config.model),
         device=describe_device(world.device),
-        precision=", ".join(filter(None, [plan.precision, compiled, recorded, describe_kernels(state.model)])),
+        precision=", ".join(filter(None, [plan.precision, describe_compiling(config.machine), recorded, kernels])),
         ranks=world.size,
         corpus=corpora.name,
         tokenizer=corpora.fingerprint,
@@ -262,3 +262,11 @@ def describe_run(
         parent=start.parent if start else "",
         changes=list(launch.changes),
     )
+
+
+def describe_compiling(machine: MachineConfig) -> str:
+    """For people; empty where there is nothing to say."""
+    mode = machine.compile_mode
+    if machine.compile:
+        return "compiled" if mode == "default" else f"compiled ({mode})"
+    return "" if mode == "default" else f"not compiled: compile_mode {mode} does nothing without --compile"

@@ -9,15 +9,13 @@ from torch import Tensor
 @torch.library.custom_op("gptmill::draw_kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def draw_kept(like: Tensor, p: float) -> Tensor:
     """For each number of a tensor whether it is kept, which has a chance of 1 - p, up to a 65,536th."""
-    keep = torch.empty(like.shape, dtype=torch.bool, device=like.device)
     if like.device.type != "cuda":
-        return keep.bernoulli_(1 - p)
+        return torch.empty(like.shape, dtype=torch.bool, device=like.device).bernoulli_(1 - p)
     from gptmill.models.kernels.draw_triton import run_draw
 
     # On the device, so that what is recorded as a CUDA graph draws anew each time.
     seed = torch.randint(2**63 - 1, (), device=like.device)
-    run_draw(keep, p, seed)
-    return keep
+    return run_draw(like.numel(), p, seed).view(like.shape)
 
 
 @draw_kept.register_fake

@@ -14,25 +14,26 @@ STEPS = 2**16  # of chance
 
 @triton.jit
 def draw_kernel(keep_ptr, seed_ptr, count, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
-    program = tl.program_id(0).to(tl.int64)
-    turn = program * BLOCK + tl.arange(0, BLOCK)
-    place = keep_ptr + program * (BLOCK * 8) + tl.arange(0, BLOCK)
-    left = count - program * (BLOCK * 8) - tl.arange(0, BLOCK)  # numbers from here on
+    """What is kept stands in words of four numbers; `count` is that of the turns, each for two words."""
+    turn = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first, second, third, fourth = tl.randint4x(tl.load(seed_ptr), turn)
-    _store(place, left, first, LIMIT, BLOCK)
-    _store(place + BLOCK * 2, left - BLOCK * 2, second, LIMIT, BLOCK)
-    _store(place + BLOCK * 4, left - BLOCK * 4, third, LIMIT, BLOCK)
-    _store(place + BLOCK * 6, left - BLOCK * 6, fourth, LIMIT, BLOCK)
+    tl.store(keep_ptr + turn, _choose(first, second, LIMIT), mask=turn < count)
+    tl.store(keep_ptr + count + turn, _choose(third, fourth, LIMIT), mask=turn < count)
 
 
 @triton.jit
-def _store(place, left, drawn, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
-    low, high = drawn & 0xFFFF, (drawn >> 16) & 0xFFFF
-    tl.store(place, (low >= LIMIT).to(tl.uint8), mask=left > 0)
-    tl.store(place + BLOCK, (high >= LIMIT).to(tl.uint8), mask=left > BLOCK)
+def _choose(one, other, LIMIT: tl.constexpr):
+    word = ((one & 0xFFFF) >= LIMIT).to(tl.int32)
+    word |= (((one >> 16) & 0xFFFF) >= LIMIT).to(tl.int32) << 8
+    word |= ((other & 0xFFFF) >= LIMIT).to(tl.int32) << 16
+    word |= (((other >> 16) & 0xFFFF) >= LIMIT).to(tl.int32) << 24
+    return word
 
 
-def run_draw(keep: Tensor, p: float, seed: Tensor) -> None:
-    """Fills a tensor of truth values; `seed` is a number on the device."""
-    grid = (triton.cdiv(keep.numel(), BLOCK * EACH),)
-    draw_kernel[grid](keep.view(torch.uint8), seed, keep.numel(), LIMIT=round(p * STEPS), BLOCK=BLOCK, num_warps=4)
+def run_draw(count: int, p: float, seed: Tensor) -> Tensor:
+    """So many truth values; `seed` is a number on a device."""
+    turns = triton.cdiv(count, EACH)
+    keep = torch.empty(turns * EACH, dtype=torch.bool, device=seed.device)
+    grid = (triton.cdiv(turns, BLOCK),)
+    draw_kernel[grid](keep.view(torch.int32), seed, turns, LIMIT=round(p * STEPS), BLOCK=BLOCK, num_warps=4)
+    return keep[:count]

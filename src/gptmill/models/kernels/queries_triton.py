@@ -5,6 +5,8 @@ It also turns them back where they were turned, and sums them over the rows wher
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -14,8 +16,18 @@ from gptmill.models.kernels.rows import divide_rows
 from gptmill.models.kernels.wrapped_triton import wrap
 
 COLUMNS = 1024
-ROWS = 4
-STAGES = 3  # of rows on their way from memory
+
+
+class Work(NamedTuple):
+    """How a program goes about it."""
+
+    rows: int
+    stages: int
+    """Of rows on their way from memory."""
+    warps: int
+
+
+PLAIN_WORK, TURNING_WORK = Work(4, 3, 4), Work(2, 1, 8)  # which needs more registers
 
 
 @triton.jit
@@ -65,13 +77,14 @@ def run_join(
 ) -> tuple[Tensor, Tensor]:
     B, T, H, D = q_BTHD.shape
     rows, width = B * T, H * D
-    programs, count = divide_rows(rows, ROWS)
+    work = PLAIN_WORK if cos_TD is None else TURNING_WORK
+    programs, count = divide_rows(rows, work.rows)
     joined_BTE = q_BTHD.new_empty(B, T, 3 * width)
     sums_PE = q_BTHD.new_empty(programs, 3 * width if with_sums else 0, dtype=torch.float32)
     strides = [part.stride(dim) for part in (q_BTHD, k_BTHD, v_BTHD) for dim in (0, 1, 2)]
     wrap(join_heads_kernel)[(programs, triton.cdiv(width, COLUMNS), 3)](
         q_BTHD, k_BTHD, v_BTHD, q_BTHD if cos_TD is None else cos_TD, q_BTHD if sin_TD is None else sin_TD,
         joined_BTE, sums_PE, rows, T, width, D, *strides, IS_TURNED=cos_TD is not None, HAS_SUMS=with_sums,
-        COUNT=count, ROWS=ROWS, COLUMNS=COLUMNS, STAGES=STAGES, num_warps=4,
+        COUNT=count, ROWS=work.rows, COLUMNS=COLUMNS, STAGES=work.stages, num_warps=work.warps,
     )  # fmt: skip
     return joined_BTE, sums_PE.sum(dim=0)

@@ -380,11 +380,24 @@ def test_a_gpus_head_is_near_the_twins(fp8: Fp8Format | None) -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, whose interpreter runs kernels on a CPU")
 def test_the_interpreter_finds_the_triton_kernels_equal_to_their_twins() -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
-    script = __file__.replace("test_kernels.py", "interpreted_kernels.py")
+    names = "accumulate add_norm draw gelu head head_in_fp8 join nan swiglu turn"
+    assert run_script("interpreted_kernels.py") == names.split()
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which compiles without a GPU, too")
+def test_every_triton_kernel_compiles() -> None:
+    names = (
+        "accumulate add_norm_backward add_norm_forward cross_entropy draw gelu_backward join_heads swiglu_backward turn"
+    )
+    assert run_script("compiled_kernels.py") == names.split()
+
+
+def run_script(name: str) -> list[str]:
+    """What a script beside this one prints."""
+    script = __file__.replace("test_kernels.py", name)
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
-    names = "accumulate add_norm draw gelu head head_in_fp8 join nan swiglu turn"
-    assert result.stdout.split() == names.split()
+    return result.stdout.split()
 
 
 def assert_alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:

@@ -1,0 +1,83 @@
+"""Compiles every Triton kernel for GPUs that need not be there, and prints their names.
+
+The interpreter lets things pass that the compiler refuses.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from gptmill.models.kernels import (
+    accumulate_triton,
+    add_norm_triton,
+    draw_triton,
+    gelu_triton,
+    head_triton,
+    queries_triton,
+    swiglu_triton,
+    turn_triton,
+)
+
+BF16 = torch.bfloat16
+launch = JITFunction.run
+compiled: dict[str, None] = {}
+
+
+class Driver:
+    """As much of one as compiling needs."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_device(self) -> int:
+        return self.capability  # what is compiled is kept by device
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+
+def compile_only(kernel: Any, *arguments: Any, **options: Any) -> Any:
+    compiled[kernel.fn.__name__] = None
+    return launch(kernel, *arguments, **{**options, "warmup": True})
+
+
+def compile_all(width: int, *, with_fp8: bool) -> None:
+    """By the functions that start them, for rows of so many numbers."""
+    x, y, d_stream, d_normed = torch.zeros(4, 32, width, dtype=BF16)
+    weight, bias, rows = torch.ones(width), torch.zeros(width), torch.zeros(32)
+    drops = (torch.ones(32, width, dtype=torch.bool), torch.tensor(1.25))
+    for is_rms in (False, True):
+        for dropout in ((None, None), drops):
+            for y_bias in (None, bias):
+                more = (None if is_rms else bias, 1e-5, is_rms, with_fp8)
+                add_norm_triton.run_forward(x, y, y_bias, *dropout, weight, *more)
+            add_norm_triton.run_backward(d_stream, d_normed, x, rows, rows, *dropout, weight, is_rms)
+    gelu_triton.run_backward(x, y, bias)
+    swiglu_triton.run_backward(x[:, : width // 2].contiguous(), y)
+    accumulate_triton.run_accumulate(bias, bias.bfloat16())
+    logits, targets = torch.zeros(32, width, dtype=BF16), torch.zeros(32, dtype=torch.int64)
+    for gradient in (None, logits, *([logits.to(torch.float8_e5m2)] if with_fp8 else [])):
+        head_triton.run_cross_entropy(logits, targets, -100, gradient, 1.0)
+    heads, angles = torch.zeros(2, 16, width // 32, 32, dtype=BF16), torch.zeros(16, 32)
+    for turn in ((None, None, True), (angles, angles, False), (angles, angles, True)):
+        queries_triton.run_join(heads, heads, heads, *turn)
+    turn_triton.run_turn(torch.zeros(64, width, dtype=torch.uint8))
+    draw_triton.run_draw(1000, 0.1, torch.tensor(1))
+
+
+if __name__ == "__main__":
+    JITFunction.run = compile_only
+    for capability in (80, 90):
+        driver.set_active(Driver(capability))
+        for width in (768, 1600):
+            compile_all(width, with_fp8=capability >= 89)
+    sys.stdout.write("".join(f"{name.removesuffix('_kernel')}\n" for name in sorted(compiled)))

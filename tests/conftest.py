@@ -6,11 +6,13 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from gptmill.models.kernels.matmuls import choices
 
 PROJECT = Path(__file__).parent.parent
 
@@ -24,6 +26,16 @@ TINY_FLAGS = (
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def no_choices() -> Iterator[None]:
+    """No matmul's fastest way is known; what was known before is known again afterwards."""
+    kept = dict(choices)
+    choices.clear()
+    yield
+    choices.clear()
+    choices.update(kept)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,15 +39,6 @@ needs_fp8 = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs fp8"
 )
 LAYOUTS = {"as they lie": (False, False), "b turned": (False, True), "a turned": (True, False), "both": (True, True)}
-
-
-@pytest.fixture
-def no_choices() -> Iterator[None]:
-    kept = dict(choices)
-    choices.clear()
-    yield
-    choices.clear()
-    choices.update(kept)
 
 
 def draw(rows: int, columns: int, *, turned: bool = False, device: str = "cuda") -> Tensor:

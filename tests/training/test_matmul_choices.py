@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,7 @@ from gptmill.models.kernels.matmuls import choices
 from gptmill.runtime.world import World
 from gptmill.training.matmul_choices import choose_matmuls, find_file, read_choices, write_choices
 
-
-@pytest.fixture(autouse=True)
-def no_choices() -> Iterator[None]:
-    kept = dict(choices)
-    choices.clear()
-    yield
-    choices.clear()
-    choices.update(kept)
+pytestmark = pytest.mark.usefixtures("no_choices")
 
 
 def test_what_processes_write_is_kept_together(tmp_path: Path) -> None:

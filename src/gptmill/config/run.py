@@ -173,7 +173,7 @@ class MachineConfig:
     cuda_graphs: CudaGraphs = "auto"
     """On NVIDIA GPUs, start a micro-batch's kernels as one: auto where they are small, or compile_mode asks for it."""
     kernels: KernelChoice = "auto"
-    """Use gptmill's Triton kernels on NVIDIA GPUs where they win: all of them (auto), the head's alone, or none."""
+    """Use gptmill's kernels and timed matmuls on NVIDIA GPUs where they win: all (auto), the head's alone, or none."""
     attention_backend: AttentionBackend = "auto"
     """What computes attention on a GPU; auto is PyTorch's choice, math the plain formula."""
     deterministic: bool = False

@@ -6,11 +6,13 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from zygote import Zygote
 
 from gptmill.models.kernels.matmuls import choices
 
@@ -51,24 +53,50 @@ def text_file(tmp_path: Path) -> Path:
 GptMill = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Where commands that need no environment of their own are forked from."""
+    zygote = Zygote(make_environment())
+    yield zygote
+    zygote.close()
+
+
 @pytest.fixture
-def gptmill(tmp_path: Path) -> GptMill:
+def gptmill(tmp_path: Path, zygote: Zygote) -> GptMill:
     """Runs `gptmill` as a user would, in an empty folder, and returns the finished process."""
 
     def run(*arguments: str | Path, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-        process = subprocess.run(
-            [sys.executable, "-m", "gptmill", *map(str, arguments)],
-            cwd=tmp_path,
-            env=make_environment(**environment),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        words = tuple(map(str, arguments))
+        process = run_afresh(words, tmp_path, environment) if environment else run_forked(words, tmp_path, zygote)
         assert not check or process.returncode == 0, f"exit {process.returncode}\n{process.stdout}\n{process.stderr}"
         return process
 
     return run
+
+
+def run_afresh(words: tuple[str, ...], folder: Path, extra: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A command as the shell would start it."""
+    return subprocess.run(
+        [sys.executable, "-m", "gptmill", *words],
+        cwd=folder,
+        env=make_environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def run_forked(words: tuple[str, ...], folder: Path, zygote: Zygote) -> subprocess.CompletedProcess[str]:
+    """A command that has imported everything already."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as output,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as error,
+    ):
+        code = zygote.start(words, folder, make_environment(), output, error).wait()
+        output.seek(0)
+        error.seek(0)
+        return subprocess.CompletedProcess(words, code, output.read(), error.read())
 
 
 def make_environment(**extra: str) -> dict[str, str]:

@@ -179,8 +179,10 @@ def test_a_signal_saves_and_exits_cleanly(
 
 
 def test_the_demo_killed_at_step_20_ends_with_the_same_weights(tmp_path: Path, gptmill: GptMill) -> None:
-    gptmill("train", "demo", "--max_steps", STEPS, "--run_name", "straight")
-    kill_at_step(tmp_path, 20, "demo", "--max_steps", str(STEPS))
+    smaller = "--total_batch_size 192 --mini_batch_size 2 --eval_tokens 4096 --sample_tokens 4".split()
+    flags = ["demo", "--max_steps", str(STEPS), *smaller]
+    gptmill("train", *flags, "--run_name", "straight")
+    kill_at_step(tmp_path, 20, *flags)
     gptmill("train", "--run_name", "killed", "--resume", "latest")
     weights = f"checkpoints/step_{STEPS:06d}/model.safetensors"
     straight, killed = ((tmp_path / "runs" / name / weights).read_bytes() for name in ("straight", "killed"))

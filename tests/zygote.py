@@ -7,16 +7,23 @@ becomes of it: its process number, then its exit status.
 
 from __future__ import annotations
 
+import atexit
+import gc
+import importlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
+
+IMPORTED = ("gptmill.__main__", "gptmill.cli.main", "gptmill.cli.train", "gptmill.training.loop")
 
 
 class Child:
@@ -74,24 +81,21 @@ class Zygote:
         self._process.wait()
 
 
-def serve(requests: socket.socket) -> int:
-    """Forks for every request; returns in the children, with their exit codes, and at the end."""
-    import torch
-
-    import gptmill.training.loop
-
-    torch.set_num_threads(1)
-    assert gptmill.training.loop.train
+def serve(requests: socket.socket) -> None:
+    """Forks for every request."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    gc.freeze()  # what a child does not touch need not be copied
     while True:
         _, descriptors, _, _ = socket.recv_fds(requests, 1, 3)
         if not descriptors:
-            return 0
+            return
         line = b""
         while not line.endswith(b"\n"):
             line += requests.recv(65536)
         if os.fork() == 0:
             requests.close()
-            return attend(json.loads(line), *descriptors)
+            attend(json.loads(line), *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         with suppress(ChildProcessError):
@@ -99,16 +103,13 @@ def serve(requests: socket.socket) -> int:
                 pass
 
 
-def attend(request: dict[str, object], news: int, output: int, error: int) -> int:
+def attend(request: dict[str, object], news: int, output: int, error: int) -> NoReturn:
     """Forks once more: the child runs the command, its parent tells of it."""
     child = os.fork()
     if child:
         os.write(news, f"{child}\n".encode())
         os.write(news, f"{os.waitpid(child, 0)[1]}\n".encode())
         os._exit(0)
-    import gptmill.__main__
-    from gptmill.cli.main import main
-
     os.close(news)
     for descriptor, stream in ((output, 1), (error, 2)):
         os.dup2(descriptor, stream)
@@ -116,9 +117,15 @@ def attend(request: dict[str, object], news: int, output: int, error: int) -> in
     os.chdir(str(request["folder"]))
     os.environ.clear()
     os.environ.update(request["environment"])  # type: ignore[call-overload]
-    sys.argv = [gptmill.__main__.__file__, *request["words"]]  # type: ignore[misc]
-    return main()
+    sys.argv = [sys.modules["gptmill.__main__"].__file__, *request["words"]]  # type: ignore[misc, list-item]
+    vars(sys.modules["gptmill"])["STARTED"] = time.monotonic()
+    code = sys.modules["gptmill.cli.main"].main()
+    # As Python ends, but for freeing the memory of everything imported, which takes longer than most commands.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(serve(socket.socket(fileno=int(sys.argv[1]))))
+    serve(socket.socket(fileno=int(sys.argv[1])))

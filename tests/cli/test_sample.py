@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import TINY_FLAGS, GptMill, make_environment
+from conftest import TINY_FLAGS, GptMill, run_forked
+from zygote import Zygote
 
 from gptmill.cli.main import run_guarded
 from gptmill.config.errors import UserError
@@ -22,15 +21,12 @@ TEXT = "the quick brown fox jumps over a lazy dog while rain falls on old stones
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
     """A folder in which `gptmill train` has made the run `tiny`."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "words.txt").write_text(TEXT, encoding="utf-8")
     flags = "--corpus words.txt --tokenizer char --sample_prompt the --max_steps 3 --run_name tiny".split()
-    command = [sys.executable, "-m", "gptmill", "train", *flags, *TINY_FLAGS]
-    process = subprocess.run(
-        command, cwd=folder, env=make_environment(), capture_output=True, text=True, timeout=300, check=False
-    )
+    process = run_forked(("train", *flags, *TINY_FLAGS), folder, zygote)
     assert process.returncode == 0, process.stderr
     return folder
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY_FLAGS, GptMill, make_environment
+from conftest import TINY_FLAGS, GptMill, run_forked
+from zygote import Zygote
 
 from gptmill.config.errors import UserError
 from gptmill.data.shards.opening import open_shards
@@ -25,7 +24,7 @@ Refuse = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
     """words.txt, its char shards in shards/, and a run of two steps on them, runs/first."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "words.txt").write_text(WORDS, encoding="utf-8")
@@ -33,15 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["prepare", "words.txt", "--tokenizer", "char", "--out", "shards"],
         [*TRAIN, "--run_name", "first"],
     ):
-        process = subprocess.run(
-            [sys.executable, "-m", "gptmill", *arguments],
-            cwd=folder,
-            env=make_environment(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        process = run_forked(tuple(arguments), folder, zygote)
         assert process.returncode == 0, process.stderr
     return folder
 

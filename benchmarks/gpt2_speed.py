@@ -178,7 +178,7 @@ def compile_first(rows: list[Row], options: argparse.Namespace, more: list[str])
 
     def compile_row(row: Row) -> None:
         flags = [*row.make_flags(options.fp8_layers), *more]
-        train(make_place(row.name, folder), row.recipe, flags, options.row_seconds, 1)
+        train(make_place(row.name, folder), row.recipe, flags, options.row_seconds, 1, is_alone=False)
 
     with open_jobs(options.compile_jobs) as pool:
         list(pool.map(compile_row, [row for row in rows if not row.is_start]))

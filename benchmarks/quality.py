@@ -51,9 +51,10 @@ VARIANTS = {
     "learned positions for rotary": "--positions learned",
     "GELU for ReLU²": "--feed_forward gelu",
     "SwiGLU for ReLU²": "--feed_forward swiglu --ffn_size 2048",
-    "no value embeddings": "--value_embeddings 0",
-    "a head of its own for value embeddings": "--value_embeddings 0 --no_tied_head",
-    "12 layers, no value embeddings": "--num_layers 12 --value_embeddings 0",
+    "value embeddings": "--value_embeddings 1",
+    "a head of its own": "--no_tied_head",
+    "6 layers and value embeddings": "--num_layers 6 --value_embeddings 1",
+    "dropout": "--dropout 0.1",
     "no zero-init": "--no_zero_init",
     "cosine for WSD": "--schedule cosine",
     "layer norm for RMS norm": "--norm layernorm",
@@ -145,7 +146,8 @@ def ablate(names: list[str], options: argparse.Namespace, logdir: Path, known: d
 
     def train(name: str) -> Run | None:
         flags = f"{VARIANTS[name]} {options.flags}"
-        return measure(name, ABLATED, options.data_dir, flags, logdir / "ablation", options.row_seconds)
+        seconds, is_alone = options.row_seconds, options.jobs == 1
+        return measure(name, ABLATED, options.data_dir, flags, logdir / "ablation", seconds, is_alone=is_alone)
 
     with open_jobs(options.jobs) as pool:
         for name, run in zip(names, pool.map(train, names), strict=True):
@@ -171,10 +173,19 @@ def describe_variant(name: str, run: Run | None, base: float | None) -> str:
     return f"| {name} | {changed} | {numbers} |"
 
 
-def measure(name: str, recipe: str, data_dir: str | None, flags: str, logdir: Path, seconds: float) -> Run | None:
+def measure(
+    name: str,
+    recipe: str,
+    data_dir: str | None,
+    flags: str,
+    logdir: Path,
+    seconds: float,
+    *,
+    is_alone: bool = True,
+) -> Run | None:
     """Trains, unless that is done; None where it failed."""
     words = [*make_data_flags(recipe, data_dir), "--eval_tokens", str(WHOLE), *flags.split()]
-    return obtain(make_place(name, logdir), recipe, words, seconds)
+    return obtain(make_place(name, logdir), recipe, words, seconds, is_alone=is_alone)
 
 
 def make_data_flags(recipe: str, data_dir: str | None) -> list[str]:

@@ -126,12 +126,14 @@ def obtain(
     seconds: float,
     last_step: int | None = None,
     before_end: Callable[[], None] = lambda: None,
+    *,
+    is_alone: bool = True,
 ) -> Run | None:
     """The run in a folder; trained, unless it is there, complete, by this code with this recipe and these flags."""
     run = read_run(place)
     if run is not None and run.origin == make_origin(recipe, flags) and is_complete(run, last_step):
         return run
-    run = train(place, recipe, flags, seconds, last_step, before_end)
+    run = train(place, recipe, flags, seconds, last_step, before_end, is_alone=is_alone)
     return run if run is not None and is_complete(run, last_step) else None
 
 
@@ -151,18 +153,22 @@ def train(
     seconds: float,
     last_step: int | None,
     before_end: Callable[[], None] = lambda: None,
+    *,
+    is_alone: bool = True,
 ) -> Run | None:
     """Trains from the first step; None where that failed or took too long, with what it said on stderr.
 
     With `last_step` the run is killed once it has logged that step, which saves it the writing of its last checkpoint;
-    `before_end` is called just before, while the device is busy. Checkpoints are removed.
+    `before_end` is called just before, while the device is busy. Checkpoints are removed. A run that is not
+    alone on the device keeps to itself what it times there, such as matmuls: later runs are to time them undisturbed.
     """
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     said = place.with_name(f"{place.name}.txt")
     where = ["--logdir", str(place.parent), "--run_name", place.name]
+    environment = {} if is_alone else {"GPTMILL_CACHE": str(place.parent / "cache")}
     is_enough, started = False, time.time()
-    with said.open("wb") as output, open_training([recipe, *where, *flags], output, output) as process:
+    with said.open("wb") as output, open_training([recipe, *where, *flags], output, output, environment) as process:
         while process.poll() is None and time.time() - started < seconds and not is_enough:
             if ENDED.wait(POLL_SECONDS):
                 break

@@ -203,6 +203,18 @@ def test_a_run_is_stopped_at_its_step_kept_and_trained_again_only_when_something
     assert "dropout = 2.0" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("is_alone", "folder"), [(True, "own"), (False, "runs/cache")])
+def test_what_is_timed_beside_other_runs_is_not_kept_for_those_that_are_alone(
+    is_alone: bool, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import os, pathlib; pathlib.Path('runs/row').mkdir(); print(os.environ['GPTMILL_CACHE'])"
+    monkeypatch.setattr("gptmill.training.trials.PROGRAM", (sys.executable, "-c", program))
+    monkeypatch.setenv("GPTMILL_CACHE", str(tmp_path / "own"))
+    monkeypatch.chdir(tmp_path)
+    RUNS.train(tmp_path / "runs" / "row", "demo", [], 60.0, None, is_alone=is_alone)
+    assert (tmp_path / "runs" / "row.txt").read_text(encoding="utf-8").strip() == str(tmp_path / folder)
+
+
 def test_only_a_recipe_of_prepared_shards_is_told_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

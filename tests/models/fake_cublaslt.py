@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FORMATS = {14: torch.bfloat16, 2: torch.float16, 28: torch.float8_e4m3fn, 29: torch.float8_e5m2}
+FORMATS = {0: torch.float32, 14: torch.bfloat16, 2: torch.float16, 28: torch.float8_e4m3fn, 29: torch.float8_e5m2}
 TRANSPOSES_A, TRANSPOSES_B, EPILOGUE, BIAS, BESIDE, WIDTH_BESIDE, SCALE_OF_A, SCALE_OF_B = 3, 4, 7, 8, 11, 12, 17, 18
 HAS_BIAS, HAS_GELU, HAS_GELU_GRADIENT, HAS_BESIDE = 4, 32, 64, 128
 

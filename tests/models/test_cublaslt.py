@@ -35,9 +35,9 @@ def describe(matrix: Tensor) -> Matrix:
     return Matrix(matrix.shape[0], matrix.shape[1], matrix.stride(0 if not is_turned else 1), is_turned, matrix.dtype)
 
 
-def multiply(numbers: Numbers, epilogue: Epilogue) -> Tensor:
+def multiply(numbers: Numbers, epilogue: Epilogue, result: torch.dtype = torch.bfloat16) -> Tensor:
     is_scaled = numbers.scale_a is not None
-    matmul = Matmul(describe(numbers.a), describe(numbers.b), torch.bfloat16, epilogue, is_scaled, has_fast_sums=False)
+    matmul = Matmul(describe(numbers.a), describe(numbers.b), result, epilogue, is_scaled, has_fast_sums=False)
     plan = Plan(matmul, numbers)
     assert len(plan.ways) == 2  # those that it says it can do
     found = [plan.run(numbers, way) for way in plan.ways]
@@ -53,6 +53,13 @@ def test_a_product_of_matrices_however_they_lie(a_turned: bool, b_turned: bool, 
     torch.testing.assert_close(multiply(Numbers(a, b), Epilogue.NOTHING), a @ b)
     biased = (a.float() @ b.float() + bias.float()).bfloat16()
     torch.testing.assert_close(multiply(Numbers(a, b, bias), Epilogue.BIAS), biased)
+
+
+def test_a_wide_product_is_not_rounded() -> None:
+    a, b = draw(6, 5, turned=True), draw(5, 7)
+    found = multiply(Numbers(a, b), Epilogue.NOTHING, torch.float32)
+    torch.testing.assert_close(found, a.float() @ b.float())
+    assert not found.equal(found.bfloat16().float())
 
 
 def test_each_matrix_has_its_own_scale() -> None:

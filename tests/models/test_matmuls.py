@@ -29,6 +29,8 @@ from gptmill.models.kernels.matmuls import (
     multiply,
     multiply_fast,
     multiply_plainly,
+    multiply_wide,
+    multiply_wide_plainly,
     name_matmul,
     time_matmuls,
 )
@@ -92,6 +94,60 @@ def test_small_and_wide_matmuls_stay_torchs() -> None:
     assert product not in graph.nodes
 
 
+@pytest.mark.parametrize(
+    ("dtype", "is_alone", "leaves", "is_wide"),
+    [
+        (torch.float32, True, True, True),
+        (torch.float64, True, True, False),
+        (torch.float32, False, True, False),
+        (torch.float32, True, False, False),
+    ],
+)
+def test_a_product_that_leaves_in_fp32_is_made_so(
+    dtype: torch.dtype, is_alone: bool, leaves: bool, is_wide: bool
+) -> None:
+    graph = Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    a.meta["val"], b.meta["val"] = torch.empty(64, 32).bfloat16(), torch.empty(32, 16).bfloat16()
+    product = graph.call_function(torch.ops.aten.mm.default, (a, b))
+    product.meta["val"] = torch.empty(64, 16).bfloat16()
+    cast = graph.call_function(torch.ops.prims.convert_element_type.default, (product, dtype))
+    cast.meta["val"] = torch.empty(64, 16, dtype=dtype)
+    result = cast if leaves else graph.call_function(torch.ops.aten.neg.default, (cast,))
+    graph.output((result,) if is_alone else (result, product))
+    replace_matmuls(graph, 0)
+    graph.lint()
+    ours = next(node for node in graph.nodes if node.op == "call_function")
+    name = torch.ops.gptmill.multiply_wide.default if is_wide else torch.ops.gptmill.multiply.default
+    assert ours.target == name
+    assert ours.meta["val"].dtype == (torch.float32 if is_wide else torch.bfloat16)
+    assert (cast in graph.nodes) == (not is_wide)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own compiler
+def test_compiled_gradients_of_weights_in_fp32_are_wide_products() -> None:
+    seen: list[str] = []
+
+    class Watched:
+        def __call__(self, graph: Graph) -> None:
+            replace_matmuls(graph, 0)
+            seen.extend(str(node.target) for node in graph.nodes if node.op == "call_function")
+
+        def uuid(self) -> None:
+            return None
+
+    layer, x = nn.Linear(32, 16), torch.randn(64, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
+        torch.compiler.reset()
+        ours = torch.compile(layer, options={"post_grad_custom_post_pass": Watched()})(x).square().sum()
+    found = torch.autograd.grad(ours, layer.parameters())
+    assert seen.count("gptmill.multiply_wide.default") == 1
+    for one, other in zip(found, plain, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() < 0.02 * other.norm()
+
+
 def test_matmuls_in_fp8_are_found_with_their_scales_and_sums() -> None:
     graph = Graph()
     a, b, scale = (graph.placeholder(name) for name in "abs")
@@ -116,6 +172,7 @@ def test_without_a_gpu_torch_multiplies() -> None:
     a, b, bias = draw(64, 32, device="cpu"), draw(32, 16, device="cpu"), draw(1, 16, device="cpu")[0]
     assert multiply(a, b).equal(a @ b)
     assert multiply(a, b, bias).equal(torch.addmm(bias, a, b))
+    assert multiply_wide(a, b).equal((a @ b).float())
 
 
 @needs_gpu
@@ -131,6 +188,15 @@ def test_on_a_gpu_every_way_gives_what_torch_gives(layout: tuple[bool, bool], wi
     expected = multiply_plainly(numbers)
     for way in plan.ways:
         torch.testing.assert_close(plan.run(numbers, way), expected, rtol=0.01, atol=0.5)
+
+
+@needs_gpu
+def test_on_a_gpu_a_wide_product_is_not_rounded() -> None:
+    a, b = draw(4096, 2048, turned=True), draw(2048, 1536)
+    assert multiply_fast(Numbers(a, b), Epilogue.NOTHING, result=torch.float32) is not None
+    found, expected = multiply_wide(a, b), a.float() @ b.float()
+    assert found.dtype == torch.float32
+    assert (found - expected).norm() < 0.1 * (multiply_wide_plainly(a, b) - expected).norm()
 
 
 @needs_gpu

@@ -30,6 +30,7 @@ OPAQUE = (
     "gptmill::multiply",
     "gptmill::multiply_gelu",
     "gptmill::multiply_gelu_gradient",
+    "gptmill::multiply_wide",
 )
 
 

@@ -32,6 +32,11 @@ define_opaque(
     _multiply,
     _make_empty,
 )
+define_opaque(
+    "multiply_wide(Tensor a, Tensor b) -> Tensor",
+    matmuls.multiply_wide,
+    lambda a, b: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32),
+)
 
 
 def build_matmul_pass(least_operations: float = LEAST_OPERATIONS) -> Any:
@@ -55,11 +60,25 @@ def replace_matmuls(graph: Graph, least_operations: float) -> None:
         numbers = read_matmul(node)
         if numbers is None or not is_worth_it(node, numbers, least_operations):
             continue
+        cast = find_cast(node) if numbers.bias is None and numbers.scale_a is None else None
         with graph.inserting_before(node):
-            ours = graph.call_function(torch.ops.gptmill.multiply.default, (*numbers[:5], has_fast_sums(node)))
-        ours.meta.update(node.meta)
-        node.replace_all_uses_with(ours)
-        graph.erase_node(node)
+            if cast is None:
+                ours = graph.call_function(torch.ops.gptmill.multiply.default, (*numbers[:5], has_fast_sums(node)))
+            else:
+                ours = graph.call_function(torch.ops.gptmill.multiply_wide.default, numbers[:2])
+        replaced = [node] if cast is None else [cast, node]
+        ours.meta.update(replaced[0].meta)
+        replaced[0].replace_all_uses_with(ours)
+        for each in replaced:
+            graph.erase_node(each)
+
+
+def find_cast(node: Node) -> Node | None:
+    """That to fp32 which is all that is done with a product before it leaves the graph, as a weight's gradient does."""
+    user = next(iter(node.users), None)
+    if user is None or len(node.users) > 1 or user.target != torch.ops.prims.convert_element_type.default:
+        return None
+    return user if user.args[1] == torch.float32 and all(each.op == "output" for each in user.users) else None
 
 
 def read_matmul(node: Node) -> Any:

@@ -19,7 +19,13 @@ from torch import Tensor
 WORKSPACE_BYTES = 32 * 2**20
 MOST_WAYS = 16
 SUM_IN_FP32, FP32 = 68, 0
-FORMATS = {torch.bfloat16: 14, torch.float16: 2, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
+FORMATS = {
+    torch.float32: FP32,
+    torch.bfloat16: 14,
+    torch.float16: 2,
+    torch.float8_e4m3fn: 28,
+    torch.float8_e5m2: 29,
+}
 WORKSPACE_LIMIT = 1
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gptmill.models.fp8 import TILE, Fp8Format, Scaled, multiply_emulated, scale_to_fp8
-from gptmill.models.kernels.matmuls import multiply
+from gptmill.models.kernels.matmuls import multiply, multiply_wide
 from gptmill.models.kernels.turn import turn_bytes
 from gptmill.models.targets import IGNORED_TARGET
 
@@ -27,6 +27,8 @@ class Head(NamedTuple):
 
     x_NC: Tensor
     weight_VC: Tensor
+    is_wide: bool
+    """Whether the weight's gradient is to be in fp32."""
 
     def make_logits(self, piece: slice) -> Tensor:
         return multiply(self.x_NC[piece], self.weight_VC.t())
@@ -36,7 +38,8 @@ class Head(NamedTuple):
         return logits_NV
 
     def go_back(self, gradient_NV: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
-        return multiply(gradient_NV, self.weight_VC), multiply(gradient_NV.t(), self.x_NC[piece])
+        go_to_weight = multiply_wide if self.is_wide else multiply
+        return multiply(gradient_NV, self.weight_VC), go_to_weight(gradient_NV.t(), self.x_NC[piece])
 
 
 class Fp8Head(NamedTuple):
@@ -97,7 +100,9 @@ def head_loss(
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _head_loss(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk: int, with_gradient: bool) -> Results:
-    head = Head(x_NC, weight_VC.to(x_NC.dtype))
+    # Pieces are added up in fp32, but narrow ones take less time to read.
+    is_wide = weight_VC.dtype == torch.float32 and chunk >= len(x_NC)
+    head = Head(x_NC, weight_VC.to(x_NC.dtype), is_wide)
     return run_chunks(head, x_NC, targets_N, chunk, weight_VC.dtype if with_gradient else None)
 
 

@@ -63,6 +63,19 @@ def multiply(
     return multiply_plainly(numbers, has_fast_sums=has_fast_sums) if result is None else result
 
 
+def multiply_wide(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+    """`a @ b` in fp32, of narrower numbers: its sums are not rounded, nor cast in another pass."""
+    result = multiply_fast(
+        Numbers(a_MK, b_KN), Epilogue.NOTHING, result=torch.float32, plain=lambda: multiply_wide_plainly(a_MK, b_KN)
+    )
+    return multiply_wide_plainly(a_MK, b_KN) if result is None else result
+
+
+def multiply_wide_plainly(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+    """The twin: rounded, and cast."""
+    return multiply(a_MK, b_KN).float()
+
+
 def multiply_plainly(numbers: Numbers, *, has_fast_sums: bool = False) -> Tensor:
     """The twin: PyTorch's."""
     a, b, bias, scale_a, scale_b, _ = numbers
@@ -74,12 +87,17 @@ def multiply_plainly(numbers: Numbers, *, has_fast_sums: bool = False) -> Tensor
 
 
 def multiply_fast(
-    numbers: Numbers, epilogue: Epilogue, *, has_fast_sums: bool = False, plain: Callable[[], Any] | None = None
+    numbers: Numbers,
+    epilogue: Epilogue,
+    *,
+    has_fast_sums: bool = False,
+    result: torch.dtype | None = None,
+    plain: Callable[[], Any] | None = None,
 ) -> Tensor | None:
     """None where the library is not to be asked, or knows no way that is faster than the plain one to do the same."""
     if not is_large(numbers.a, numbers.b) or not has_library() or torch.are_deterministic_algorithms_enabled():
         return None
-    matmul = describe(numbers, epilogue, has_fast_sums=has_fast_sums)
+    matmul = describe(numbers, epilogue, has_fast_sums=has_fast_sums, result=result)
     found = None if matmul is None else _find_plan(matmul, numbers, plain)
     return None if found is None else found[0].run(numbers, found[1])
 
@@ -88,13 +106,15 @@ def is_large(a: Tensor, b: Tensor) -> bool:
     return a.is_cuda and 2.0 * a.shape[0] * a.shape[1] * b.shape[1] >= LEAST_OPERATIONS
 
 
-def describe(numbers: Numbers, epilogue: Epilogue, *, has_fast_sums: bool = False) -> Matmul | None:
-    """None for what the library is not asked for."""
+def describe(
+    numbers: Numbers, epilogue: Epilogue, *, has_fast_sums: bool = False, result: torch.dtype | None = None
+) -> Matmul | None:
+    """None for what the library is not asked for. The result is in the format of what is multiplied, or in bf16."""
     a, b, bias, scale_a, _, beside = numbers
     left, right = _describe_matrix(a), _describe_matrix(b)
     if left is None or right is None:
         return None
-    result = torch.bfloat16 if scale_a is not None else a.dtype
+    result = result or (torch.bfloat16 if scale_a is not None else a.dtype)
     is_known = scale_a is not None or (a.dtype == b.dtype and a.dtype in WIDE)
     fits = all(each is None or _lies_well(each, result) for each in (bias, beside))
     fits = fits and (bias is None or len(bias) == b.shape[1])

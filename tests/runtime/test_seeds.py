@@ -11,11 +11,12 @@ import torch
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 
 Draws = tuple[float, float, float]
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PLACES = [(1337, 0, 0), (1337, 5, 0), (0, 0, 0), (2**40, 95_365, 63)]
 
 
 def draw(seed: int, step: int, rank: int) -> Draws:
-    seed_everything(make_step_seed(seed, step, rank))
+    seed_everything(make_step_seed(seed, step, rank), torch.device("cpu"))
     return random.random(), float(np.random.random()), torch.rand(()).item()
 
 
@@ -42,6 +43,14 @@ def test_many_steps_and_ranks_hardly_ever_share_a_seed() -> None:
     seeds = [make_step_seed(1337, step, rank) for step in range(1000) for rank in range(8)]
     assert len(set(seeds)) >= len(seeds) - 1
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_torch_draws_as_if_it_had_been_seeded_by_itself(device: str) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(5, device=device)
+    seed_everything(7, torch.device(device))
+    assert torch.rand(5, device=device).equal(expected)
 
 
 def test_seeds_are_the_same_on_every_machine_and_in_every_version() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gptmill.runs.finite import replace_non_finite
@@ -193,7 +193,7 @@ EVENTS = {
 
 def to_json(event: Event) -> str:
     """One line of events.jsonl."""
-    record: dict[str, Any] = {"event": type(event).__name__, **asdict(event)}
+    record: dict[str, Any] = {"event": type(event).__name__, **vars(event)}
     if isinstance(event, EvalDone):
         record["perplexity"] = event.perplexity
     return json.dumps(replace_non_finite(record), ensure_ascii=False)

@@ -18,8 +18,14 @@ def make_step_seed(seed: int, step: int, rank: int) -> int:
     return int(value)
 
 
-def seed_everything(seed: int) -> None:
-    """Python, NumPy, torch on the CPU and torch on every accelerator."""
+def seed_everything(seed: int, device: torch.device) -> None:
+    """Python, NumPy, and torch on the CPU and on the current device of a type.
+
+    `torch.manual_seed` does that for every type, and for those that do not work it writes down who has called it, in
+    case that they ever will: so much in every step that small models feel it.
+    """
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)

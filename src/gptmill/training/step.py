@@ -40,7 +40,7 @@ def train_step(
     """Forward and backward over all micro-batches, clip, update. `beat` is told what the step is about to do."""
     started, waited_before = Moment(world.device), feed.waited_seconds
     training = config.training
-    seed_everything(make_step_seed(training.seed, state.step, world.rank))
+    seed_everything(make_step_seed(training.seed, state.step, world.rank), world.device)
     lr = make_lr(state.step, config.optimizer, plan.max_steps)
     state.optimizer.set_lr(lr, config.optimizer.max_lr)
     num_windows, micro_batches = plan.count_windows(state.step + 1), plan.count_micro_batches(state.step + 1)

@@ -131,7 +131,7 @@ class Result:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measures how fast GPT-2 trains.")
     parser.add_argument("--data_dir", required=True, help="a corpus that gptmill prepare made with GPT-2's tokenizer")
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="these rows alone, by what their names begin with")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="these rows alone, or those that begin so")
     parser.add_argument("--fp8_layers", choices=get_args(Fp8Layers), default="fused")
     parser.add_argument("--flags", default="", help="more flags for every run, in quotes")
     parser.add_argument("--ceiling", type=float, default=790.0, help="TFLOP/s that a share is a share of")
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("--logdir", default="runs/gpt2_speed")
     parser.add_argument("--row_seconds", type=int, default=400, help="time after which a run is given up")
     options = parser.parse_args()
-    rows = [row for row in ROWS if options.rows is None or row.name.startswith(tuple(options.rows))]
+    rows = choose_rows(options.rows)
     if not rows:
         parser.error(f"no row is called {' or '.join(options.rows)}; they are: {', '.join(row.name for row in ROWS)}")
     if options.compile_jobs < 0:
@@ -170,6 +170,15 @@ def main() -> int:
     if missed:
         print(f"\nfailed, or missed what they must reach: {'; '.join(missed)}")
     return 1 if missed else 0
+
+
+def choose_rows(names: list[str] | None) -> list[Row]:
+    """Those with one of the names; for a name that none has, those that begin with it; all where none is given."""
+    if names is None:
+        return list(ROWS)
+    known = {row.name for row in ROWS}
+    beginnings = tuple(name for name in names if name not in known)
+    return [row for row in ROWS if row.name in names or (beginnings and row.name.startswith(beginnings))]
 
 
 def compile_first(rows: list[Row], options: argparse.Namespace, more: list[str]) -> None:

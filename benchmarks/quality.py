@@ -1,11 +1,12 @@
 """How good a recipe's model is, and how soon: from the start of the process, on the whole validation split.
 
-    python benchmarks/quality.py RECIPE ... [--data_dir DIR] [--flags "--max_steps 2000"] [--out docs/curves]
+    python benchmarks/quality.py RECIPE ... [--data_dir DIR] [--flags "--dropout 0.1"] [--seconds 600] [--out FOLDER]
     python benchmarks/quality.py --ablate [--data_dir DIR] [--only NAME ...] [--jobs 4]
 
 Trains each recipe with the plain command, and prints its best and its last validation loss, and the second at which the
-targets that are set for it were first met. DIR stands in the place of the recipe's own data_dir. --out gets a table
-(.csv) and a picture (.svg) of each run's losses, and of all together.
+targets that are set for it were first met. DIR stands in the place of the recipe's own data_dir. With --seconds a run
+has as many steps as fit into that time on this machine, found by two short runs, in the place of the recipe's. --out
+gets a table (.csv) and a picture (.svg) of each run's losses, and of all together.
 
 --ablate trains books-124m-modern, and again with one part taken away or added, for as many steps; with --jobs several
 at a time, which changes their speeds, not their losses. What is complete in --logdir, by the same code, recipe and
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from curves import draw, make_curve
+from fitting import find_fitting_flags
 from runs import Run, check_corpus, make_absolute, make_place, obtain, open_jobs, run_guarded
 
 from gptmill.config.errors import UserError, suggest
@@ -71,6 +73,7 @@ def main() -> int:
     parser.add_argument("recipes", nargs="*", metavar="RECIPE")
     parser.add_argument("--data_dir", help="prepared shards, in the place of the recipe's own")
     parser.add_argument("--flags", default="", help="more flags for every run, in quotes")
+    parser.add_argument("--seconds", type=float, help="time that a recipe has, instead of its number of steps")
     parser.add_argument("--ablate", action="store_true", help=f"{ABLATED} with one part changed at a time")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants alone, beside the unchanged one")
     parser.add_argument("--jobs", type=int, default=1, help="variants that are trained at a time")
@@ -90,7 +93,7 @@ def main() -> int:
     known: dict[str, Run] = {}
     failed = []
     if options.recipes:
-        failed += measure_recipes(options.recipes, options.data_dir, options.flags, logdir, options.row_seconds, known)
+        failed += measure_recipes(options, logdir, known)
     if options.ablate:
         names = [name for name in VARIANTS if not options.only or name in ("as it is", *options.only)]
         failed += ablate(names, options, logdir, known)
@@ -103,6 +106,8 @@ def main() -> int:
 
 def check(options: argparse.Namespace) -> None:
     """Raises UserError for what would show only after a training, or never."""
+    if options.seconds is not None and options.ablate:
+        raise UserError("--seconds is for recipes; variants have as many steps as each other: leave out one of the two")
     if options.only and not options.ablate:
         raise UserError("--only chooses among the variants of --ablate; add that, or leave it out")
     for name in options.only or []:
@@ -119,16 +124,19 @@ def check(options: argparse.Namespace) -> None:
             raise UserError(f"cannot write to {options.out}: {error.strerror or error}; name another folder") from None
 
 
-def measure_recipes(
-    recipes: list[str], data_dir: str | None, flags: str, logdir: Path, seconds: float, known: dict[str, Run]
-) -> list[str]:
+def measure_recipes(options: argparse.Namespace, logdir: Path, known: dict[str, Run]) -> list[str]:
     """Prints the table; the names of the recipes that went wrong. Runs go into `known`."""
     print("| recipe | parameters | steps | seconds | best loss (bits) | last loss | training | target | met after |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     failed = []
-    for recipe in recipes:
-        run = measure(make_name(recipe), recipe, data_dir, flags, logdir, seconds)
-        met = None
+    for recipe in options.recipes:
+        flags, met = options.flags, None
+        if options.seconds is not None:
+            words = make_words(recipe, options.data_dir, flags)
+            place = make_place(make_name(recipe), logdir / "fitting")
+            fitting = find_fitting_flags(recipe, words, options.seconds, place, options.row_seconds)
+            flags = " ".join([flags, *fitting])
+        run = measure(make_name(recipe), recipe, options.data_dir, flags, logdir, options.row_seconds)
         if run is not None:
             known[make_name(recipe)] = run
             met = find_met(run, TARGETS[recipe].loss) if recipe in TARGETS else None
@@ -184,8 +192,12 @@ def measure(
     is_alone: bool = True,
 ) -> Run | None:
     """Trains, unless that is done; None where it failed."""
-    words = [*make_data_flags(recipe, data_dir), "--eval_tokens", str(WHOLE), *flags.split()]
-    return obtain(make_place(name, logdir), recipe, words, seconds, is_alone=is_alone)
+    return obtain(make_place(name, logdir), recipe, make_words(recipe, data_dir, flags), seconds, is_alone=is_alone)
+
+
+def make_words(recipe: str, data_dir: str | None, flags: str) -> list[str]:
+    """All flags of a run."""
+    return [*make_data_flags(recipe, data_dir), "--eval_tokens", str(WHOLE), *flags.split()]
 
 
 def make_data_flags(recipe: str, data_dir: str | None) -> list[str]:

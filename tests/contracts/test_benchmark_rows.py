@@ -20,6 +20,7 @@ import torch
 from conftest import PROJECT, TINY_FLAGS, make_environment
 
 from gptmill.cli.config import run
+from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.prepare import prepare_corpus
 from gptmill.runs.events import RunFinished, StepLogged, to_json
@@ -27,7 +28,8 @@ from gptmill.runs.events import RunFinished, StepLogged, to_json
 sys.path.append(str(PROJECT / "benchmarks"))
 ARCHITECTURES, PRECISIONS = importlib.import_module("architectures"), importlib.import_module("precisions")
 SPEED, QUALITY = importlib.import_module("gpt2_speed"), importlib.import_module("quality")
-RUNS = importlib.import_module("runs")
+RUNS, FITTING = importlib.import_module("runs"), importlib.import_module("fitting")
+IN_TURNS = importlib.import_module("in_turns")
 PRECISION_ROWS = [row for group in PRECISIONS.GROUPS.values() for row in group]
 
 
@@ -179,6 +181,65 @@ def test_a_target_is_met_at_the_first_evaluation_as_low_counted_from_the_start_o
     assert line == "| shakespeare-char | 7 | 9 | 100.0 | 1.3000 (1.8755) | 1.4500 | 1.2500 | 1.465 in 45 s | 40.0 s |"
 
 
+@pytest.mark.parametrize(("seconds", "steps"), [(100.0, 820), (40.0, 232), (11.0, -52)])
+def test_as_many_steps_are_counted_as_fit_into_the_time(seconds: float, steps: int) -> None:
+    """5 s to the first step, 0.1 s for each, 2 s for an evaluation, and something to spare."""
+    events = [
+        {"event": "RunStarted", "step": 0, "time": 2.0, "tokens_per_step": 50},
+        {"event": "EvalDone", "step": 0, "time": 4.0, "seconds": 60.0},  # compiles
+        *({"event": "StepLogged", "step": step, "time": 4.9 + step / 10, "tokens_per_second": 500} for step in (1, 2)),
+        {"event": "EvalDone", "step": 2, "time": 7.1, "seconds": 2.0},
+        *({"event": "StepLogged", "step": step, "time": 6.9 + step / 10, "tokens_per_second": 500} for step in (3, 4)),
+    ]
+    assert FITTING.count_steps(RUNS.Run(events, started=0.0), 4, seconds) == steps
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["124M bf16"], ["124M bf16"]),
+        (["124M"], ["124M bf16", "124M fp8", "124M bf16 by 8"]),
+        (["1.5B fp8", "start"], ["1.5B fp8", "start"]),
+        (["start,"], ["start, warm cache"]),
+        (["none"], []),
+    ],
+)
+def test_rows_are_chosen_by_their_names_or_beginnings(names: list[str], found: list[str]) -> None:
+    assert [row.name for row in SPEED.choose_rows(names)] == found
+    assert SPEED.choose_rows(None) == list(SPEED.ROWS)
+
+
+def test_a_speed_is_read_from_the_row_that_was_asked_for() -> None:
+    said = "| | micro-batch | tokens/s |\n| 124M bf16 by 8 | 8 | 1 | x |\n| 124M bf16 | 64 | 590,123 | 504 | 1 |\n"
+    assert IN_TURNS.read_speed(said, "124M bf16") == 590_123.0
+    with pytest.raises(UserError, match="no speed of 124M fp8 was measured"):
+        IN_TURNS.read_speed(said, "124M fp8")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["here", "--data_dir", "here"], "here is no checkout of gptmill"),
+        ([str(PROJECT), "--data_dir", "here"], "here holds no prepared corpus"),
+        ([str(PROJECT), "--data_dir", "here", "--turns", "0"], "must be at least 1"),
+    ],
+)
+def test_checkouts_are_not_compared_by_mistake(
+    words: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["in_turns.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        IN_TURNS.main()
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
 def test_a_run_is_stopped_at_its_step_kept_and_trained_again_only_when_something_changed(
     text_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +296,7 @@ def test_only_a_recipe_of_prepared_shards_is_told_where_they_are(
         (["demo", "--only", "no QK-norm"], "add that, or leave it out"),
         (["demo", "--data_dir", "empty"], "empty holds no prepared corpus"),
         (["demo", "--out", "file"], "cannot write to file"),
+        (["--ablate", "--seconds", "60"], "--seconds is for recipes"),
     ],
 )
 def test_quality_refuses_in_a_sentence_before_it_trains(

@@ -1,0 +1,47 @@
+"""How many steps of a recipe fit into a time: found by short runs on the machine at hand."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from runs import Run, obtain
+
+from gptmill.config.errors import UserError
+from gptmill.config.recipes import make_config
+
+TRIED_STEPS, TRIED_EVAL_FREQ = 64, 32
+SPARE_SHARE, SPARE_SECONDS = 0.02, 3.0  # for what short runs do not tell, and for the end of the process
+
+
+def find_fitting_flags(recipe: str, flags: list[str], seconds: float, place: Path, row_seconds: float) -> list[str]:
+    """With these flags a run ends in time, after as many evaluations as the recipe has. Caches are warm then.
+
+    Raises UserError where not even a step fits, or no run works.
+    """
+    words = [*flags, "--eval_freq", str(TRIED_EVAL_FREQ), "--checkpoint_freq", "1000000"]
+    # The first run may compile, which the real one need not do again; so the second is measured.
+    for name in ("first", "second"):
+        run = obtain(place / name, recipe, words, row_seconds, TRIED_STEPS)
+        if run is None:
+            raise UserError(f"{recipe} does not come to step {TRIED_STEPS}; see {place / name}.txt")
+    assert run is not None
+    own_steps, own_freq = run.select("RunStarted")[0]["max_steps"], make_config(recipe, {}).evaluation.eval_freq
+    evaluations = max(1, own_steps // own_freq)
+    steps = count_steps(run, evaluations, seconds)
+    if steps < evaluations:
+        raise UserError(
+            f"{recipe} has no time for {evaluations} evaluations in {seconds:.0f} s; give it more --seconds"
+        )
+    return ["--max_steps", str(steps), "--eval_freq", str(steps // evaluations)]
+
+
+def count_steps(tried: Run, evaluations: int, seconds: float) -> int:
+    """A multiple of the evaluations; 0 or less where there is no time for them."""
+    steps, checks = tried.select("StepLogged"), tried.select("EvalDone")
+    before = steps[0]["time"] - tried.started  # with an evaluation, and the first step
+    speed = statistics.median(step["tokens_per_second"] for step in steps[len(steps) // 2 :])
+    step_seconds = tried.select("RunStarted")[0]["tokens_per_step"] / speed
+    check_seconds = statistics.median(check["seconds"] for check in checks[1:])
+    left = seconds * (1 - SPARE_SHARE) - SPARE_SECONDS - before - evaluations * check_seconds
+    return evaluations * int(left / step_seconds / evaluations)

@@ -56,7 +56,7 @@ VARIANTS = {
     "value embeddings": "--value_embeddings 1",
     "a head of its own": "--no_tied_head",
     "6 layers and value embeddings": "--num_layers 6 --value_embeddings 1",
-    "dropout": "--dropout 0.1",
+    "no dropout": "--dropout 0",
     "no zero-init": "--no_zero_init",
     "cosine for WSD": "--schedule cosine",
     "layer norm for RMS norm": "--norm layernorm",

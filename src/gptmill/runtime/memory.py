@@ -12,6 +12,7 @@ except ImportError:  # Windows tells no peak this way
     resource = None  # type: ignore[assignment]
 
 KIBIBYTE = 1024
+NO_MEMORY = ("can't allocate memory", "not enough memory")  # torch on x86 CPUs, and on others
 
 
 def read_device_memory(device: torch.device) -> int | None:
@@ -38,4 +39,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out, on whatever device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)

@@ -5,6 +5,7 @@ fp8 is a matter of single layers: the model's.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -48,6 +49,8 @@ def require_fp8(device_name: str, capability: tuple[int, int] | None) -> None:
 def set_matmul_precision(precision: PrecisionName) -> None:
     """Lets fp32 matmuls run on TF32 units, unless plain fp32 was asked for."""
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    # In bf16 torch tries units that an ARM CPU may lack, and tells that, a stack trace long, before it does without.
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
 
 
 def make_autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:

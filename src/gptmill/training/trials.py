@@ -22,6 +22,7 @@ from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.storage import list_step_folders
 from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.child import hold_back_signals, make_preparation
+from gptmill.runtime.memory import NO_MEMORY
 
 SPARE_BYTES = 1_000_000
 PROGRAM = (sys.executable, "-m", "gptmill", "train")
@@ -50,7 +51,7 @@ class TrialError(UserError):
     @property
     def is_out_of_memory(self) -> bool:
         """Whether it did not fit, by its own word, or because the system killed it: it does that for little else."""
-        words = ("out of memory", "OutOfMemoryError", "can't allocate memory", "MemoryError")
+        words = ("out of memory", "OutOfMemoryError", "MemoryError", *NO_MEMORY)
         return self.exit_code == -signal.SIGKILL or any(word in self.reason for word in words)
 
 

@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/gptmill train demo
 
 test: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -n 2
+	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2
 
 torture: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -m torture -s
@@ -34,5 +34,5 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "installing into $(VENV) (a few minutes, once)"
-	$(PIP) --editable '.[dev]'
+	$(PIP) --no-compile --editable '.[dev]'  # tests compile what they use, once
 	@touch $@ $(VENV)/.installed

@@ -20,7 +20,7 @@ from gptmill.models.losses import LossRule
 from gptmill.models.memory import MemoryEstimate, estimate_memory
 from gptmill.models.parameters import count_parameters
 
-SMALL = ModelConfig(num_layers=4, embd_size=64, num_heads=4, context_length=32)
+SMALL = ModelConfig(num_layers=4, embd_size=32, num_heads=4, context_length=32)
 MODERN = replace(
     SMALL, norm=RmsNorm(), bias=False, positions=Rope(), num_kv_heads=2, qk_norm=True, feed_forward=SwiGlu()
 )
@@ -30,7 +30,7 @@ COMPOSITIONS = {
     "experts": replace(MODERN, feed_forward=Moe(num_experts=4)),
     "extras": replace(MODERN, value_embeddings=1, extra_heads=1, tied_head=False),
 }
-VOCAB, WINDOWS = 256, 8
+VOCAB, WINDOWS = 256, 4
 GPT2 = ModelConfig()
 GPT2_VOCAB = 50_304
 GB = 1e9

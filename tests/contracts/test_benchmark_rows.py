@@ -216,30 +216,6 @@ def test_a_speed_is_read_from_the_row_that_was_asked_for() -> None:
         IN_TURNS.read_speed(said, "124M fp8")
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["here", "--data_dir", "here"], "here is no checkout of gptmill"),
-        ([str(PROJECT), "--data_dir", "here"], "here holds no prepared corpus"),
-        ([str(PROJECT), "--data_dir", "here", "--turns", "0"], "must be at least 1"),
-    ],
-)
-def test_checkouts_are_not_compared_by_mistake(
-    words: list[str],
-    complaint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["in_turns.py", *words])
-    with pytest.raises(SystemExit) as ended:
-        IN_TURNS.main()
-    assert ended.value.code == 2
-    assert complaint in capsys.readouterr().err
-
-
 def test_a_run_is_stopped_at_its_step_kept_and_trained_again_only_when_something_changed(
     text_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,17 +265,22 @@ def test_only_a_recipe_of_prepared_shards_is_told_where_they_are(
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("benchmark", "words", "complaint"),
     [
-        (["nosuch"], "nosuch"),
-        (["--ablate", "--only", "no QKnorm"], "no variant is called 'no QKnorm' (did you mean no QK-norm?)"),
-        (["demo", "--only", "no QK-norm"], "add that, or leave it out"),
-        (["demo", "--data_dir", "empty"], "empty holds no prepared corpus"),
-        (["demo", "--out", "file"], "cannot write to file"),
-        (["--ablate", "--seconds", "60"], "--seconds is for recipes"),
+        (QUALITY, ["nosuch"], "nosuch"),
+        (QUALITY, ["--ablate", "--only", "no QKnorm"], "no variant is called 'no QKnorm' (did you mean no QK-norm?)"),
+        (QUALITY, ["demo", "--only", "no QK-norm"], "add that, or leave it out"),
+        (QUALITY, ["demo", "--data_dir", "empty"], "empty holds no prepared corpus"),
+        (QUALITY, ["demo", "--out", "file"], "cannot write to file"),
+        (QUALITY, ["--ablate", "--seconds", "60"], "--seconds is for recipes"),
+        (SPEED, ["--data_dir", "empty"], "empty holds no prepared corpus"),
+        (IN_TURNS, ["empty", "--data_dir", "empty"], "empty is no checkout of gptmill"),
+        (IN_TURNS, [str(PROJECT), "--data_dir", "empty"], "empty holds no prepared corpus"),
+        (IN_TURNS, [str(PROJECT), "--data_dir", "empty", "--turns", "0"], "must be at least 1"),
     ],
 )
-def test_quality_refuses_in_a_sentence_before_it_trains(
+def test_a_benchmark_refuses_in_a_sentence_before_it_trains(
+    benchmark: Any,
     words: list[str],
     complaint: str,
     tmp_path: Path,
@@ -309,22 +290,12 @@ def test_quality_refuses_in_a_sentence_before_it_trains(
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["quality.py", *words])
+    monkeypatch.setattr(sys, "argv", ["benchmark", *words])
     with pytest.raises(SystemExit) as ended:
-        QUALITY.main()
+        benchmark.main()
     assert ended.value.code == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
-
-
-def test_speed_is_not_measured_without_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpt2_speed.py", "--data_dir", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        SPEED.main()
-    assert ended.value.code == 2
-    assert f"{tmp_path} holds no prepared corpus" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

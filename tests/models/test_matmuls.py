@@ -49,31 +49,38 @@ def draw(rows: int, columns: int, *, turned: bool = False, device: str = "cuda")
     return matrix.t() if turned else matrix
 
 
+class Watched:
+    """The pass over a compiled graph, which also tells what the graph does then."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __call__(self, graph: Graph) -> None:
+        replace_matmuls(graph, 0)
+        self.seen.extend(str(node.target) for node in graph.nodes if node.op == "call_function")
+
+    def uuid(self) -> None:
+        return None
+
+
 def feed_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.relu(F.linear(x, weight, bias)) @ weight
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
 def test_compiled_matmuls_and_their_gradients_are_ours_and_give_the_same() -> None:
-    seen: list[str] = []
-
-    class Watched:
-        def __call__(self, graph: Graph) -> None:
-            replace_matmuls(graph, 0)
-            seen.extend(str(node.target) for node in graph.nodes if node.op == "call_function")
-
-        def uuid(self) -> None:
-            return None
-
+    watched = Watched()
     inputs = [draw(*shape, device="cpu").requires_grad_() for shape in ((64, 32), (128, 32), (1, 128))]
     x, weight, bias = inputs[0], inputs[1], inputs[2][0]
     plain = torch.autograd.grad(feed_forward(x, weight, bias).sum(), inputs, retain_graph=True)
     torch.compiler.reset()
-    ours = torch.compile(feed_forward, options={"post_grad_custom_post_pass": Watched()})
+    ours = torch.compile(feed_forward, options={"post_grad_custom_post_pass": watched})
     found = torch.autograd.grad(ours(x, weight, bias).sum(), inputs)
-    assert seen.count("gptmill.multiply.default") == 5  # the sum of the weight's two gradients is a matmul of torch's
-    assert seen.count("aten.addmm.default") == 1
-    assert "aten.mm.default" not in seen
+    assert (
+        watched.seen.count("gptmill.multiply.default") == 5
+    )  # the sum of the weight's two gradients is a matmul of torch's
+    assert watched.seen.count("aten.addmm.default") == 1
+    assert "aten.mm.default" not in watched.seen
     for one, other in zip(found, plain, strict=True):
         assert (one - other).float().norm() < 0.01 * other.float().norm()
 
@@ -126,23 +133,14 @@ def test_a_product_that_leaves_in_fp32_is_made_so(
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
 def test_compiled_gradients_of_weights_in_fp32_are_wide_products() -> None:
-    seen: list[str] = []
-
-    class Watched:
-        def __call__(self, graph: Graph) -> None:
-            replace_matmuls(graph, 0)
-            seen.extend(str(node.target) for node in graph.nodes if node.op == "call_function")
-
-        def uuid(self) -> None:
-            return None
-
+    watched = Watched()
     layer, x = nn.Linear(32, 16), torch.randn(64, 32)
     with torch.autocast("cpu", torch.bfloat16):
         plain = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
         torch.compiler.reset()
-        ours = torch.compile(layer, options={"post_grad_custom_post_pass": Watched()})(x).square().sum()
+        ours = torch.compile(layer, options={"post_grad_custom_post_pass": watched})(x).square().sum()
     found = torch.autograd.grad(ours, layer.parameters())
-    assert seen.count("gptmill.multiply_wide.default") == 1
+    assert watched.seen.count("gptmill.multiply_wide.default") == 1
     for one, other in zip(found, plain, strict=True):
         assert one.dtype == torch.float32
         assert (one - other).norm() < 0.02 * other.norm()

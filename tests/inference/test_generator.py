@@ -20,6 +20,7 @@ CONTEXT = 16
 VOCAB, PADDED_VOCAB = 50, 64
 GREEDY = SamplingRule(temperature=0.0)
 PROMPT = [3, 1, 4, 1, 5]
+GRAPHS = 2 * 4  # of texts and of single tokens: what comes first, the first block, the others, the head
 
 
 TINY = ModelConfig(num_layers=2, embd_size=16, num_heads=2, context_length=CONTEXT)
@@ -182,14 +183,24 @@ def draw_compiled(model: GPT, prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
-def test_compiled_generation_has_two_graphs_whatever_the_lengths() -> None:
+@pytest.mark.parametrize("num_layers", [2, 4])
+def test_compiled_generation_has_as_many_graphs_whatever_the_lengths_and_layers(num_layers: int) -> None:
     context = 150  # two chunks and a part of one
-    model = build_wild(context)
+    model = build_wild(context, config=replace(TINY, num_layers=num_layers))
     prompt = torch.randint(VOCAB, (200,), generator=torch.Generator().manual_seed(4)).tolist()
     for length, count in [(1, 3), (5, 20), (64, 2), (65, 9), (128, 40), (140, 30), (200, 3)]:
         assert draw_compiled(model, prompt[:length], count) == draw(model, prompt[:length], count, GREEDY), length
-    assert counters["stats"]["unique_graphs"] == 2
+    assert counters["stats"]["unique_graphs"] == GRAPHS
     assert not counters["graph_break"]
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_what_is_compiled_for_training_is_not_compiled_again_to_draw() -> None:
+    model = build_wild()
+    wanted = draw(model, PROMPT, 9, GREEDY)
+    model.compile_parts(backend="eager")
+    assert draw(model, PROMPT, 9, GREEDY) == wanted
+    assert not counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -216,4 +227,4 @@ def test_compiling_leaves_nothing_on_the_model() -> None:
         model.token_embedding.weight.mul_(-1.0)  # trained on: the graphs hold for the new weights
     assert draw_compiled(model, PROMPT, 9) == draw(model, PROMPT, 9, GREEDY) != drawn
     assert draw_compiled(copy.deepcopy(model), PROMPT, 9) == draw(model, PROMPT, 9, GREEDY)
-    assert counters["stats"]["unique_graphs"] == 2
+    assert counters["stats"]["unique_graphs"] == GRAPHS

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptmill.models.cache import Caches, LayerCache, build_caches
+from gptmill.models.cache import Caches, build_caches
 from gptmill.models.gpt import GPT
 
 CHUNK = 64  # tokens of a prompt that a compiled model reads at once
@@ -74,30 +75,26 @@ def _read_compiled(backend: str, model: GPT, tokens_1T: Tensor, caches: Caches) 
 
     What padding leaves in the caches lies at places that no token sees before they are filled anew.
     """
-    read = _compile(backend)
+    read = partial(model.continue_logits, build=partial(_compile, backend=backend))
     size = min(CHUNK, caches.room)
     start = caches.length
     positions_T, _ = caches.extend(tokens_1T.shape[1])
     if tokens_1T.shape[1] == 1 and start > 0:
-        return read(model, tokens_1T, positions_T, caches.layers)[0, -1]
+        return read(tokens_1T, positions_T, caches.layers)[0, -1]
     assert start == 0, "a text is read from its beginning"
     places_T = torch.arange(size, device=tokens_1T.device)
     padded_1T = F.pad(tokens_1T, (0, max(0, caches.room - tokens_1T.shape[1])))
     for begin in range(0, caches.length, size):
         # A chunk that would stick out of the context begins sooner, and reads some tokens a second time.
         begin = min(begin, caches.room - size)
-        logits_1TV = read(model, padded_1T[:, begin : begin + size].contiguous(), begin + places_T, caches.layers)
+        logits_1TV = read(padded_1T[:, begin : begin + size].contiguous(), begin + places_T, caches.layers)
     return logits_1TV[0, caches.length - 1 - begin]
 
 
 @cache
-def _compile(backend: str) -> Callable[..., Tensor]:
+def _compile(part: Callable[..., Any], backend: str) -> Callable[..., Any]:
     """Compiled once for as long as the process lives; models are arguments, and keep nothing of it."""
-    return torch.compile(_continue, dynamic=False, backend=backend)
-
-
-def _continue(model: GPT, tokens_1T: Tensor, positions_T: Tensor, layers: list[LayerCache]) -> Tensor:
-    return model.continue_logits(tokens_1T, positions_T, layers)
+    return torch.compile(part, dynamic=False, backend=backend)
 
 
 def draw_token(logits_V: Tensor, rule: SamplingRule, generator: torch.Generator) -> int:

@@ -7,7 +7,7 @@ Shape suffixes: B batch, T time, N = B x T, C width, V vocabulary, L layers, E e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from gptmill.models.rotary import make_rotation
 from gptmill.models.stream import Stream
 from gptmill.models.targets import IGNORED_TARGET as IGNORED_TARGET
 
+Build = Callable[[Callable[..., Any]], Callable[..., Any]]
 COMPILED = ("_embed", "_find_values", "_run_block", "_measure")
 INIT_STD = 0.02
 INIT_GATE = 0.5
@@ -124,17 +125,19 @@ class GPT(nn.Module):
         positions_T, layers = caches.extend(tokens_BT.shape[1])
         return self.continue_logits(tokens_BT, positions_T, layers)
 
-    def continue_logits(self, tokens_BT: Tensor, positions_T: Tensor, layers: Sequence[LayerCache]) -> Tensor:
-        """The logits of tokens at these places, all before which are in the layers' caches. Fit to be compiled."""
-        rotation = make_rotation(positions_T, self.config)
-        places = layers[0].keys_BHSD.shape[2]
-        masks = {window: make_cached_mask(window, positions_T, places) for window in dict.fromkeys(self.windows)}
-        stream = Stream(self._embed(tokens_BT, positions_T))
-        for layer, (block, cache) in enumerate(zip(self.blocks, layers, strict=True)):
-            values_BTW = self._find_values(tokens_BT, layer)
-            context = BlockContext(rotation, masks[self.windows[layer]], values_BTW, positions_T)
-            stream, _ = block(stream, context, cache)
-        return self.project(self._finish(stream))
+    def continue_logits(
+        self, tokens_BT: Tensor, positions_T: Tensor, layers: Sequence[LayerCache], build: Build = lambda part: part
+    ) -> Tensor:
+        """The logits of tokens at these places, all before which are in the layers' caches.
+
+        `build` may compile the parts of this, of which a block is one, however many there are.
+        """
+        stream, contexts = build(GPT._begin)(self, tokens_BT, positions_T, layers[0].keys_BHSD.shape[2])
+        run = build(Block.forward)
+        for block, context, cache in zip(self.blocks, contexts, layers, strict=True):
+            stream, _ = run(block, stream, context, cache)
+        logits_BTV: Tensor = build(GPT._end)(self, stream)
+        return logits_BTV
 
     def encode(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """The final hidden states.
@@ -215,6 +218,22 @@ class GPT(nn.Module):
         if self.fused and torch.is_autocast_enabled(kind):
             x_BTC = x_BTC.to(torch.get_autocast_dtype(kind))
         return self.dropout(x_BTC)  # type: ignore[no-any-return]
+
+    def _begin(self, tokens_BT: Tensor, positions_T: Tensor, num_places: int) -> tuple[Stream, list[BlockContext]]:
+        """What the first block is given, and each with its cache of so many places.
+
+        It uses nothing that is compiled for training: that would be compiled again, for these shapes.
+        """
+        rotation = make_rotation(positions_T, self.config)
+        masks = {window: make_cached_mask(window, positions_T, num_places) for window in dict.fromkeys(self.windows)}
+        contexts = [
+            BlockContext(rotation, masks[window], GPT._find_values(self, tokens_BT, layer), positions_T)
+            for layer, window in enumerate(self.windows)
+        ]
+        return Stream(GPT._embed(self, tokens_BT, positions_T)), contexts
+
+    def _end(self, stream: Stream) -> Tensor:
+        return self.project(self._finish(stream))
 
     def _finish(self, stream: Stream) -> Tensor:
         return normalise(self.final_norm, stream, self.fused)[1].x_BTC

@@ -103,13 +103,24 @@ def test_later_it_is_the_guard_that_judges_gradients(shards: TokenShards) -> Non
     rehearse_tiny(tiny)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "sentence", "advice"),
+    [
+        (
+            "--embd_size 16 --mini_batch_size 4096 --total_batch_size 1048576",
+            "one micro-batch of mini_batch_size 4096 x context_length 256 does not fit",
+            "--mini_batch_size",
+        ),
+        ("--embd_size 16384", "the model and its optimizer do not fit", "use a smaller model"),
+    ],
+)
 def test_a_process_with_too_little_memory_says_what_to_change_and_writes_nothing(
-    text_file: Path, tmp_path: Path
+    text_file: Path, tmp_path: Path, sizes: str, sentence: str, advice: str
 ) -> None:
     """The limit is on address space: the interpreter and torch take about 3 GB of it by themselves."""
     flags = (
-        f"--corpus {text_file} --tokenizer byte --val_fraction 0.4 --num_layers 1 --embd_size 16 --num_heads 1 "
-        "--context_length 256 --mini_batch_size 4096 --total_batch_size 1048576 --eval_tokens 256 --device cpu"
+        f"--corpus {text_file} --tokenizer byte --val_fraction 0.4 --num_layers 1 {sizes} --num_heads 1 "
+        "--context_length 256 --eval_tokens 256 --device cpu"
     ).split()
     limit = 5 * 2**30
     process = subprocess.run(
@@ -123,7 +134,7 @@ def test_a_process_with_too_little_memory_says_what_to_change_and_writes_nothing
         check=False,
     )
     assert process.returncode == 2, process.stderr
-    assert "out of memory on cpu: one micro-batch of mini_batch_size 4096 x context_length 256" in process.stderr
-    assert "--mini_batch_size" in process.stderr
+    assert f"out of memory on cpu: {sentence}" in process.stderr
+    assert advice in process.stderr
     assert "Traceback" not in process.stderr
     assert not (tmp_path / "runs").exists()

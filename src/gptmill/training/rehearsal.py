@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -20,6 +22,20 @@ from gptmill.training.matmul_choices import choose_matmuls
 from gptmill.training.passes import PlainPass, RecordedPass
 from gptmill.training.plan import TrainPlan
 from gptmill.training.state import TrainState
+
+
+@contextmanager
+def refuse_too_large(device: torch.device) -> Iterator[None]:
+    """Raises UserError where a model does not fit even before its first micro-batch."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"out of memory on {device}: the model and its optimizer do not fit; free what else holds memory there, or "
+            f"use a smaller model"
+        ) from None
 
 
 def rehearse(state: TrainState, config: RunConfig, plan: TrainPlan, world: World) -> None:

@@ -47,7 +47,7 @@ from gptmill.runtime.world import World, open_world
 from gptmill.training.launch import Launch
 from gptmill.training.passes import RecordedPass, check_recording
 from gptmill.training.plan import TrainPlan, make_plan
-from gptmill.training.rehearsal import rehearse
+from gptmill.training.rehearsal import refuse_too_large, rehearse
 from gptmill.training.saving import Saving, list_due_tiers, open_saving
 from gptmill.training.skipping import make_starts
 from gptmill.training.start import Start, read_start
@@ -118,9 +118,10 @@ def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> 
     start = read_start(launch, world)
     if start is not None:
         check_size(config.model, plan.padded_vocab_size, start.checkpoint.tensors["model"], start.place)
-    state = build_state(config, plan, world)
-    if start is not None:
-        plan = restore(state, start, corpora, launch, plan)
+    with refuse_too_large(world.device):
+        state = build_state(config, plan, world)
+        if start is not None:
+            plan = restore(state, start, corpora, launch, plan)
     rehearse(state, config, plan, world)
     evaluators = build_evaluators(config, corpora, world)
     reader = build_reader(config, corpora, world)

@@ -15,7 +15,7 @@ from gptmill.runs.events import SampleDrawn
 from gptmill.runtime.world import World
 
 RULE = SamplingRule(temperature=0.8, top_k=50)
-# To compile takes as long as to draw about so many tokens without: 10 to 30 s against 3 to 5 ms for each.
+# Tokens that a run has drawn. On two CPU cores, to compile 12 narrow layers takes 23 s, and saves 5 ms a token.
 COMPILED_FROM = 4_000
 
 

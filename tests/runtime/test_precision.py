@@ -9,12 +9,15 @@ import torch.nn.functional as F
 from gptmill.config.errors import UserError
 from gptmill.config.run import ModelConfig, PrecisionName
 from gptmill.models.gpt import build_gpt
+from gptmill.runtime import precision as precision_module
 from gptmill.runtime.precision import (
     build_scaler,
     choose_precision,
+    describe_precision,
     make_autocast,
     require_fp8,
     set_matmul_precision,
+    time_matmul,
 )
 
 CPU = torch.device("cpu")
@@ -67,6 +70,23 @@ def test_autocast_computes_in_the_precision(precision: PrecisionName, dtype: tor
         assert layer(torch.ones(2, 4)).dtype == dtype
     assert layer(torch.ones(2, 4)).dtype == torch.float32
     assert layer.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("times_slower", [0.5, 2.0, 100.0])
+def test_a_format_that_a_cpu_has_no_units_for_is_told(monkeypatch: pytest.MonkeyPatch, times_slower: float) -> None:
+    seconds = {torch.float32: 1.0, torch.bfloat16: times_slower, torch.float16: times_slower}
+    monkeypatch.setattr(precision_module, "time_matmul", seconds.__getitem__)
+    formats: tuple[PrecisionName, ...] = ("bf16", "fp16")
+    for precision in formats:
+        described = describe_precision(precision, CPU)
+        assert described.startswith(precision)
+        assert ("--precision fp32 is faster" in described) == (times_slower > 50)
+        assert describe_precision(precision, torch.device("cuda")) == precision
+    assert describe_precision("fp32", CPU) == "fp32"
+
+
+def test_matmuls_are_timed() -> None:
+    assert 0 < time_matmul(torch.float32) < 1
 
 
 @pytest.mark.parametrize("precision", [*ALL, "fp8"])

@@ -5,6 +5,7 @@ fp8 is a matter of single layers: the model's.
 
 from __future__ import annotations
 
+import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 
@@ -16,6 +17,8 @@ from gptmill.runtime.device import describe_device
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 FP8_CAPABILITY = (8, 9)
+SLOW = 8.0  # times as slow as fp32 is what a format without units is at least; those with them are about as fast
+TURNS = 4
 
 
 def choose_precision(wanted: PrecisionName, device: torch.device) -> PrecisionName:
@@ -44,6 +47,24 @@ def require_fp8(device_name: str, capability: tuple[int, int] | None) -> None:
         f"(Ada, Hopper and newer), and this run is on {device_name}{has}; use bf16, or fp8-emulated, which rounds "
         "alike on any device and is slow"
     )
+
+
+def describe_precision(precision: PrecisionName, device: torch.device) -> str:
+    """For people; a CPU may have no units for a format, and is then slower by far than in fp32."""
+    dtype = AUTOCAST_DTYPES.get(precision)
+    if device.type != "cpu" or dtype is None or time_matmul(dtype) < SLOW * time_matmul(torch.float32):
+        return precision
+    return f"{precision} (for which this CPU has no units: --precision fp32 is faster)"
+
+
+def time_matmul(dtype: torch.dtype) -> float:
+    """Seconds of a small one on the CPU, at best."""
+    matrix, seconds = torch.ones(64, 64, dtype=dtype), []
+    for _ in range(TURNS):
+        started = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
 def set_matmul_precision(precision: PrecisionName) -> None:

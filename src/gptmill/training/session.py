@@ -40,7 +40,7 @@ from gptmill.runtime.attention import choose_attention
 from gptmill.runtime.compiling import load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.device import describe_device
-from gptmill.runtime.precision import set_matmul_precision
+from gptmill.runtime.precision import describe_precision, set_matmul_precision
 from gptmill.runtime.signals import StopFlag, listen_for_stop
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
@@ -236,7 +236,7 @@ def describe_run(
     """The event that opens a run's log."""
     config, plan, world = session.config, session.plan, session.world
     recorded = "recorded as CUDA graphs" if isinstance(state.passes, RecordedPass) else ""
-    kernels = describe_kernels(state.model)
+    precision, kernels = describe_precision(plan.precision, world.device), describe_kernels(state.model)
     return RunStarted(
         state.step,
         run=str(session.run.path),
@@ -250,7 +250,7 @@ def describe_run(
         optimizer=state.optimizer.describe(),
         layout=describe_layout(config.model),
         device=describe_device(world.device),
-        precision=", ".join(filter(None, [plan.precision, describe_compiling(config.machine), recorded, kernels])),
+        precision=", ".join(filter(None, [precision, describe_compiling(config.machine), recorded, kernels])),
         ranks=world.size,
         corpus=corpora.name,
         tokenizer=corpora.fingerprint,

@@ -17,7 +17,7 @@ from gptmill.runtime.device import describe_device
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 FP8_CAPABILITY = (8, 9)
-SLOW = 8.0  # times as slow as fp32 is what a format without units is at least; those with them are about as fast
+SLOW = 8.0  # times fp32's: far from what noise does, and from the 100 times of a Neoverse N1, which only emulates bf16
 TURNS = 4
 
 
@@ -50,11 +50,11 @@ def require_fp8(device_name: str, capability: tuple[int, int] | None) -> None:
 
 
 def describe_precision(precision: PrecisionName, device: torch.device) -> str:
-    """For people; a CPU may have no units for a format, and is then slower by far than in fp32."""
+    """For people; a CPU without units for a format may be slower by far than in fp32."""
     dtype = AUTOCAST_DTYPES.get(precision)
     if device.type != "cpu" or dtype is None or time_matmul(dtype) < SLOW * time_matmul(torch.float32):
         return precision
-    return f"{precision} (for which this CPU has no units: --precision fp32 is faster)"
+    return f"{precision} (much slower than fp32 on this CPU: use --precision fp32)"
 
 
 def time_matmul(dtype: torch.dtype) -> float:

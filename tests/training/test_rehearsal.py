@@ -17,7 +17,8 @@ from tiny import CPU, Tiny, make_shards, open_tiny
 from gptmill.config.errors import UserError
 from gptmill.data.shards.opening import TokenShards
 from gptmill.models.gpt import GPT, Losses
-from gptmill.training.rehearsal import rehearse
+from gptmill.runtime.memory import read_host_memory
+from gptmill.training.rehearsal import refuse_too_large, rehearse
 
 
 @pytest.fixture
@@ -103,6 +104,21 @@ def test_later_it_is_the_guard_that_judges_gradients(shards: TokenShards) -> Non
     rehearse_tiny(tiny)
 
 
+@pytest.mark.parametrize(("device", "bytes_each"), [("cpu", 8), ("cuda", 4)])
+def test_a_model_larger_than_the_machine_is_refused_before_it_is_built(device: str, bytes_each: int) -> None:
+    """Not left to the system, which may kill the process instead of refusing memory."""
+    room = read_host_memory()
+    assert room is not None
+    assert room > 2**28
+    with refuse_too_large(room // bytes_each, torch.device(device)):
+        pass
+    with (
+        pytest.raises(UserError, match=f"out of memory on {device}: the model and its optimizer do not fit"),
+        refuse_too_large(room // bytes_each + 1, torch.device(device)),
+    ):
+        pytest.fail("it was let through")
+
+
 @pytest.mark.parametrize(
     ("sizes", "sentence", "advice"),
     [
@@ -111,7 +127,8 @@ def test_later_it_is_the_guard_that_judges_gradients(shards: TokenShards) -> Non
             "one micro-batch of mini_batch_size 4096 x context_length 256 does not fit",
             "--mini_batch_size",
         ),
-        ("--embd_size 16384", "the model and its optimizer do not fit", "use a smaller model"),
+        ("--embd_size 12288", "the model and its optimizer do not fit", "use a smaller model"),
+        ("--embd_size 1048576", "the model and its optimizer do not fit", "use a smaller model"),
     ],
 )
 def test_a_process_with_too_little_memory_says_what_to_change_and_writes_nothing(

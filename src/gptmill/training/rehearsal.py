@@ -16,7 +16,7 @@ import torch
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import Batch
-from gptmill.runtime.memory import is_out_of_memory
+from gptmill.runtime.memory import is_out_of_memory, read_host_memory
 from gptmill.runtime.world import World
 from gptmill.training.matmul_choices import choose_matmuls
 from gptmill.training.passes import PlainPass, RecordedPass
@@ -25,17 +25,22 @@ from gptmill.training.state import TrainState
 
 
 @contextmanager
-def refuse_too_large(device: torch.device) -> Iterator[None]:
-    """Raises UserError where a model does not fit even before its first micro-batch."""
+def refuse_too_large(parameters: int, device: torch.device) -> Iterator[None]:
+    """Raises UserError where a model of so many parameters does not fit even before its first micro-batch."""
+    too_large = UserError(
+        f"out of memory on {device}: the model and its optimizer do not fit; free what else holds memory there, or "
+        f"use a smaller model"
+    )
+    # Weights are drawn in the host's memory; on a CPU their gradients join them. A system may give away more memory
+    # than it has, and then kill who uses it, without a word.
+    if parameters * (8 if device.type == "cpu" else 4) > (read_host_memory() or math.inf):
+        raise too_large
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(
-            f"out of memory on {device}: the model and its optimizer do not fit; free what else holds memory there, or "
-            f"use a smaller model"
-        ) from None
+        raise too_large from None
 
 
 def rehearse(state: TrainState, config: RunConfig, plan: TrainPlan, world: World) -> None:

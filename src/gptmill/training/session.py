@@ -118,7 +118,7 @@ def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> 
     start = read_start(launch, world)
     if start is not None:
         check_size(config.model, plan.padded_vocab_size, start.checkpoint.tensors["model"], start.place)
-    with refuse_too_large(world.device):
+    with refuse_too_large(plan.parameters, world.device):
         state = build_state(config, plan, world)
         if start is not None:
             plan = restore(state, start, corpora, launch, plan)

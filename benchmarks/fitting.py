@@ -38,10 +38,18 @@ def find_fitting_flags(recipe: str, flags: list[str], seconds: float, place: Pat
 
 def count_steps(tried: Run, evaluations: int, seconds: float) -> int:
     """A multiple of the evaluations; 0 or less where there is no time for them."""
-    steps, checks = tried.select("StepLogged"), tried.select("EvalDone")
+    steps = tried.select("StepLogged")
     before = steps[0]["time"] - tried.started  # with an evaluation, and the first step
     speed = statistics.median(step["tokens_per_second"] for step in steps[len(steps) // 2 :])
     step_seconds = tried.select("RunStarted")[0]["tokens_per_step"] / speed
-    check_seconds = statistics.median(check["seconds"] for check in checks[1:])
+    check_seconds = statistics.median(time_checks(tried)[1:])
     left = seconds * (1 - SPARE_SHARE) - SPARE_SECONDS - before - evaluations * check_seconds
     return evaluations * int(left / step_seconds / evaluations)
+
+
+def time_checks(run: Run) -> list[float]:
+    """Seconds of each evaluation, with the sample that is drawn after it."""
+    drawn = {event["step"]: event["time"] for event in run.select("SampleDrawn")}
+    return [
+        check["seconds"] + max(0.0, drawn.get(check["step"], 0.0) - check["time"]) for check in run.select("EvalDone")
+    ]

@@ -183,12 +183,13 @@ def test_a_target_is_met_at_the_first_evaluation_as_low_counted_from_the_start_o
 
 @pytest.mark.parametrize(("seconds", "steps"), [(100.0, 820), (40.0, 232), (11.0, -52)])
 def test_as_many_steps_are_counted_as_fit_into_the_time(seconds: float, steps: int) -> None:
-    """5 s to the first step, 0.1 s for each, 2 s for an evaluation, and something to spare."""
+    """5 s to the first step, 0.1 s for each, 2 s for an evaluation and its sample, and something to spare."""
     events = [
         {"event": "RunStarted", "step": 0, "time": 2.0, "tokens_per_step": 50},
         {"event": "EvalDone", "step": 0, "time": 4.0, "seconds": 60.0},  # compiles
         *({"event": "StepLogged", "step": step, "time": 4.9 + step / 10, "tokens_per_second": 500} for step in (1, 2)),
-        {"event": "EvalDone", "step": 2, "time": 7.1, "seconds": 2.0},
+        {"event": "EvalDone", "step": 2, "time": 6.1, "seconds": 1.0},
+        {"event": "SampleDrawn", "step": 2, "time": 7.1},
         *({"event": "StepLogged", "step": step, "time": 6.9 + step / 10, "tokens_per_second": 500} for step in (3, 4)),
     ]
     assert FITTING.count_steps(RUNS.Run(events, started=0.0), 4, seconds) == steps

@@ -203,6 +203,17 @@ def test_the_speed_of_many_micro_batches_follows_from_few() -> None:
     assert plan_trial(config, 32, ranks=1, steps=3).list_flags()["batch_stages"] is None
 
 
+def test_uneven_steps_do_not_promise_more_than_they_showed() -> None:
+    """On a busy machine steps of one micro-batch may seem to take as long as those of three."""
+    config = make_config(None, {"total_batch_size": 1024 * 64, "context_length": 1024})
+    plan = plan_trial(config, 2, ranks=1, steps=4)
+    seconds = dict.fromkeys(range(1, plan.last_step + 1), 0.3)
+    assert plan.estimate_speed(seconds) > 1.5 * 3 * 2048 / 0.3
+    seconds |= {6: 0.1, 7: 0.2, 8: 0.4, 9: 0.5}
+    assert plan.is_uneven(seconds)
+    assert plan.estimate_speed(seconds) == pytest.approx(3 * 2048 / 0.3)
+
+
 # A training in name alone, as fast as its batch: for a large one the memory is too small.
 TRAINING = """
 import os, sys, time

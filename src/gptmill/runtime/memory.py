@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 
 import torch
 
@@ -14,6 +17,7 @@ except ImportError:  # Windows tells no peak this way
 
 KIBIBYTE = 1024
 NO_MEMORY = ("can't allocate memory", "not enough memory")  # torch on x86 CPUs, and on others
+MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def read_device_memory(device: torch.device) -> int | None:
@@ -23,12 +27,34 @@ def read_device_memory(device: torch.device) -> int | None:
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
-def read_host_memory() -> int | None:
-    """All the memory that the machine has, in bytes; None where the system does not tell."""
+def read_host_memory(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int | None:
+    """All the memory of the machine, or of the container or job, that this process may use, in bytes.
+
+    None where the system does not tell.
+    """
+    limits = list(_list_limits(membership, groups))
+    with suppress(AttributeError, OSError, ValueError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(limits, default=None)
+
+
+def _list_limits(membership: Path, groups: Path) -> Iterator[int]:
+    """What the control groups of this process allow, of either version: each of them and all above it."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:  # other systems have no such groups
+        return
+    for line in lines:
+        _, controllers, inside = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
+        path = PurePosixPath(inside.lstrip("/"))
+        for group in (path, *path.parents):
+            try:
+                yield int((top / group / name).read_text(encoding="utf-8"))
+            except (OSError, ValueError):  # none there, or "max"
+                continue
 
 
 def read_peak_memory(device: torch.device) -> int:

@@ -63,17 +63,19 @@ class TrialPlan:
             return self.many * self.micro_tokens / long
         short = statistics.median(self.list_counted(step_seconds, 0))
         share = long / self.many
-        micro_seconds = min(max((long - short) / (self.many - 1), share / 2), share)  # noise knows no such bounds
+        # Steps that differ among themselves do not tell what they differ by from others.
+        apart = share if self.is_uneven(step_seconds) else (long - short) / (self.many - 1)
+        micro_seconds = min(max(apart, share / 2), share)  # noise knows no such bounds
         seconds = long + (self.accumulated - self.many) * micro_seconds
         return self.accumulated * self.micro_tokens / seconds
 
     def is_uneven(self, step_seconds: dict[int, float]) -> bool:
         """Whether steps that should take the same time do not."""
-        counted = self.list_counted(step_seconds, self.last_of_one)
-        if len(counted) < MIN_FOR_QUARTERS:
+        if self.steps < MIN_FOR_QUARTERS:
             return False
-        low, median, high = statistics.quantiles(counted, n=4)
-        return high - low > UNEVEN * median
+        kinds = {0, self.last_of_one}
+        quarters = (statistics.quantiles(self.list_counted(step_seconds, before), n=4) for before in kinds)
+        return any(high - low > UNEVEN * median for low, median, high in quarters)
 
     def list_counted(self, step_seconds: dict[int, float], before: int) -> list[float]:
         """The seconds of the steps that count, of those after a step."""

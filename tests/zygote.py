@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
-IMPORTED = ("gptmill.__main__", "gptmill.cli.main", "gptmill.cli.train", "gptmill.training.loop")
+IMPORTED = ("gptmill.__main__", "gptmill.cli.main", "gptmill.cli.train", "gptmill.training.loop", "torch._dynamo")
 
 
 class Child:

@@ -62,7 +62,7 @@ def write_inputs(folder: Path) -> None:
     """The files that the pages speak of."""
     verse = "O Romeo, Romeo! wherefore art thou Romeo?\n"
     (folder / "input.txt").write_text(verse * 3000, encoding="utf-8")
-    lines = "".join(json.dumps({"text": f"{number}: {verse}" * (number % 9 + 1)}) + "\n" for number in range(600))
+    lines = "".join(json.dumps({"text": f"{number}: {verse}" * (number % 9 + 1)}) + "\n" for number in range(200))
     (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (folder / "more").mkdir()
     (folder / "more" / "lines.jsonl").write_text(lines, encoding="utf-8")

@@ -17,6 +17,7 @@ from gptmill.config.requests import BenchRequest
 from gptmill.config.validation import find_problems
 from gptmill.data.shards.opening import open_shards
 from gptmill.training import trials
+from gptmill.training.benchmarking import bench as bench_module
 from gptmill.training.benchmarking.bench import list_abilities, run_bench, suit_precision
 from gptmill.training.benchmarking.measuring import Measurement, Result
 from gptmill.training.benchmarking.random_corpus import write_random_corpus
@@ -25,6 +26,7 @@ from gptmill.training.benchmarking.rows import (
     BF16_KEY,
     CUDA,
     FP8,
+    MIXED,
     NAIVE,
     NAIVE_KEY,
     ROWS,
@@ -98,8 +100,9 @@ def test_rows_that_the_machine_cannot_do_are_left_out_by_name() -> None:
     assert left_out == [
         "left out for want of an NVIDIA GPU: graphs, head, kernels, no-kernels, all+resident",
         "left out for want of an NVIDIA GPU that multiplies in fp8: fp8, all+fp8",
+        "left out for want of a CPU that multiplies in bf16, so that all is in fp32: bf16, no-bf16",
     ]
-    assert choose_rows(None, {CUDA, FP8}) == (list(ROWS), [])
+    assert choose_rows(None, {CUDA, FP8, MIXED}) == (list(ROWS), [])
 
 
 def test_rows_are_chosen_by_their_keys() -> None:
@@ -196,6 +199,7 @@ class Trained:
         self.said: list[str] = []
         (folder / "training.py").write_text(TRAINING, encoding="utf-8")
         monkeypatch.setattr(trials, "PROGRAM", (sys.executable, str(folder / "training.py"), str(folder)))
+        monkeypatch.setattr(bench_module, "is_slow", lambda _precision, _device: False)  # whatever CPU this is
         monkeypatch.chdir(folder)
 
     def run(self, flags: dict[str, Any] | None = None, **request: Any) -> bool:
@@ -259,12 +263,19 @@ def test_mixed_precision_is_one_that_the_gpu_has(monkeypatch: pytest.MonkeyPatch
     gpu = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "a GPU")
     for capability, precision, abilities in (
-        ((7, 5), "fp16", {CUDA}),
-        ((8, 0), "bf16", {CUDA}),
-        ((9, 0), "bf16", {CUDA, FP8}),
+        ((7, 5), "fp16", {CUDA, MIXED}),
+        ((8, 0), "bf16", {CUDA, MIXED}),
+        ((9, 0), "bf16", {CUDA, FP8, MIXED}),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, found=capability: found)
         assert suit_precision(ALL, gpu)["precision"] == precision
         assert list_abilities(gpu) == abilities
     assert suit_precision(NAIVE, gpu) == NAIVE
-    assert suit_precision(ALL, torch.device("cpu")) == ALL
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_cpu_that_only_emulates_bf16_is_measured_in_fp32(monkeypatch: pytest.MonkeyPatch, *, is_slow: bool) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(bench_module, "is_slow", lambda _precision, _device: is_slow)
+    assert suit_precision(ALL, cpu) == (ALL | {"precision": "fp32"} if is_slow else ALL)
+    assert list_abilities(cpu) == (set() if is_slow else {MIXED})

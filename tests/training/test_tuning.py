@@ -17,6 +17,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import TuneRequest
 from gptmill.training import trials
+from gptmill.training import tuning as tuning_module
 from gptmill.training.search import EnoughError, Result, Scope, Search, Setting, list_divisors, make_ladder
 from gptmill.training.trial_plan import plan_trial
 from gptmill.training.trials import TrialError
@@ -180,6 +181,13 @@ def test_what_a_flag_gives_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scope.tries_threads
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert not make_scope(config, set(), TuneRequest()).tries_threads
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_bf16_is_not_tried_on_a_cpu_that_only_emulates_it(monkeypatch: pytest.MonkeyPatch, *, is_slow: bool) -> None:
+    """A trial of it would take a hundred times as long as the others."""
+    monkeypatch.setattr(tuning_module, "is_slow", lambda _precision, _device: is_slow)
+    assert make_scope(make_config(None, {}), set(), TuneRequest()).tries_precision == (not is_slow)
 
 
 def test_steps_that_differ_much_are_called_uneven() -> None:

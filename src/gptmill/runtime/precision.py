@@ -50,11 +50,15 @@ def require_fp8(device_name: str, capability: tuple[int, int] | None) -> None:
 
 
 def describe_precision(precision: PrecisionName, device: torch.device) -> str:
-    """For people; a CPU without units for a format may be slower by far than in fp32."""
+    """For people."""
+    slow = " (much slower than fp32 on this CPU: use --precision fp32)" if is_slow(precision, device) else ""
+    return f"{precision}{slow}"
+
+
+def is_slow(precision: PrecisionName, device: torch.device) -> bool:
+    """Whether the device is a CPU without units for a format, which may be slower by far than in fp32."""
     dtype = AUTOCAST_DTYPES.get(precision)
-    if device.type != "cpu" or dtype is None or time_matmul(dtype) < SLOW * time_matmul(torch.float32):
-        return precision
-    return f"{precision} (much slower than fp32 on this CPU: use --precision fp32)"
+    return device.type == "cpu" and dtype is not None and time_matmul(dtype) >= SLOW * time_matmul(torch.float32)
 
 
 def time_matmul(dtype: torch.dtype) -> float:

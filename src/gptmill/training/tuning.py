@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gptmill.config import exit_codes
 from gptmill.config.durations import format_duration, parse_duration
 from gptmill.config.errors import UserError
@@ -25,10 +27,12 @@ from gptmill.config.spelling import spell_flags
 from gptmill.config.stages import parse_stages
 from gptmill.config.validation import check_config
 from gptmill.runs.directory import RunDirectory
+from gptmill.runtime.precision import is_slow
 from gptmill.training.search import EnoughError, Result, Scope, Search, Setting, list_divisors
 from gptmill.training.trial_plan import TrialPlan, plan_trial
 from gptmill.training.trials import Say, TrialError, Trials, open_trials_folder
 
+CPU = torch.device("cpu")
 THREADS = "OMP_NUM_THREADS"
 MAX_NOTE = 90
 
@@ -88,7 +92,7 @@ def make_scope(config: RunConfig, given: set[str], request: TuneRequest) -> Scop
         sizes,
         Setting(own_size, machine.compile_mode if machine.compile else None),
         tries_modes=not given & {"compile", "compile_mode"},
-        tries_precision=machine.precision == "auto" and "precision" not in given,
+        tries_precision=machine.precision == "auto" and "precision" not in given and not is_slow("bf16", CPU),
         tries_threads=THREADS not in os.environ,
         max_trials=request.max_trials,
     )

@@ -22,10 +22,10 @@ from gptmill.config.spelling import spell_flags
 from gptmill.config.validation import check_config
 from gptmill.data.corpus import DEFAULT_TOKENIZER
 from gptmill.runtime.device import choose_device, describe_device
-from gptmill.runtime.precision import choose_precision, require_fp8
+from gptmill.runtime.precision import choose_precision, is_slow, require_fp8
 from gptmill.training.benchmarking.measuring import OUT_OF_MEMORY, Result, TimedTrials, describe_failure
 from gptmill.training.benchmarking.random_corpus import write_random_corpus
-from gptmill.training.benchmarking.rows import ALL, CUDA, FP8, NAIVE_DESCRIPTION, NAIVE_KEY, Row, choose_rows
+from gptmill.training.benchmarking.rows import ALL, CUDA, FP8, MIXED, NAIVE_DESCRIPTION, NAIVE_KEY, Row, choose_rows
 from gptmill.training.benchmarking.surroundings import find_commit
 from gptmill.training.benchmarking.table import describe_measurement, make_table
 from gptmill.training.trials import Say, open_trials_folder
@@ -74,12 +74,12 @@ def run_bench(recipe: str, flags: dict[str, Any], request: BenchRequest, say: Sa
 def list_abilities(device: torch.device) -> set[str]:
     """What rows may need, of which this device has."""
     if device.type != "cuda":
-        return set()
+        return set() if is_slow("bf16", device) else {MIXED}
     try:
         require_fp8(describe_device(device), torch.cuda.get_device_capability(device))
     except UserError:
-        return {CUDA}
-    return {CUDA, FP8}
+        return {CUDA, MIXED}
+    return {CUDA, FP8, MIXED}
 
 
 class _Bench:
@@ -219,8 +219,8 @@ def _check_request(flags: dict[str, Any], request: BenchRequest) -> None:
 
 
 def suit_precision(flags: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Mixed precision in the format that the GPU has."""
-    if flags["precision"] != "bf16" or device.type != "cuda":
+    """Mixed precision in the format that the device has, or none."""
+    if flags["precision"] != "bf16" or (device.type != "cuda" and not is_slow("bf16", device)):
         return flags
     return {**flags, "precision": choose_precision("auto", device)}
 

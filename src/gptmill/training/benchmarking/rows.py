@@ -8,8 +8,12 @@ from typing import Any, NamedTuple
 from gptmill.config.errors import UserError, suggest
 
 NAIVE_KEY, BF16_KEY, ALL_KEY = "naive", "bf16", "all"
-CUDA, FP8 = "cuda", "fp8"
-NEEDS = {CUDA: "an NVIDIA GPU", FP8: "an NVIDIA GPU that multiplies in fp8"}
+CUDA, FP8, MIXED = "cuda", "fp8", "mixed"
+NEEDS = {
+    CUDA: "an NVIDIA GPU",
+    FP8: "an NVIDIA GPU that multiplies in fp8",
+    MIXED: "a CPU that multiplies in bf16, so that all is in fp32",
+}
 
 NAIVE_DESCRIPTION = "naive: fp32, plain attention, nothing compiled or fused, data read within the step"
 NAIVE: dict[str, Any] = {
@@ -48,7 +52,7 @@ class Row(NamedTuple):
 
 ROWS = (
     Row(NAIVE_KEY, "naive", "", NAIVE),
-    Row(BF16_KEY, "mixed precision", NAIVE_KEY, NAIVE | {"precision": "bf16"}),
+    Row(BF16_KEY, "mixed precision", NAIVE_KEY, NAIVE | {"precision": "bf16"}, MIXED),
     Row("flash", "flash attention", NAIVE_KEY, NAIVE | {"attention_backend": "auto"}),
     Row("compile", "compile", NAIVE_KEY, NAIVE | {"compile": True}),
     Row("graphs", "CUDA graphs", NAIVE_KEY, NAIVE | {"cuda_graphs": "on"}, CUDA),
@@ -58,7 +62,7 @@ ROWS = (
     Row("head", "fused head", BF16_KEY, NAIVE | {"precision": "bf16", "kernels": "head"}, CUDA),
     Row("kernels", "fused head and other kernels", BF16_KEY, NAIVE | {"precision": "bf16", "kernels": "auto"}, CUDA),
     Row(ALL_KEY, "all together", NAIVE_KEY, ALL),
-    Row("no-bf16", "without mixed precision", ALL_KEY, ALL | {"precision": "fp32"}),
+    Row("no-bf16", "without mixed precision", ALL_KEY, ALL | {"precision": "fp32"}, MIXED),
     Row("no-flash", "without flash attention", ALL_KEY, ALL | {"attention_backend": "math"}),
     Row("no-compile", "without compile", ALL_KEY, ALL | {"compile": False}),
     Row("no-kernels", "without fused head and other kernels", ALL_KEY, ALL | {"kernels": "none"}, CUDA),

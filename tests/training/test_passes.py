@@ -12,8 +12,10 @@ import torch
 from tiny import CPU, Tiny, make_config, make_shards, open_tiny
 
 from gptmill.config.errors import UserError
+from gptmill.config.recipes import make_config as load_recipe_config
 from gptmill.data.shards.opening import TokenShards
 from gptmill.models.gpt import Losses
+from gptmill.models.kernels.choice import is_small
 from gptmill.runtime.world import World
 from gptmill.training.passes import WARM_UP, PlainPass, RecordedPass, Replay, check_recording, choose_recording
 
@@ -155,6 +157,15 @@ def test_small_micro_batches_are_recorded_and_others_where_asked(
     fields: dict[str, Any], is_small: bool, chosen: bool
 ) -> None:
     assert choose_recording(make_config(**FIELDS, **fields), GPU, is_small=is_small) == chosen
+
+
+@pytest.mark.parametrize(
+    ("recipe", "chosen"),
+    [("shakespeare-char", True), ("enwik8", True), ("books-124m-modern", False), ("books-124m", False)],
+)
+def test_recipes_are_recorded_where_the_host_is_the_slower_one(recipe: str, chosen: bool) -> None:
+    config = load_recipe_config(recipe, {})
+    assert is_small(config.training.mini_batch_size * config.model.context_length, config.model.embd_size) == chosen
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -68,7 +68,7 @@ ROWS = (
     Row("value embeddings", "--value_embeddings 2"),
     Row("zero-init", "--zero_init"),
     # With learned positions these two have not left the plateau of the first steps after 300.
-    Row("rope, extra heads", "--positions rope --extra_heads 1", 2.4),
+    Row("rope, extra heads", "--positions rope --mtp_heads 1", 2.4),
     Row("rope, mixture of experts", "--positions rope --feed_forward moe", WELL_BELOW),
     Row("llama", LLAMA, WELL_BELOW),
     Row("qwen3", QWEN3, WELL_BELOW),
@@ -86,8 +86,8 @@ ROWS = (
     Row("schedule linear", "--schedule linear"),
     Row("schedule wsd", "--schedule wsd"),
     Row("schedule constant", "--schedule constant"),
-    Row("batch stages", "--mini_batch_size 6 --batch_stages 384:{third}"),
-    Row("context stages", "--context_stages 32:{third}"),
+    Row("batch stages", "--mini_batch_size 6 --batch_size_warmup 384:{third}"),
+    Row("context stages", "--context_warmup 32:{third}"),
     Row("averaged weights", "--ema_decay 0.98"),
 )
 

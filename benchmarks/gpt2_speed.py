@@ -36,7 +36,7 @@ from runs import Run, check_corpus, make_absolute, make_place, obtain, open_jobs
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.run import Fp8Layers
-from gptmill.runs.code import make_code_fingerprint
+from gptmill.runs.code_fingerprint import make_code_fingerprint
 
 SETTLED, MEASURED = 20, 50
 LAST_STEP = SETTLED + MEASURED

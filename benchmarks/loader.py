@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 from gptmill.data.batches.batch import make_batch
+from gptmill.data.batches.mixture_weights import MixtureWeights
 from gptmill.data.batches.order import Shuffle
-from gptmill.data.batches.rows import HostReader
-from gptmill.data.batches.shares import Shares
-from gptmill.data.batches.streams import WindowStream
+from gptmill.data.batches.row_reader import HostReader
+from gptmill.data.batches.samplers import WindowSampler
 from gptmill.data.shards.arrays import HEADER_BYTES, MappedArrays, MapPool, find_array
 from gptmill.data.shards.opening import SplitWindows
 
@@ -44,10 +44,10 @@ def main() -> None:
         measure_memory(Path(folder))
 
 
-def make_reading(arrays: MappedArrays, context_length: int) -> tuple[WindowStream, HostReader]:
+def make_reading(arrays: MappedArrays, context_length: int) -> tuple[WindowSampler, HostReader]:
     """What training reads a single corpus with."""
     windows = SplitWindows(arrays, context_length)
-    stream = WindowStream([windows], [Shuffle(windows.num_windows, SEED)], Shares((Fraction(1),)), BATCH)
+    stream = WindowSampler([windows], [Shuffle(windows.num_windows, SEED)], MixtureWeights((Fraction(1),)), BATCH)
     return stream, HostReader([arrays], 0, VOCAB_SIZE)
 
 
@@ -93,7 +93,7 @@ def measure_memory(folder: Path) -> None:
         file.truncate(HEADER_BYTES + 2 * tokens)
     stream, reader = make_reading(MappedArrays([find_array(path)], MapPool()), HUGE_CONTEXT)
     print(
-        f"\n{stream.units_per_epoch:,} windows of {HUGE_CONTEXT} tokens in one sparse file of {2 * tokens / 1e9:.0f} GB"
+        f"\n{stream.samples_per_epoch:,} windows of {HUGE_CONTEXT} tokens in a sparse file of {2 * tokens / 1e9:.0f} GB"
     )
     for batches in (0, 1, 1000, 2000):
         for number in range(batches):

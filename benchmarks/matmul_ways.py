@@ -23,8 +23,8 @@ from gptmill.config.errors import UserError
 from gptmill.config.model import ModelConfig, SwiGlu
 from gptmill.config.recipes import make_config
 from gptmill.models.gpt import pad_vocab
-from gptmill.models.kernels.cublaslt import Epilogue, Numbers, Plan, Way, find_version, has_library
-from gptmill.models.kernels.matmuls import describe
+from gptmill.models.kernels.cublaslt import Algorithm, Epilogue, Numbers, Plan, find_version, has_library
+from gptmill.models.kernels.gemm import describe
 
 TURNS = 9
 VOCAB_SIZE = 50257
@@ -89,9 +89,9 @@ def list_matmuls(layer: Layer, tokens: int) -> list[tuple[str, Numbers, Epilogue
     ]
     if layer.name == "up":
         bias, beside = draw(1, layer.outputs)[0], torch.empty_like(gradient)
-        found.append(("up and GELU", Numbers(x, weight.t(), bias, beside=beside), Epilogue.GELU_OF_BIASED))
+        found.append(("up and GELU", Numbers(x, weight.t(), bias, beside=beside), Epilogue.GELU_AUX_BIAS))
     if layer.name == "down":
-        found.append(("down and GELU, gradient of x", Numbers(gradient, weight, beside=x), Epilogue.GELU_GRADIENT))
+        found.append(("down and GELU, gradient of x", Numbers(gradient, weight, beside=x), Epilogue.DGELU))
     return found
 
 
@@ -111,14 +111,14 @@ def time_ways(numbers: Numbers, epilogue: Epilogue) -> list[float]:
     matmul = describe(numbers, epilogue)
     assert matmul is not None, "such matrices lie as the library wants them"
     plan = Plan(matmul, numbers)
-    times: list[list[float]] = [[] for _ in plan.ways]
+    times: list[list[float]] = [[] for _ in plan.algorithms]
     for _ in range(TURNS):
-        for way, found in zip(plan.ways, times, strict=True):
+        for way, found in zip(plan.algorithms, times, strict=True):
             found.append(time_way(plan, numbers, way))
     return [statistics.median(found) for found in times]
 
 
-def time_way(plan: Plan, numbers: Numbers, way: Way) -> float:
+def time_way(plan: Plan, numbers: Numbers, way: Algorithm) -> float:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     plan.run(numbers, way)
     begin.record()

@@ -27,7 +27,7 @@ import tiktoken
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources import open_documents, open_source
 from gptmill.data.tokenizers import build_tokenizer
-from gptmill.data.tokenizers.gpt2 import WORD_PATTERN, Gpt2Tokenizer
+from gptmill.data.tokenizers.gpt2_bpe import WORD_PATTERN, Gpt2Tokenizer
 
 
 def main() -> None:

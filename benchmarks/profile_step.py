@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gptmill.cli.main import run_guarded
 from gptmill.training import loop
-from gptmill.training.stats import StepStats
+from gptmill.training.step_stats import StepStats
 
 
 class Watcher:

@@ -17,9 +17,9 @@ from typing import Any
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.data.shards.opening import holds_shards
-from gptmill.data.shards.remote import is_remote
-from gptmill.runs.code import make_code_fingerprint
-from gptmill.training.trials import clean_up_when_ended, open_training
+from gptmill.data.shards.remote_folder import is_remote
+from gptmill.experiments.trials import clean_up_when_ended, open_training
+from gptmill.runs.code_fingerprint import make_code_fingerprint
 
 POLL_SECONDS = 0.2
 SHOWN_CHARACTERS = 3000  # of what a run that failed has said

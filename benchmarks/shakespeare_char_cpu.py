@@ -21,7 +21,7 @@ import torch
 from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
-from gptmill.data.corpora import open_corpora
+from gptmill.data.run_corpora import open_corpora
 from gptmill.evals.loss import ValidationLoss
 from gptmill.inference.loading import load_run_model
 from gptmill.runs.directory import RunDirectory

@@ -14,7 +14,7 @@ import pytest
 import torch
 from zygote import Zygote
 
-from gptmill.models.kernels.matmuls import choices
+from gptmill.models.kernels.gemm import choices
 
 PROJECT = Path(__file__).parent.parent
 

@@ -8,10 +8,10 @@ import pytest
 
 from gptmill.cli.flags import Command, Parsed
 from gptmill.config.errors import ConfigError, UserError
-from gptmill.config.requests import LaunchOptions, SampleRequest
+from gptmill.config.requests import SampleRequest, StartOptions
 from gptmill.config.run import RunConfig
 
-TRAIN = Command("train", "[RECIPE]", "Trains.", (LaunchOptions, RunConfig))
+TRAIN = Command("train", "[RECIPE]", "Trains.", (StartOptions, RunConfig))
 SAMPLE = Command("sample", "RUN", "Samples.", (SampleRequest,))
 
 

@@ -21,13 +21,13 @@ from gptmill.config.requests import (
     BenchRequest,
     CheckpointsRequest,
     DataRequest,
-    LaunchOptions,
     PrepareRequest,
     PresetOptions,
-    ProofRequest,
     SampleRequest,
+    StartOptions,
     TokenizerRequest,
     TuneRequest,
+    VerifyResumeRequest,
 )
 from gptmill.config.run import ModelConfig, RunConfig
 from gptmill.config.schema import build_config, list_fields
@@ -37,13 +37,13 @@ from gptmill.models.parameters import count_parameters
 
 CONFIGS = {
     "prepare": (PrepareRequest,),
-    "train": (LaunchOptions, PresetOptions, RunConfig),
+    "train": (StartOptions, PresetOptions, RunConfig),
     "sample": (SampleRequest,),
     "config": (PresetOptions, RunConfig),
     "data": (DataRequest,),
     "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
-    "verify-resume": (ProofRequest, PresetOptions, RunConfig),
+    "verify-resume": (VerifyResumeRequest, PresetOptions, RunConfig),
     "tune": (TuneRequest, PresetOptions, RunConfig),
     "bench": (BenchRequest, PresetOptions, RunConfig),
 }

@@ -17,7 +17,7 @@ from gptmill.config.extension import check_target, make_extension
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.prepare import prepare_corpus
-from gptmill.training.search import Result, Setting
+from gptmill.experiments.tune.search import Result, Setting
 
 RECIPE = """\
 # A recipe

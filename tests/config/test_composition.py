@@ -34,7 +34,7 @@ def find(**values: Any) -> list[str]:
         ({**MOE, "experts_per_token": 5}, "experts_per_token", "is more than num_experts 4"),
         ({**MOE, "experts_per_token": 1}, "experts_per_token", "nothing to learn from; use at least 2"),
         ({"value_embeddings": 7}, "value_embeddings", "use at most 6"),
-        ({"extra_heads": 1024}, "extra_heads", "further ahead than context_length"),
+        ({"mtp_heads": 1024}, "mtp_heads", "further ahead than context_length"),
         ({"fp8_layers": "all"}, "fp8_layers", "precision is auto; use --precision fp8"),
         ({**FP8, "embd_size": 600}, "precision", "embd_size is 600; the nearest that fit are 592 and 608"),
         ({**FP8, "ffn_size": 100}, "precision", "ffn_size is 100; the nearest that fit are 96 and 112"),
@@ -50,9 +50,9 @@ def find(**values: Any) -> list[str]:
         ),
         ({**FP8, "fp8_layers": "all", "loss_chunk": 1000}, "precision", "loss_chunk is 1000; the nearest"),
         ({**FP8, **MOE, "fp8_layers": "feed_forward"}, "precision", "no fp8 matmul for experts"),
-        ({"batch_stages": "1000:5"}, "batch_stages", "has a batch of 1000 tokens, which is not a multiple"),
-        ({"batch_stages": "32768"}, "batch_stages", "must read TOKENS:STEP"),
-        ({"batch_stages": "32768:9,65536:9"}, "batch_stages", "in the order of their steps"),
+        ({"batch_size_warmup": "1000:5"}, "batch_size_warmup", "has a batch of 1000 tokens, which is not a multiple"),
+        ({"batch_size_warmup": "32768"}, "batch_size_warmup", "must read TOKENS:STEP"),
+        ({"batch_size_warmup": "32768:9,65536:9"}, "batch_size_warmup", "in the order of their steps"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_fix(values: dict[str, Any], name: str, part: str) -> None:
@@ -82,7 +82,7 @@ def test_every_number_that_is_proposed_works(values: dict[str, Any]) -> None:
         {"feed_forward": "moe", "num_experts": 1, "experts_per_token": 1},
         {"value_embeddings": 6},
         {**FP8, "fp8_layers": "all"},
-        {"batch_stages": "32768:9,65536:10"},
+        {"batch_size_warmup": "32768:9,65536:10"},
     ],
 )
 def test_what_goes_together_is_let_through(values: dict[str, Any]) -> None:

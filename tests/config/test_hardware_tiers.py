@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from gptmill.config.errors import UserError
+from gptmill.config.hardware import GIB, TIERS, HardwareName, choose_tier, fit_batch
 from gptmill.config.recipes import layer_config
-from gptmill.config.tiers import GIB, TIERS, HardwareName, choose_tier, fit_batch
 from gptmill.config.validation import find_problems
 
 

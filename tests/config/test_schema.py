@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from gptmill.config.model import LinearScaling, Moe, Rope
-from gptmill.config.requests import LaunchOptions, PrepareRequest, PresetOptions, SampleRequest
+from gptmill.config.requests import PrepareRequest, PresetOptions, SampleRequest, StartOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, find_strays, list_fields, list_values, merge_values, parse_value
 
 FIELDS = {field.name: field for field in list_fields(RunConfig)}
-ALL_CLASSES = [RunConfig, LaunchOptions, PresetOptions, PrepareRequest, SampleRequest]
+ALL_CLASSES = [RunConfig, StartOptions, PresetOptions, PrepareRequest, SampleRequest]
 
 
 def test_field_names_are_unique_across_sections_and_launch_options() -> None:
-    names = [field.name for config in (RunConfig, LaunchOptions, PresetOptions) for field in list_fields(config)]
+    names = [field.name for config in (RunConfig, StartOptions, PresetOptions) for field in list_fields(config)]
     assert sorted(names) == sorted(set(names))
 
 

@@ -18,6 +18,7 @@ LAYERS = [
     {"inference"},
     {"evals"},
     {"training"},
+    {"experiments"},
     {"web"},
     {"cli"},
 ]

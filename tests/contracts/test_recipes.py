@@ -13,9 +13,9 @@ from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
 from gptmill.config.validation import check_config
-from gptmill.data.batches.streams import build_stream
-from gptmill.data.corpora import Corpora
+from gptmill.data.batches.samplers import build_sampler
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import open_shards
 from gptmill.runtime.world import World
 from gptmill.training.plan import make_plan
@@ -52,7 +52,7 @@ def test_a_recipe_plans(name: str, text_file: Path, tmp_path: Path) -> None:
     request = PrepareRequest(out=str(tmp_path / "shards"), tokenizer=config.data.tokenizer or "gpt2", val_fraction=0.1)
     folder, _ = prepare_corpus([str(tmp_path / "large.txt")], request, lambda _: None)
     corpora = Corpora((open_shards(folder, config.data.tokenizer),))
-    plan = make_plan(config, build_stream(config, corpora), corpora.tokenizer, World(0, 1, torch.device("cpu")))
+    plan = make_plan(config, build_sampler(config, corpora), corpora.tokenizer, World(0, 1, torch.device("cpu")))
     assert plan.max_steps == (config.training.max_steps or 5 * 19073)
     assert plan.micro_batches * config.training.mini_batch_size == plan.windows_per_step
     assert plan.windows_per_step * config.model.context_length == plan.tokens_per_step

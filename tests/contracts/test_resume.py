@@ -97,7 +97,7 @@ WAYS_OF_READING = {
     "mixture": "--mixture first=0.7,second=0.3",
     "masked mixture by shards": "--mixture first=2,second=1 --documents masked --order shards",
     "whole": "--data_dir first --documents whole",
-    "curriculum in stages": "--data_dir first --order curriculum --context_stages 4:10,8:25 --data_on_device",
+    "curriculum in stages": "--data_dir first --order curriculum --context_warmup 4:10,8:25 --data_on_device",
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
 from zygote import Child, Zygote
 
-from gptmill.runs.checkpoints.choosing import list_candidates
+from gptmill.runs.checkpoints.selection import list_candidates
 from gptmill.runs.checkpoints.storage import find_damage, list_step_folders, read_step
 from gptmill.runs.checkpoints.tiers import read_tiers
 

@@ -9,7 +9,7 @@ import pytest
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import DataConfig
-from gptmill.data.corpus import find_data_dir, needs_preparing, prepare_for_run
+from gptmill.data.corpus_preparation import find_data_dir, needs_preparing, prepare_for_run
 from gptmill.data.shards.opening import open_shards
 
 

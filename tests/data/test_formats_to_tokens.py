@@ -17,7 +17,7 @@ import tiktoken
 
 from gptmill.config.requests import PrepareRequest, ReadingOptions
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.tokenizers.gpt2 import Gpt2Tokenizer
+from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
 
 pyarrow = pytest.importorskip("pyarrow")
 zstandard = pytest.importorskip("zstandard")

@@ -19,13 +19,13 @@ import pytest
 from gptmill.config.errors import UserError
 from gptmill.config.requests import CleaningOptions, PrepareRequest
 from gptmill.data.files import hold_lock
-from gptmill.data.pipeline import chunks, encoding, passes
+from gptmill.data.pipeline import chunks, corpus_writer, encoding
 from gptmill.data.pipeline.chunks import START, make_chunks
-from gptmill.data.pipeline.progress import PrepareProgress
+from gptmill.data.pipeline.prepare_progress import PrepareProgress
+from gptmill.data.pipeline.shard_writer import GrowingArray, ShardWriter, WriterState
 from gptmill.data.pipeline.splitting import write_chunk
-from gptmill.data.pipeline.writer import GrowingArray, ShardWriter, WriterState
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.shards.manifest import Manifest, Split, read_manifest
+from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest
 from gptmill.data.sources import open_source
 
 END_OF_TEXT = 256
@@ -187,11 +187,11 @@ def test_a_worker_that_dies_is_told_and_nothing_is_lost(lines: Path, tmp_path: P
 import os, sys
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
-from gptmill.data.pipeline import chunks, passes
+from gptmill.data.pipeline import chunks, corpus_writer
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.tokenizers.byte import ByteTokenizer
 
-chunks.CHUNK_BYTES, passes.JOURNAL_SECONDS = 5000, 0.0
+chunks.CHUNK_BYTES, corpus_writer.JOURNAL_SECONDS = 5000, 0.0
 encode = ByteTokenizer.encode
 def encode_or_die(self, text):
     if __name__ != "__main__" and text.startswith("77 ") and "die" in sys.argv:
@@ -227,7 +227,7 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_taken_bit_by_bit(
     sizes: list[int] = []
     monkeypatch.setattr(encoding, "PIECE_CHARS", 3000)
     monkeypatch.setattr(
-        passes, "write_chunk", lambda piece, *rest: (sizes.append(len(piece.tokens)), write_chunk(piece, *rest))
+        corpus_writer, "write_chunk", lambda piece, *rest: (sizes.append(len(piece.tokens)), write_chunk(piece, *rest))
     )
     prepare(packed, tmp_path / "bit-by-bit", processes=1)
     assert len(sizes) > 10
@@ -257,7 +257,7 @@ def stop_after(chunks_done: int) -> Callable[[PrepareProgress], None]:
 @pytest.fixture
 def interrupted(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A preparation that was stopped in the middle; its folder."""
-    monkeypatch.setattr(passes, "JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr(corpus_writer, "JOURNAL_SECONDS", 0.0)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 3000)
     monkeypatch.setattr(chunks, "list_parts", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):

@@ -13,9 +13,9 @@ import pytest
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import CleaningOptions, PrepareRequest
-from gptmill.data.pipeline.progress import PrepareProgress
+from gptmill.data.pipeline.prepare_progress import PrepareProgress
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.shards.manifest import Manifest, Split, read_manifest
+from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest
 
 END_OF_TEXT = 256  # of the byte tokenizer, which these tests use unless they say otherwise
 

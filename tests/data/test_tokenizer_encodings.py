@@ -13,7 +13,7 @@ import tiktoken_ext.openai_public
 
 from gptmill.config.errors import UserError
 from gptmill.data.tokenizers import build_tokenizer, is_called, openai, restore_tokenizer
-from gptmill.data.tokenizers.gpt2 import Gpt2Tokenizer
+from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
 from gptmill.data.tokenizers.openai import ENCODINGS, URL, find_cache_dir
 from gptmill.data.tokenizers.protocol import decode, make_fingerprint
 

@@ -26,9 +26,9 @@ from gptmill.data.tokenizers import (
     restore_tokenizer,
 )
 from gptmill.data.tokenizers.bpe_training import PATTERN, train_tokenizer
-from gptmill.data.tokenizers.fast_path import make_byte_pairs
-from gptmill.data.tokenizers.gpt2 import Gpt2Tokenizer
+from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
 from gptmill.data.tokenizers.protocol import decode, make_fingerprint
+from gptmill.data.tokenizers.tiktoken_path import make_byte_pairs
 from gptmill.data.tokenizers.tokenizer_json import FILE_NAME, JsonTokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Library
 from gptmill.config.errors import UserError
 from gptmill.data.tokenizers import build_tokenizer
 from gptmill.data.tokenizers.bpe_training import Training, train_tokenizer
-from gptmill.data.tokenizers.fast_path import make_byte_pairs
 from gptmill.data.tokenizers.protocol import decode
+from gptmill.data.tokenizers.tiktoken_path import make_byte_pairs
 
 PROBE = "Rain's 12345 drops\r\n\n  fall  <|endoftext|>\tON été, 漢字🙂 \u00a0 and THE rains'd go\n"
 

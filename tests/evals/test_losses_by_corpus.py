@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
 from gptmill.data.batches.validation import ValWindows
-from gptmill.data.corpora import Corpora
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.evals.loss import ValidationLoss
-from gptmill.models.gpt import GPT, IGNORED_TARGET
+from gptmill.models.gpt import GPT, IGNORE_INDEX
 from gptmill.runs.events import EvalDone
 from gptmill.runtime.world import World
 
@@ -34,25 +34,25 @@ class Sums(NamedTuple):
     """What a model says of a batch."""
 
     cross_entropy: Tensor
-    by_group_G: Tensor | None
+    per_domain_G: Tensor | None
 
 
 class Taster(nn.Module):
     """Its loss of a target is the target's number, so that every text has a loss that can be told without a model."""
 
-    def __init__(self, num_groups: int) -> None:
+    def __init__(self, num_domains: int) -> None:
         super().__init__()
-        self.num_groups = num_groups
+        self.num_domains = num_domains
 
     def forward(
-        self, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None, groups_B: Tensor | None
+        self, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None, domains_B: Tensor | None
     ) -> Sums:
         assert documents_BT is None or documents_BT.shape == tokens_BT.shape
-        losses_B = targets_BT.where(targets_BT != IGNORED_TARGET, 0).sum(dim=1).float()
-        if not self.num_groups:
+        losses_B = targets_BT.where(targets_BT != IGNORE_INDEX, 0).sum(dim=1).float()
+        if not self.num_domains:
             return Sums(losses_B.sum(), None)
-        assert groups_B is not None
-        return Sums(losses_B.sum(), torch.zeros(self.num_groups).index_add_(0, groups_B, losses_B))
+        assert domains_B is not None
+        return Sums(losses_B.sum(), torch.zeros(self.num_domains).index_add_(0, domains_B, losses_B))
 
 
 def prepare(folder: Path, text: str) -> TokenShards:
@@ -68,9 +68,9 @@ def mixture(tmp_path: Path) -> Corpora:
     return Corpora(parts, (Fraction(3), Fraction(1)))
 
 
-def evaluate(corpora: Corpora, num_groups: int, config: RunConfig = CONFIG, rank: int = 0, size: int = 1) -> EvalDone:
+def evaluate(corpora: Corpora, num_domains: int, config: RunConfig = CONFIG, rank: int = 0, size: int = 1) -> EvalDone:
     evaluator = ValidationLoss(config, corpora, World(rank, size, torch.device("cpu")))
-    return evaluator.evaluate(cast(GPT, Taster(num_groups)), step=3)
+    return evaluator.evaluate(cast(GPT, Taster(num_domains)), step=3)
 
 
 def compute_means(corpora: Corpora, num_windows: int) -> dict[str, float]:

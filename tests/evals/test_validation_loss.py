@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
 from gptmill.data.batches.validation import ValWindows
-from gptmill.data.corpora import Corpora
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.evals.loss import ValidationLoss
-from gptmill.models.gpt import GPT, IGNORED_TARGET, build_gpt, pad_vocab
-from gptmill.models.losses import LossRule
+from gptmill.models.gpt import GPT, IGNORE_INDEX, build_gpt, pad_vocab
+from gptmill.models.losses import LossConfig
 from gptmill.runs.events import EvalDone
 from gptmill.runtime.world import World
 
@@ -93,7 +93,7 @@ def test_the_loss_does_not_depend_on_the_mini_batch_size(model: GPT, shards: Tok
 
 def test_what_only_training_minimises_is_left_out(model: GPT, shards: TokenShards) -> None:
     expected = evaluate(model, shards).val_loss
-    model.loss_rule = LossRule(label_smoothing=0.3, z_loss=0.1)
+    model.loss_config = LossConfig(label_smoothing=0.3, z_loss=0.1)
     assert evaluate(model, shards).val_loss == expected
 
 
@@ -103,7 +103,7 @@ def test_a_model_tells_the_losses_of_corpora_apart(model: GPT, shards: TokenShar
     other = open_shards(prepare_corpus([str(tmp_path / "other.txt")], request, lambda _: None)[0])
     mixture = Corpora((shards, other), (Fraction(2), Fraction(1)))
     counts = mixture.shares.count(37)
-    model.loss_rule = LossRule(num_groups=2)
+    model.loss_config = LossConfig(num_domains=2)
     with torch.no_grad():
         done = ValidationLoss(CONFIG, mixture, World(0, 1, CPU)).evaluate(model, step=3)
     for part, count in zip(mixture.shards, counts, strict=True):
@@ -142,7 +142,7 @@ def test_ranks_read_each_chosen_window_exactly_once(
 
     def remember(_: torch.nn.Module, inputs: tuple[torch.Tensor, torch.Tensor]) -> None:
         tokens, targets = inputs
-        read.extend(tokens[(targets != IGNORED_TARGET).all(dim=1)].tolist())
+        read.extend(tokens[(targets != IGNORE_INDEX).all(dim=1)].tolist())
 
     handle = model.register_forward_pre_hook(remember)
     for rank in range(size):

@@ -34,7 +34,7 @@ MODERN = replace(
     attention_windows="4,full",
     tied_head=False,
     value_embeddings=1,
-    extra_heads=1,
+    mtp_heads=1,
 )
 CONFIGS = {
     "classic": TINY,
@@ -89,7 +89,7 @@ def test_a_run_without_averaged_weights_says_so(wanted: str, tmp_path: Path) -> 
 LIES = {
     "layers": replace(TINY, num_layers=10**9),
     "layers and value embeddings": replace(TINY, num_layers=10**9, value_embeddings=10**8),
-    "extra heads": replace(TINY, context_length=10**12, extra_heads=10**9, positions=Rope()),
+    "extra heads": replace(TINY, context_length=10**12, mtp_heads=10**9, positions=Rope()),
     "context": replace(TINY, context_length=10**18),
     "width": replace(TINY, embd_size=2 * 10**17),
     "head width": replace(TINY, head_size=10**18),

@@ -70,8 +70,8 @@ def compile_all(width: int, *, with_fp8: bool) -> None:
     heads, angles = torch.zeros(2, 16, width // 32, 32, dtype=BF16), torch.zeros(16, 32)
     for turn in ((None, None, True), (angles, angles, False), (angles, angles, True)):
         queries_triton.run_join(heads, heads, heads, *turn)
-    turn_triton.run_turn(torch.zeros(64, width, dtype=torch.uint8))
-    draw_triton.run_draw(1000, 0.1, torch.tensor(1))
+    turn_triton.run_transpose(torch.zeros(64, width, dtype=torch.uint8))
+    draw_triton.run_dropout_mask(1000, 0.1, torch.tensor(1))
 
 
 if __name__ == "__main__":

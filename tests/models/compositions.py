@@ -49,7 +49,7 @@ COMPOSITIONS = {
     "untied": replace(TINY, tied_head=False),
     "soft-cap": replace(TINY, logit_softcap=2.0),
     "value embeddings": replace(TINY, num_layers=3, value_embeddings=1),
-    "extra heads": replace(TINY, extra_heads=2),
+    "extra heads": replace(TINY, mtp_heads=2),
     "llama": replace(
         TINY, positions=ROPE, norm=RmsNorm(), bias=False, num_kv_heads=2, feed_forward=SwiGlu(), tied_head=False
     ),
@@ -69,7 +69,7 @@ COMPOSITIONS = {
         tied_head=False,
         logit_softcap=3.0,
         value_embeddings=2,
-        extra_heads=1,
+        mtp_heads=1,
     ),
 }
 

@@ -71,10 +71,10 @@ class FakeLibrary:
         return 0
 
     def cublasLtMatmulAlgoGetHeuristic(self, *arguments: Any) -> int:
-        *_, most, ways, count = arguments
+        *_, most, algorithms, count = arguments
         assert most.value >= 3
-        ways[0].status, ways[1].status, ways[2].status = 0, 15, 0  # the second it cannot do
-        ways[0].workspace_bytes = 100
+        algorithms[0].status, algorithms[1].status, algorithms[2].status = 0, 15, 0  # the second it cannot do
+        algorithms[0].workspace_bytes = 100
         count._obj.value = 3
         return 0
 

@@ -49,20 +49,20 @@ def check_add_norm() -> None:
         for extra in (None, y_bias):
             norm = (weight, None if is_rms else bias, 1e-5, is_rms, extra is None)
             arguments = (x, y, extra, *dropout, *norm)
-            wanted = add_norm.add_norm_plainly(*arguments)
+            wanted = add_norm.add_norm_reference(*arguments)
             found = add_norm_triton.run_forward(*arguments)
             scale = slice(3, 3 if extra is None else 4)  # of nothing, where fp8 was not asked for
             assert_all_close(found[: scale.start] + found[scale.stop :], wanted[: scale.start] + wanted[scale.stop :])
             stream, *_, mean, rstd = wanted
             back = (d_stream, d_normed, stream, mean, rstd, *dropout, weight, is_rms)
-            assert_all_close(add_norm_triton.run_backward(*back), add_norm.add_norm_backward_plainly(*back))
+            assert_all_close(add_norm_triton.run_backward(*back), add_norm.add_norm_backward_reference(*back))
 
 
 def check_gelu() -> None:
     rows.PROGRAMS = 2  # so that each has several blocks of them
     d_y, x = torch.randn(2, 70, 600)
     bias = torch.randn(600)
-    assert_all_close(gelu_triton.run_backward(d_y, x, bias), gelu.gelu_backward_plainly(d_y, x, bias))
+    assert_all_close(gelu_triton.run_backward(d_y, x, bias), gelu.gelu_backward_reference(d_y, x, bias))
 
 
 def check_head() -> None:
@@ -73,7 +73,7 @@ def check_head() -> None:
     for with_gradient in (True, False):
         found, wanted = logits.clone(), logits.clone()
         losses = head_triton.run_cross_entropy(found, targets, -100, found if with_gradient else None, 1.0)
-        torch.testing.assert_close(losses, head.measure_plainly(wanted, targets, wanted if with_gradient else None))
+        torch.testing.assert_close(losses, head.measure_reference(wanted, targets, wanted if with_gradient else None))
         torch.testing.assert_close(found, wanted)
 
 
@@ -85,7 +85,7 @@ def check_head_in_fp8() -> None:
     found, wanted = (torch.full((20, 333), 7.0).to(torch.float8_e5m2) for _ in range(2))
     before = logits.clone()
     head_triton.run_cross_entropy(logits, targets, -100, found, head.GRADIENT_SCALE)
-    head.measure_plainly(logits, targets, wanted)
+    head.measure_reference(logits, targets, wanted)
     assert logits.equal(before)
     assert not found[3].float().any()
     assert torch.isclose(found.float(), wanted.float(), rtol=0.26, atol=0.01).float().mean() > 0.95
@@ -96,7 +96,7 @@ def check_draw() -> None:
     draw_triton.BLOCK = 64
     drawn = []
     for seed in (1, 1, 2**62):
-        keep = draw_triton.run_draw(7 * 512 + 301, 0.2, torch.tensor(seed))
+        keep = draw_triton.run_dropout_mask(7 * 512 + 301, 0.2, torch.tensor(seed))
         assert len(keep) == 7 * 512 + 301
         assert keep.view(torch.uint8).max() == 1
         drawn.append(keep.float() - 0.8)
@@ -111,7 +111,7 @@ def check_draw() -> None:
 
 def check_turn() -> None:
     numbers = torch.randint(256, (152, 332), dtype=torch.uint8)
-    assert turn_triton.run_turn(numbers).equal(turn.turn_plainly(numbers))
+    assert turn_triton.run_transpose(numbers).equal(turn.transpose_reference(numbers))
 
 
 def check_nan() -> None:
@@ -131,13 +131,13 @@ def check_nan() -> None:
 
 def check_swiglu() -> None:
     d_y, x = torch.randn(7, 1300), torch.randn(7, 2600)
-    assert_all_close((swiglu_triton.run_backward(d_y, x),), (swiglu.swiglu_backward_plainly(d_y, x),))
+    assert_all_close((swiglu_triton.run_backward(d_y, x),), (swiglu.swiglu_backward_reference(d_y, x),))
 
 
 def check_accumulate() -> None:
     totals, new = [torch.randn(5000), torch.randn(70, 9)], [torch.randn(5000).bfloat16(), torch.randn(70, 9).bfloat16()]
     wanted = [total.clone() for total in totals]
-    accumulate.accumulate_plainly(wanted, new)
+    accumulate.accumulate_reference(wanted, new)
     for total, each in zip(totals, new, strict=True):
         accumulate_triton.run_accumulate(total, each)
     assert_all_close(tuple(totals), tuple(wanted))
@@ -149,7 +149,7 @@ def check_join() -> None:
     k = k.transpose(1, 2).contiguous().transpose(1, 2)
     angles = torch.rand(50, 16) * 6
     for more in ((None, None, True), (angles.cos(), angles.sin(), False), (angles.cos(), angles.sin(), True)):
-        assert_all_close(queries_triton.run_join(q, k, v, *more), queries.join_plainly(q, k, v, *more))
+        assert_all_close(queries_triton.run_join(q, k, v, *more), queries.join_reference(q, k, v, *more))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from compositions import COMPOSITIONS, CONTEXT, VOCAB, build_wild, draw_tokens
 from torch._dynamo.utils import counters
 
-from gptmill.models.losses import LossRule
+from gptmill.models.losses import LossConfig
 
 # The compiler's own, when it meets an autograd.Function.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -38,7 +38,7 @@ def count_graphs() -> int:
 @pytest.mark.parametrize("name", ["classic", "everything"])
 def test_training_and_evaluation_are_compiled_once(name: str) -> None:
     model, tokens, targets = build_wild(COMPOSITIONS[name]), draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=2)
-    model.loss_rule = LossRule(label_smoothing=0.1, num_groups=2)
+    model.loss_config = LossConfig(label_smoothing=0.1, num_domains=2)
     documents, groups = torch.tensor([0] * 5 + [5] * 7).expand(2, -1).contiguous(), torch.tensor([0, 1])
     expected = [model.train(training)(tokens, targets, documents, groups).objective for training in (True, False)]
     model.compile_parts(fullgraph=True, backend="eager")

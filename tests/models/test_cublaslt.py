@@ -31,16 +31,18 @@ def draw(rows: int, columns: int, *, turned: bool = False, gap: int = 0) -> Tens
 
 
 def describe(matrix: Tensor) -> Matrix:
-    is_turned = matrix.stride(1) != 1
-    return Matrix(matrix.shape[0], matrix.shape[1], matrix.stride(0 if not is_turned else 1), is_turned, matrix.dtype)
+    is_transposed = matrix.stride(1) != 1
+    return Matrix(
+        matrix.shape[0], matrix.shape[1], matrix.stride(0 if not is_transposed else 1), is_transposed, matrix.dtype
+    )
 
 
 def multiply(numbers: Numbers, epilogue: Epilogue, result: torch.dtype = torch.bfloat16) -> Tensor:
     is_scaled = numbers.scale_a is not None
-    matmul = Matmul(describe(numbers.a), describe(numbers.b), result, epilogue, is_scaled, has_fast_sums=False)
+    matmul = Matmul(describe(numbers.a), describe(numbers.b), result, epilogue, is_scaled, use_fast_accum=False)
     plan = Plan(matmul, numbers)
-    assert len(plan.ways) == 2  # those that it says it can do
-    found = [plan.run(numbers, way) for way in plan.ways]
+    assert len(plan.algorithms) == 2  # those that it says it can do
+    found = [plan.run(numbers, way) for way in plan.algorithms]
     assert found[0].equal(found[1])
     return found[0]
 
@@ -73,7 +75,7 @@ def test_each_matrix_has_its_own_scale() -> None:
 def test_what_goes_into_gelu_is_left_beside_it() -> None:
     a, b, bias, beside = draw(6, 5), draw(7, 5).t(), draw(1, 7)[0], torch.zeros(6, 7).bfloat16()
     inner = a.float() @ b.float() + bias.float()
-    found = multiply(Numbers(a, b, bias, beside=beside), Epilogue.GELU_OF_BIASED)
+    found = multiply(Numbers(a, b, bias, beside=beside), Epilogue.GELU_AUX_BIAS)
     torch.testing.assert_close(found, F.gelu(inner, approximate="tanh").bfloat16())
     assert beside.equal(inner.bfloat16())
 
@@ -83,7 +85,7 @@ def test_a_gradient_goes_back_through_gelu() -> None:
     wide = inner.float().requires_grad_()
     F.gelu(wide, approximate="tanh").backward(gradient.float() @ weight.float())
     assert wide.grad is not None
-    found = multiply(Numbers(gradient, weight, beside=inner), Epilogue.GELU_GRADIENT)
+    found = multiply(Numbers(gradient, weight, beside=inner), Epilogue.DGELU)
     torch.testing.assert_close(found, wide.grad.bfloat16())
 
 

@@ -11,7 +11,7 @@ from compositions import ROPE, TINY, VOCAB
 from gptmill.config.model import ModelConfig
 from gptmill.models import gpt
 from gptmill.models.gpt import GPT, build_gpt
-from gptmill.models.masks import can_use_blocks
+from gptmill.models.masks import can_use_flex_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -38,7 +38,7 @@ def compute(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The loss and all gradients, with the one form of masks or the other."""
     with monkeypatch.context() as patch:
-        patch.setattr(gpt, "can_use_blocks", lambda *_arguments, **_named: in_blocks)
+        patch.setattr(gpt, "can_use_flex_attention", lambda *_arguments, **_named: in_blocks)
         model.zero_grad()
         loss = model(draw(1), draw(2), documents).objective / (3 * WIDTH)
         loss.backward()
@@ -54,7 +54,7 @@ def test_blocks_and_dense_masks_agree(
 ) -> None:
     torch._dynamo.reset()
     config: ModelConfig = replace(WIDE, attention_windows=WINDOWS[windows], num_kv_heads=HEADS[heads])
-    assert can_use_blocks(config, torch.device("cuda"), training=True)
+    assert can_use_flex_attention(config, torch.device("cuda"), training=True)
     model = build_gpt(config, VOCAB, seed=1).cuda().train()
     documents = mark_documents() if are_apart else None
     loss, gradients = compute(model, monkeypatch, documents, in_blocks=False)

@@ -14,7 +14,7 @@ from gptmill.config.run import ModelConfig
 from gptmill.config.schema import build_config
 from gptmill.models.flops import count_flops
 from gptmill.models.gpt import GPT, build_gpt
-from gptmill.models.losses import LossRule
+from gptmill.models.losses import LossConfig
 
 ROWS = 3
 
@@ -56,7 +56,7 @@ def test_experts_that_a_token_does_not_go_to_add_their_row_of_the_router_alone()
 
 def test_what_is_computed_again_to_save_memory_does_not_count() -> None:
     model = build_gpt(TINY, VOCAB, seed=0)
-    model.loss_rule = LossRule(chunk_tokens=CONTEXT)
+    model.loss_config = LossConfig(chunk_tokens=CONTEXT)
     head = 2 * VOCAB * TINY.embd_size
     assert count_in_training(model) == count_flops(TINY, VOCAB, CONTEXT) + head
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gptmill.config.run import Fp8Layers, ModelConfig, Recompute
 from gptmill.models.fp8 import Fp8Linear, build_fp8_linear, fp8_linear, scale_to_fp8, use_fp8
 from gptmill.models.gpt import GPT, build_gpt
-from gptmill.models.losses import LossRule
+from gptmill.models.losses import LossConfig
 
 TINY = ModelConfig(num_layers=2, embd_size=32, num_heads=2, context_length=16)
 
@@ -226,7 +226,7 @@ def test_computing_again_changes_no_gradient(recompute: Recompute, chunk: int | 
     for how, size in (("none", None), (recompute, chunk)):
         model = build_gpt(config, 64, seed=0)
         use_fp8(model, "all", emulated=True)
-        model.recompute, model.loss_rule = how, LossRule(chunk_tokens=size)
+        model.recompute, model.loss_config = how, LossConfig(chunk_tokens=size)
         tokens = torch.arange(64).view(4, 16)
         model.train()(tokens, tokens.flip(0)).objective.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])

@@ -9,10 +9,10 @@ from torch import Tensor
 from gptmill.config.model import ModelConfig
 from gptmill.models import fp8
 from gptmill.models.fp8 import Fp8Linear, use_fp8
-from gptmill.models.gpt import GPT, IGNORED_TARGET, build_gpt
-from gptmill.models.kernels import queries
+from gptmill.models.gpt import GPT, IGNORE_INDEX, build_gpt
+from gptmill.models.kernels import qkv_projection as queries
 from gptmill.models.kernels.choice import fuse
-from gptmill.models.kernels.head import head_loss
+from gptmill.models.kernels.linear_cross_entropy import linear_cross_entropy
 
 TINY = ModelConfig(num_layers=2, embd_size=32, num_heads=2, context_length=16)
 
@@ -70,9 +70,9 @@ def test_an_fp8_head_is_near_the_exact_one(chunk: int | None) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(48, 32, requires_grad=True), (0.3 * torch.randn(64, 32)).requires_grad_()
     targets = torch.randint(64, (48,))
-    targets[5] = IGNORED_TARGET
-    exact = head_loss(x, weight, targets, chunk)[0]
-    found = head_loss(x, weight, targets, chunk, "fp8-emulated")[0]
+    targets[5] = IGNORE_INDEX
+    exact = linear_cross_entropy(x, weight, targets, chunk)[0]
+    found = linear_cross_entropy(x, weight, targets, chunk, "fp8-emulated")[0]
     torch.testing.assert_close(found, exact, rtol=0.01, atol=0)
     assert found != exact
     grads = torch.autograd.grad(found, (x, weight)), torch.autograd.grad(exact, (x, weight))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from compositions import COMPOSITIONS, TINY, VOCAB, build_wild, draw_tokens
 
 from gptmill.config.model import ModelConfig
-from gptmill.models.gpt import IGNORED_TARGET, build_gpt
+from gptmill.models.gpt import IGNORE_INDEX, build_gpt
 
 
 def test_the_loss_is_the_summed_cross_entropy_of_the_logits() -> None:
@@ -30,10 +30,10 @@ def test_the_loss_is_the_summed_cross_entropy_of_the_logits() -> None:
 def test_ignored_targets_count_for_nothing(name: str, training: bool) -> None:
     model, tokens, targets = build_wild(COMPOSITIONS[name]), draw_tokens(4, 12), draw_tokens(4, 12, seed=2)
     expected = model(tokens[:3], targets[:3]).cross_entropy
-    targets[3] = IGNORED_TARGET
+    targets[3] = IGNORE_INDEX
     model.train(training)
     torch.testing.assert_close(model(tokens, targets).cross_entropy, expected)
-    nothing = model(tokens, torch.full_like(targets, IGNORED_TARGET))
+    nothing = model(tokens, torch.full_like(targets, IGNORE_INDEX))
     assert nothing.objective.item() == nothing.cross_entropy.item() == 0.0
 
 

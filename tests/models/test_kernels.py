@@ -27,16 +27,16 @@ from gptmill.config.model import ModelConfig
 from gptmill.config.run import Recompute
 from gptmill.models.block import Block
 from gptmill.models.fp8 import Fp8Format
-from gptmill.models.gpt import GPT, IGNORED_TARGET
-from gptmill.models.kernels.add_norm import add_norm, add_norm_backward_plainly, add_norm_plainly
+from gptmill.models.gpt import GPT, IGNORE_INDEX
+from gptmill.models.kernels.add_norm import add_norm, add_norm_backward_reference, add_norm_reference
+from gptmill.models.kernels.bias_gelu import gelu_backward_reference
 from gptmill.models.kernels.choice import OPAQUE, describe_kernels, fuse, prepare_compiler, use_kernels
-from gptmill.models.kernels.draw import draw_kept
-from gptmill.models.kernels.gelu import gelu_backward_plainly
-from gptmill.models.kernels.head import head_loss
-from gptmill.models.kernels.operations import register_operations
-from gptmill.models.kernels.queries import join_plainly
-from gptmill.models.kernels.swiglu import swiglu, swiglu_backward_plainly
-from gptmill.models.losses import LossRule
+from gptmill.models.kernels.custom_ops import register_custom_ops
+from gptmill.models.kernels.dropout_mask import dropout_mask
+from gptmill.models.kernels.linear_cross_entropy import linear_cross_entropy
+from gptmill.models.kernels.qkv_projection import join_reference
+from gptmill.models.kernels.swiglu import swiglu, swiglu_backward_reference
+from gptmill.models.losses import LossConfig
 from gptmill.models.norms import normalise
 from gptmill.models.stream import Branch, Stream
 
@@ -47,13 +47,13 @@ def run(model: GPT, groups: Tensor | None = None) -> dict[str, Tensor]:
     """The losses and gradients of two rows, some of whose targets do not count."""
     device = model.token_embedding.weight.device
     tokens, targets = draw_tokens(2, CONTEXT).to(device), draw_tokens(2, CONTEXT, seed=3).to(device)
-    targets[0, 2] = targets[1, 5:] = IGNORED_TARGET
+    targets[0, 2] = targets[1, 5:] = IGNORE_INDEX
     losses = model.train()(tokens, targets, None, groups)
     (losses.objective / 3).backward()
     found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
     found |= {"objective": losses.objective.detach(), "cross entropy": losses.cross_entropy.detach()}
-    return found | ({} if losses.by_group_G is None else {"by group": losses.by_group_G})
+    return found | ({} if losses.per_domain_G is None else {"by group": losses.per_domain_G})
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -67,11 +67,13 @@ def test_a_fused_model_computes_what_the_plain_one_does(config: ModelConfig, dev
     assert_alike(run(model), plain)
 
 
-@pytest.mark.parametrize("rule", [LossRule(chunk_tokens=5), LossRule(num_groups=3), LossRule(z_loss=0.1)], ids=str)
-def test_a_fused_head_keeps_to_the_rule_of_the_loss(rule: LossRule) -> None:
+@pytest.mark.parametrize(
+    "rule", [LossConfig(chunk_tokens=5), LossConfig(num_domains=3), LossConfig(z_loss=0.1)], ids=str
+)
+def test_a_fused_head_keeps_to_the_rule_of_the_loss(rule: LossConfig) -> None:
     model = build_wild()
-    model.loss_rule = rule
-    groups = torch.tensor([2, 0]) if rule.num_groups else None
+    model.loss_config = rule
+    groups = torch.tensor([2, 0]) if rule.num_domains else None
     plain = run(model, groups)
     fuse(model, "head")
     assert not model.blocks[0].fused
@@ -118,7 +120,7 @@ def test_a_fused_model_drops_what_a_plain_one_would(name: str, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(Block, "_drop", watch)
         found = run(fused)
-    assert len(kept) == 2 * (config.num_layers + config.extra_heads)
+    assert len(kept) == 2 * (config.num_layers + config.mtp_heads)
     assert 0.5 < torch.stack(kept).float().mean() < 0.7
     replay = Replay(kept, 1 / (1 - config.dropout))
     for block in (*plain.blocks, *plain.extra_blocks):
@@ -218,7 +220,7 @@ def test_the_compiler_looks_into_every_operation_but_those_that_it_is_told_of() 
     fuse(model, "auto")
     model.compile_parts(backend=aot_autograd(fw_compiler=list_operations))
     run(model)
-    assert {name for name in met if name.startswith("gptmill::")} == {"gptmill::head_loss"}
+    assert {name for name in met if name.startswith("gptmill::")} == {"gptmill::linear_cross_entropy"}
     assert set(OPAQUE) <= set(torch._C._dispatch_get_all_op_names())  # type: ignore[attr-defined]
 
 
@@ -251,8 +253,8 @@ def test_a_fused_head_matches_cross_entropy_when_its_sum_is_scaled(chunk: int | 
     torch.manual_seed(0)
     x, weight = torch.randn(20, 8, requires_grad=True), torch.randn(33, 8, requires_grad=True)
     targets = torch.randint(33, (20,))
-    targets[4] = IGNORED_TARGET
-    total, losses = head_loss(x, weight, targets, chunk)
+    targets[4] = IGNORE_INDEX
+    total, losses = linear_cross_entropy(x, weight, targets, chunk)
     wanted = torch.nn.functional.cross_entropy(x @ weight.t(), targets, reduction="none")
     torch.testing.assert_close(losses, wanted)
     torch.testing.assert_close(
@@ -331,27 +333,27 @@ def test_dropout_compiled_into_a_norm_computes_the_same(device: str) -> None:
 @pytest.mark.parametrize("width", [768, 1600])
 @pytest.mark.parametrize(("is_rms", "dropped"), [(False, False), (True, False), (False, True), (True, True)])
 def test_a_gpu_finds_the_triton_kernels_equal_to_their_twins(width: int, is_rms: bool, dropped: bool) -> None:
-    register_operations()
+    register_custom_ops()
     torch.manual_seed(0)
     x, y, d_stream, d_normed = torch.randn(4, 1000, width, device="cuda", dtype=torch.bfloat16)
     y_bias, weight, bias = torch.randn(3, width, device="cuda")
     keep, factor = torch.rand(1000, width, device="cuda") >= 0.2, torch.tensor(1.25, device="cuda")
     dropout = (keep, factor) if dropped else (None, None)
     arguments = (x, y, y_bias, *dropout, weight, None if is_rms else bias, 1e-5, is_rms, True)
-    found, wanted = torch.ops.gptmill.add_norm(*arguments), add_norm_plainly(*arguments)
+    found, wanted = torch.ops.gptmill.add_norm(*arguments), add_norm_reference(*arguments)
     back = (d_stream, d_normed, wanted[0], *wanted[-2:], *dropout, weight, is_rms)
     found += torch.ops.gptmill.add_norm_backward(*back)
-    wanted += add_norm_backward_plainly(*back)
+    wanted += add_norm_backward_reference(*back)
     hidden = (y, x, y_bias)
     found += torch.ops.gptmill.bias_gelu_backward(*hidden)
-    wanted += gelu_backward_plainly(*hidden)
+    wanted += gelu_backward_reference(*hidden)
     found += (torch.ops.gptmill.swiglu_backward(x[:, : width // 2], y),)
-    wanted += (swiglu_backward_plainly(x[:, : width // 2], y),)
+    wanted += (swiglu_backward_reference(x[:, : width // 2], y),)
     heads = x.view(2, 500, -1, 32).transpose(1, 2)
     angles = torch.rand(heads.shape[1], 32, device="cuda") * 6
     for turn in ((None, None, True), (angles.cos(), angles.sin(), False)):
-        found += torch.ops.gptmill.join_heads(heads, heads.contiguous(), heads, *turn)
-        wanted += join_plainly(heads, heads, heads, *turn)
+        found += torch.ops.gptmill.pack_qkv_gradients(heads, heads.contiguous(), heads, *turn)
+        wanted += join_reference(heads, heads, heads, *turn)
     for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one.dtype == other.dtype
         distance = (one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-9)
@@ -366,12 +368,12 @@ def test_a_gpus_head_is_near_the_twins(fp8: Fp8Format | None) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(1024, 256, requires_grad=True), (0.1 * torch.randn(50304, 256)).requires_grad_()
     targets = torch.randint(50304, (1024,))
-    targets[:3] = IGNORED_TARGET
-    wanted = (head_loss(x, weight, targets, None)[0] / 1024).detach()
-    expected = torch.autograd.grad(head_loss(x, weight, targets, None)[0] / 1024, (x, weight))
+    targets[:3] = IGNORE_INDEX
+    wanted = (linear_cross_entropy(x, weight, targets, None)[0] / 1024).detach()
+    expected = torch.autograd.grad(linear_cross_entropy(x, weight, targets, None)[0] / 1024, (x, weight))
     own = [each.detach().cuda().requires_grad_() for each in (x, weight)]
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        total = head_loss(own[0], own[1], targets.cuda(), None, fp8)[0] / 1024
+        total = linear_cross_entropy(own[0], own[1], targets.cuda(), None, fp8)[0] / 1024
     torch.testing.assert_close(total.cpu(), wanted, rtol=2e-3, atol=0)
     for one, other in zip(torch.autograd.grad(total, own), expected, strict=True):
         assert (one.cpu() - other).norm() / other.norm() < (0.1 if fp8 else 0.01)
@@ -411,10 +413,10 @@ def assert_alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 def test_what_dropout_keeps_is_drawn_with_its_chance_and_anew_each_time(device: str) -> None:
     torch.manual_seed(0)
     like = torch.empty(3, 100_001, device=device)
-    drawn = [draw_kept(like, 0.2) for _ in range(2)]
+    drawn = [dropout_mask(like, 0.2) for _ in range(2)]
     for keep in drawn:
         assert keep.dtype == torch.bool
         assert abs(keep.float().mean().item() - 0.8) < 4 * 0.4 / keep.numel() ** 0.5
     assert abs((drawn[0] == drawn[1]).float().mean().item() - 0.68) < 0.01
     torch.manual_seed(0)
-    assert draw_kept(like, 0.2).equal(drawn[0])
+    assert dropout_mask(like, 0.2).equal(drawn[0])

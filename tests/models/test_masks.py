@@ -12,7 +12,7 @@ import torch
 from compositions import COMPOSITIONS, TINY, build_wild, draw_tokens
 
 from gptmill.models import gpt, masks
-from gptmill.models.masks import can_use_blocks, make_cached_mask, make_mask
+from gptmill.models.masks import can_use_flex_attention, make_cached_mask, make_mask
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 WIDTH = 300  # more than two tiles, and no multiple of them
@@ -66,7 +66,7 @@ def test_a_model_sees_the_same_through_both_forms(name: str, are_apart: bool, mo
     model, tokens = build_wild(config, std=0.2), draw_tokens(2, WIDTH)
     documents = DOCUMENTS if are_apart else None
     expected = model.encode(tokens, documents_BT=documents)
-    monkeypatch.setattr(gpt, "can_use_blocks", lambda *_arguments, **_named: True)
+    monkeypatch.setattr(gpt, "can_use_flex_attention", lambda *_arguments, **_named: True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*flex_attention called without torch.compile")
         torch.testing.assert_close(model.encode(tokens, documents_BT=documents), expected, atol=1e-4, rtol=1e-4)
@@ -75,10 +75,10 @@ def test_a_model_sees_the_same_through_both_forms(name: str, are_apart: bool, mo
 def test_blocks_are_for_gpus_wide_heads_and_no_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "HAS_TRITON", True)
     wide = replace(TINY, embd_size=64)
-    assert can_use_blocks(wide, GPU, training=True)
-    assert not can_use_blocks(wide, CPU, training=True)
-    assert not can_use_blocks(TINY, GPU, training=True)
-    assert not can_use_blocks(replace(wide, dropout=0.1), GPU, training=True)
-    assert can_use_blocks(replace(wide, dropout=0.1), GPU, training=False)
+    assert can_use_flex_attention(wide, GPU, training=True)
+    assert not can_use_flex_attention(wide, CPU, training=True)
+    assert not can_use_flex_attention(TINY, GPU, training=True)
+    assert not can_use_flex_attention(replace(wide, dropout=0.1), GPU, training=True)
+    assert can_use_flex_attention(replace(wide, dropout=0.1), GPU, training=False)
     monkeypatch.setattr(masks, "HAS_TRITON", False)
-    assert not can_use_blocks(wide, GPU, training=True)
+    assert not can_use_flex_attention(wide, GPU, training=True)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from gptmill.config.model import ModelConfig, Moe, RmsNorm, Rope, SwiGlu
 from gptmill.config.run import Recompute
 from gptmill.models.gpt import build_gpt
-from gptmill.models.losses import LossRule
+from gptmill.models.losses import LossConfig
 from gptmill.models.memory import MemoryEstimate, estimate_memory
 from gptmill.models.parameters import count_parameters
 
@@ -28,7 +28,7 @@ COMPOSITIONS = {
     "classic": SMALL,
     "modern": MODERN,
     "experts": replace(MODERN, feed_forward=Moe(num_experts=4)),
-    "extras": replace(MODERN, value_embeddings=1, extra_heads=1, tied_head=False),
+    "extras": replace(MODERN, value_embeddings=1, mtp_heads=1, tied_head=False),
 }
 VOCAB, WINDOWS = 256, 4
 GPT2 = ModelConfig()
@@ -64,7 +64,7 @@ class Peak(TorchDispatchMode):
 def measure_step(config: ModelConfig, how: Recompute, precision: str, chunk: int | None) -> int:
     """What two micro-batches take at their peak: casts of weights, gradients, activations and logits."""
     model = build_gpt(config, VOCAB, seed=0)
-    model.recompute, model.loss_rule = how, LossRule(chunk_tokens=chunk)
+    model.recompute, model.loss_config = how, LossConfig(chunk_tokens=chunk)
     tokens = torch.randint(VOCAB, (WINDOWS, config.context_length))
     with Peak(model.parameters()) as peak:
         for _ in range(2):
@@ -118,7 +118,7 @@ def test_every_way_to_save_memory_saves_some() -> None:
         {"dropout": 0.1},
         {"qk_norm": True},
         {"feed_forward": Moe()},
-        {"extra_heads": 1},
+        {"mtp_heads": 1},
         {"value_embeddings": 1},
     ],
     ids=lambda change: next(iter(change)),

@@ -11,9 +11,9 @@ from compositions import COMPOSITIONS, CONTEXT, build_wild, draw_tokens
 
 from gptmill.config.model import ModelConfig, Moe
 from gptmill.models.block import Block, BlockContext
-from gptmill.models.experts import RouterStats
-from gptmill.models.gpt import GPT, IGNORED_TARGET
-from gptmill.models.losses import LossRule
+from gptmill.models.gpt import GPT, IGNORE_INDEX
+from gptmill.models.losses import LossConfig
+from gptmill.models.mixture_of_experts import RouterStats
 from gptmill.models.stream import Stream
 
 IGNORED = [[1, 2], [3, 7]]  # places in the rows of a batch
@@ -22,7 +22,7 @@ IGNORED = [[1, 2], [3, 7]]  # places in the rows of a batch
 def draw_targets() -> torch.Tensor:
     targets = draw_tokens(3, CONTEXT, seed=2)
     for row, places in enumerate(IGNORED):
-        targets[row, places] = IGNORED_TARGET
+        targets[row, places] = IGNORE_INDEX
     return targets
 
 
@@ -44,7 +44,7 @@ def look_further(model: GPT, head: int, tokens: torch.Tensor, targets: torch.Ten
     for row in range(len(tokens)):
         for place in range(CONTEXT - head - 1):
             target = targets[row, place + head + 1]
-            if target != IGNORED_TARGET and starts[row, place] == starts[row, place + head + 1]:
+            if target != IGNORE_INDEX and starts[row, place] == starts[row, place + head + 1]:
                 losses.append(-log_probabilities[row, place, target])
     return torch.stack(losses).sum()
 
@@ -77,7 +77,7 @@ def test_sampling_takes_no_notice_of_heads_that_look_further() -> None:
 
 @pytest.mark.parametrize("name", ["moe", "everything"])
 def test_the_routers_losses_are_added_for_each_valid_target(name: str) -> None:
-    config = replace(COMPOSITIONS[name], extra_heads=0)
+    config = replace(COMPOSITIONS[name], mtp_heads=0)
     model, tokens, targets = build_wild(config), draw_tokens(3, CONTEXT), draw_targets()
     seen: list[RouterStats] = []
     for block in model.blocks:
@@ -89,9 +89,9 @@ def test_the_routers_losses_are_added_for_each_valid_target(name: str) -> None:
     losses = model.train()(tokens, targets)
     moe = config.feed_forward
     assert isinstance(moe, Moe)
-    balance = sum(stats.balance_loss for stats in seen) / config.num_layers
+    balance = sum(stats.router_aux_loss for stats in seen) / config.num_layers
     z_loss = sum(stats.z_loss for stats in seen) / config.num_layers
-    added = (targets != IGNORED_TARGET).sum() * (moe.balance_loss * balance + moe.router_z_loss * z_loss)
+    added = (targets != IGNORE_INDEX).sum() * (moe.router_aux_loss * balance + moe.router_z_loss * z_loss)
     assert added.item() > 0
     torch.testing.assert_close(losses.objective, losses.cross_entropy + added)
 
@@ -104,7 +104,7 @@ def test_every_token_is_counted_at_its_experts(name: str) -> None:
     moe = config.feed_forward
     assert isinstance(moe, Moe)
     assert losses.experts_LE.shape == (config.num_layers, moe.num_experts)
-    visits = int((targets != IGNORED_TARGET).sum()) * moe.experts_per_token
+    visits = int((targets != IGNORE_INDEX).sum()) * moe.experts_per_token
     assert losses.experts_LE.sum(dim=1).tolist() == [visits] * config.num_layers
     assert not losses.experts_LE.requires_grad
 
@@ -112,23 +112,23 @@ def test_every_token_is_counted_at_its_experts(name: str) -> None:
 def test_without_experts_nothing_is_counted() -> None:
     losses = build_wild()(draw_tokens(3, CONTEXT), draw_targets())
     assert losses.experts_LE is None
-    assert losses.by_group_G is None
+    assert losses.per_domain_G is None
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_losses_are_told_apart_by_the_groups_of_rows(training: bool) -> None:
     model, tokens, targets = build_wild().train(training), draw_tokens(3, CONTEXT), draw_targets()
-    model.loss_rule = LossRule(num_groups=4)
-    losses = model(tokens, targets, groups_B=torch.tensor([2, 0, 2]))
+    model.loss_config = LossConfig(num_domains=4)
+    losses = model(tokens, targets, domains_B=torch.tensor([2, 0, 2]))
     rows = [F.cross_entropy(model.logits(tokens)[row], targets[row], reduction="sum") for row in range(3)]
     expected = torch.stack([rows[1], torch.zeros(()), rows[0] + rows[2], torch.zeros(())])
-    torch.testing.assert_close(losses.by_group_G, expected)
+    torch.testing.assert_close(losses.per_domain_G, expected)
 
 
 def test_what_the_rule_adds_is_for_training_only() -> None:
     model, tokens, targets = build_wild(), draw_tokens(3, CONTEXT), draw_targets()
     plain = model(tokens, targets).objective
-    model.loss_rule = LossRule(label_smoothing=0.1, z_loss=0.1)
+    model.loss_config = LossConfig(label_smoothing=0.1, z_loss=0.1)
     assert torch.equal(model(tokens, targets).objective, plain)
     losses = model.train()(tokens, targets)
     assert losses.objective > plain
@@ -151,7 +151,7 @@ def test_recomputing_blocks_changes_no_gradient(name: str) -> None:
 def test_padding_counts_for_nothing_with_the_routers() -> None:
     model, tokens, targets = build_wild(COMPOSITIONS["moe"]).train(), draw_tokens(3, CONTEXT), draw_tokens(3, CONTEXT)
     alone = model(tokens, targets)
-    padding = torch.full((4, CONTEXT), IGNORED_TARGET)
+    padding = torch.full((4, CONTEXT), IGNORE_INDEX)
     padded = model(torch.cat([tokens, torch.zeros_like(padding)]), torch.cat([targets, padding]))
     torch.testing.assert_close(padded.objective, alone.objective)
     torch.testing.assert_close(padded.experts_LE, alone.experts_LE)

@@ -56,7 +56,7 @@ PARTS = {
     "blocks": "blocks",
     "final_norm": "final_norm",
     "head": "head",
-    "extra_heads": "extra_blocks",
+    "mtp_heads": "extra_blocks",
 }
 
 

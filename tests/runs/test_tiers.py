@@ -323,7 +323,7 @@ EVERY_OPERATION = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from gptmill.runs.checkpoints.choosing import load_chosen
+from gptmill.runs.checkpoints.selection import load_chosen
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.storage import find_damage, list_step_folders, save_checkpoint
 from gptmill.runs.checkpoints.tiers import BEST, link_tiers, make_rolling_name, read_tiers

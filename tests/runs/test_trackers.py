@@ -33,7 +33,7 @@ from gptmill.runs.events import (
 )
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runs.trackers.console import LiveDisplay, PlainLines
-from gptmill.runs.trackers.files import JsonLines, SampleFiles, TextLog
+from gptmill.runs.trackers.run_files import JsonLines, SampleFiles, TextLog
 from gptmill.runs.trackers.tensorboard import TensorBoard
 
 START = RunStarted(0, "runs/a", 20, 128, 12345, "CPU, 1 threads", "fp32", 1, "data/x", "byte:1", "0.1", "2.9", None)

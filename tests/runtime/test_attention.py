@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gptmill.config.run import AttentionBackend
-from gptmill.runtime.attention import choose_attention
+from gptmill.runtime.attention_backend import choose_attention
 
 
 def list_left() -> set[str]:

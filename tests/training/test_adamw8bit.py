@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from gptmill.config.errors import UserError
 from gptmill.config.optimizer import AdamW, AdamW8bit, OptimizerConfig
-from gptmill.training.optimizers import OptimizerSet, build_optimizer
+from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 
 CPU = torch.device("cpu")
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 
 
-def build_both(chosen: AdamW | AdamW8bit) -> tuple[nn.Module, OptimizerSet]:
+def build_both(chosen: AdamW | AdamW8bit) -> tuple[nn.Module, OptimizerContainer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 4))
     return model, build_optimizer(model, OptimizerConfig(chosen, max_lr=1e-3), CPU)
 
 
-def take_step(model: nn.Module, optimizer: OptimizerSet, step: int, *, is_bad: bool = False) -> None:
+def take_step(model: nn.Module, optimizer: OptimizerContainer, step: int, *, is_bad: bool = False) -> None:
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -33,7 +33,7 @@ def take_step(model: nn.Module, optimizer: OptimizerSet, step: int, *, is_bad: b
     optimizer.zero_grad()
 
 
-def copy_all(model: nn.Module, optimizer: OptimizerSet) -> dict[str, Tensor]:
+def copy_all(model: nn.Module, optimizer: OptimizerContainer) -> dict[str, Tensor]:
     state = {**dict(model.named_parameters()), **optimizer.state_tensors()}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
@@ -48,7 +48,7 @@ def test_without_torchao_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) 
 def test_it_moves_weights_about_as_adamw_does() -> None:
     (model, optimizer), (twin, plain) = build_both(AdamW8bit()), build_both(AdamW())
     start = model[0].weight.detach().clone()
-    optimizer.prime()
+    optimizer.init_state()
     for step in range(5):
         for pair in ((model, optimizer), (twin, plain)):
             pair[1].set_lr(5e-4, 1e-3)
@@ -61,7 +61,7 @@ def test_it_moves_weights_about_as_adamw_does() -> None:
 @needs_torchao
 def test_large_moments_take_a_byte_each() -> None:
     _, optimizer = build_both(AdamW8bit())
-    optimizer.prime()
+    optimizer.init_state()
     state = optimizer.state_tensors()
     assert state["0.weight/exp_avg.codes"].dtype == state["0.weight/exp_avg_sq.codes"].dtype == torch.uint8
     assert state["0.weight/exp_avg.codes"].shape == (128, 64)
@@ -83,7 +83,7 @@ def test_a_bad_step_changes_nothing() -> None:
 @needs_torchao
 def test_priming_changes_no_weight_and_no_first_step() -> None:
     (model, optimizer), (twin, unprimed) = build_both(AdamW8bit()), build_both(AdamW8bit())
-    optimizer.prime()
+    optimizer.init_state()
     assert all(one.equal(other) for one, other in zip(model.parameters(), twin.parameters(), strict=True))
     assert optimizer.members[0].param_groups[0]["lr"].item() == pytest.approx(1e-3)
     for step in range(2):
@@ -104,7 +104,7 @@ def test_what_was_saved_goes_on_bit_for_bit(tmp_path: Path) -> None:
     take_step(model, optimizer, 2)
 
     resumed, again = build_both(AdamW8bit())
-    again.prime()
+    again.init_state()
     resumed.load_state_dict(weights)
     again.load_state(load_file(tmp_path / "optimizer.safetensors"))
     take_step(resumed, again, 2)

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from tiny import CPU, make_config, make_reader, make_shards
 from torch.nn.parallel import DistributedDataParallel
 
-from gptmill.data.batches.feed import open_feed
-from gptmill.data.batches.streams import build_stream
-from gptmill.data.corpora import Corpora
+from gptmill.data.batches.data_loader import open_data_loader
+from gptmill.data.batches.samplers import build_sampler
+from gptmill.data.run_corpora import Corpora
 from gptmill.runtime.signals import StopFlag
 from gptmill.training.plan import make_plan
 from gptmill.training.state import build_state
@@ -33,7 +33,7 @@ def _process_group(tmp_path: Path) -> Iterator[None]:
 def test_gradients_are_exchanged_once_per_step(text_file: Path, mini_batch_size: int) -> None:
     config = make_config(total_batch_size=8 * 16, mini_batch_size=mini_batch_size, context_length=16)
     corpora = Corpora((make_shards(text_file),))
-    stream = build_stream(config, corpora)
+    stream = build_sampler(config, corpora)
     plan = make_plan(config, stream, corpora.tokenizer, CPU)
     assert plan.micro_batches == 8 // mini_batch_size
     state = build_state(config, plan, CPU)
@@ -47,9 +47,9 @@ def test_gradients_are_exchanged_once_per_step(text_file: Path, mini_batch_size:
         return future
 
     state.forward.register_comm_hook(None, count)
-    with open_feed(stream, make_reader(corpora), CPU.device, itertools.count(0, mini_batch_size)) as feed:
+    with open_data_loader(stream, make_reader(corpora), CPU.device, itertools.count(0, mini_batch_size)) as loader:
         for _ in range(2):
             exchanged.clear()
-            train_step(state, feed, config, plan, CPU, StopFlag())
+            train_step(state, loader, config, plan, CPU, StopFlag())
             assert exchanged
             assert len(exchanged) == len(set(exchanged)), "a bucket of gradients was exchanged twice in one step"

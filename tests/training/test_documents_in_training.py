@@ -16,11 +16,11 @@ from torch import Tensor
 
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.batches.batch import Batch, make_batch
-from gptmill.data.batches.feed import open_feed
-from gptmill.data.corpora import Corpora
+from gptmill.data.batches.data_loader import open_data_loader
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards, open_shards
-from gptmill.models.gpt import IGNORED_TARGET
+from gptmill.models.gpt import IGNORE_INDEX
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import World
 from gptmill.training.step import train_step
@@ -45,8 +45,8 @@ def shards(tmp_path: Path) -> TokenShards:
 def read_step(tiny: Tiny) -> Iterator[Batch]:
     """The next step's micro-batches."""
     stream, first = tiny.stream, tiny.state.windows_read
-    for start in range(first, first + tiny.plan.windows_per_step, stream.units_per_batch):
-        yield make_batch(make_reader(tiny.corpora).read(stream.find(start)), IGNORED_TARGET, tiny.plan.separator)
+    for start in range(first, first + tiny.plan.windows_per_step, stream.samples_per_batch):
+        yield make_batch(make_reader(tiny.corpora).read(stream.find(start)), IGNORE_INDEX, tiny.plan.separator)
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def compute_by_hand(tiny: Tiny) -> float:
     losses = []
     for batch in read_step(tiny):
         for row in range(len(batch.tokens)):
-            valid = batch.targets[row] != IGNORED_TARGET
+            valid = batch.targets[row] != IGNORE_INDEX
             documents = None if batch.documents is None else batch.documents[row : row + 1]
             logits = model.project(model.encode(batch.tokens[row : row + 1], documents_BT=documents))[0]
             picked = -logits.log_softmax(dim=-1)[valid].gather(1, batch.targets[row][valid][:, None])
@@ -75,7 +75,7 @@ def test_the_loss_is_the_mean_over_the_targets_of_the_step(shards: TokenShards, 
     tiny = open_tiny(shards, **fields)
     for _ in range(3):
         expected = compute_by_hand(tiny)
-        targets = sum(int((batch.targets != IGNORED_TARGET).sum()) for batch in read_step(tiny))
+        targets = sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in read_step(tiny))
         stats = tiny.step()
         assert stats.read()[0] == pytest.approx(expected, rel=1e-5)
         assert stats.tokens == targets
@@ -89,15 +89,15 @@ def test_ranks_of_whole_documents_divide_by_the_targets_of_all(shards: TokenShar
     for rank in range(2):
         tiny, world = open_tiny(shards, **fields), World(rank, 2, CPU.device)
         plan = replace(tiny.plan, micro_batches=tiny.plan.micro_batches // 2)
-        with open_feed(tiny.stream, make_reader(tiny.corpora), CPU.device, count(rank, 2)) as feed:
-            stats = train_step(tiny.state, feed, tiny.config, plan, world, StopFlag())
+        with open_data_loader(tiny.stream, make_reader(tiny.corpora), CPU.device, count(rank, 2)) as loader:
+            stats = train_step(tiny.state, loader, tiny.config, plan, world, StopFlag())
         parts.append(stats.read()[0])
     assert sum(parts) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("documents", ["packed", "masked"])
 def test_stages_cut_the_same_windows_shorter(shards: TokenShards, documents: str) -> None:
-    tiny = open_tiny(shards, context_stages="4:2,8:3", documents=documents)
+    tiny = open_tiny(shards, context_warmup="4:2,8:3", documents=documents)
     full = open_tiny(shards, documents=documents)
     shapes: list[tuple[int, ...]] = []
     tokens: list[Tensor] = []
@@ -146,5 +146,5 @@ def test_an_epoch_of_a_mixture_is_as_long_as_all_corpora(shards: TokenShards, tm
 def test_an_epoch_of_whole_documents_is_all_their_groups(shards: TokenShards) -> None:
     tiny = open_tiny(shards, documents="whole", max_steps=None, num_epochs=3)
     assert tiny.plan.windows_per_step == tiny.plan.micro_batches == 2
-    assert tiny.plan.windows_per_epoch == tiny.stream.units_per_epoch
-    assert tiny.plan.max_steps == 3 * tiny.stream.units_per_epoch // 2
+    assert tiny.plan.windows_per_epoch == tiny.stream.samples_per_epoch
+    assert tiny.plan.max_steps == 3 * tiny.stream.samples_per_epoch // 2

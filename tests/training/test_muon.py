@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from gptmill.config.optimizer import Muon as MuonConfig
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.training.optimizers import build_optimizer, muon
-from gptmill.training.optimizers.groups import is_muons, list_fused_rows
 from gptmill.training.optimizers.muon import Muon, orthogonalise
+from gptmill.training.optimizers.param_groups import is_muons, list_packed_splits
 
 LR, MOMENTUM, DECAY = 0.02, 0.95, 0.1
 
@@ -37,7 +37,7 @@ class Experts(nn.Module):
         super().__init__()
         self.router = nn.Linear(6, 3, bias=False)
         self.gate_up = nn.Parameter(make_normal(3, 8, 6))
-        self.fused_rows = {"gate_up": (4, 4)}
+        self.packed_splits = {"gate_up": (4, 4)}
 
 
 class Block(nn.Module):
@@ -49,7 +49,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(6, 12)
         self.mlp = Experts()
         self.value_gate = nn.Parameter(torch.ones(2))
-        self.fused_rows = {"qkv.weight": (6, 3, 3)}
+        self.packed_splits = {"qkv.weight": (6, 3, 3)}
 
 
 class Model(nn.Module):
@@ -125,11 +125,11 @@ def test_matrices_of_blocks_are_muons_and_nothing_else_is() -> None:
 
 
 def test_modules_tell_which_matrices_are_fused() -> None:
-    fused = list_fused_rows(Model())
+    fused = list_packed_splits(Model())
     assert fused["blocks.1.qkv.weight"] == (6, 3, 3)
     assert fused["extra_blocks.0.mlp.gate_up"] == (4, 4)
     assert len(fused) == 6
-    assert list_fused_rows(nn.Linear(2, 2)) == {}
+    assert list_packed_splits(nn.Linear(2, 2)) == {}
 
 
 def take_one_step(weight: Tensor, gradient: Tensor, rows: tuple[int, ...] | None) -> Tensor:

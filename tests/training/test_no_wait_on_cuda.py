@@ -14,9 +14,9 @@ import torch
 from tiny import make_config, make_reader, make_shards
 
 from gptmill.config.run import GuardConfig
-from gptmill.data.batches.feed import open_feed
-from gptmill.data.batches.streams import build_stream
-from gptmill.data.corpora import Corpora
+from gptmill.data.batches.data_loader import open_data_loader
+from gptmill.data.batches.samplers import build_sampler
+from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards
 from gptmill.models.fp8 import Fp8Linear
 from gptmill.runs.events import Event, StepLogged
@@ -24,13 +24,13 @@ from gptmill.runtime.precision import FP8_CAPABILITY, set_matmul_precision
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.timing import Moment
 from gptmill.runtime.world import World
-from gptmill.training.guard import Guard
-from gptmill.training.meter import Meter
+from gptmill.training.metrics import Metrics
 from gptmill.training.plan import make_plan
-from gptmill.training.skipping import make_starts
+from gptmill.training.skip_ranges import make_starts
+from gptmill.training.spike_detector import SpikeDetector
 from gptmill.training.state import TrainState, build_state
-from gptmill.training.stats import StepStats
 from gptmill.training.step import train_step
+from gptmill.training.step_stats import StepStats
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0), reason="no GPU with bf16"
@@ -92,17 +92,17 @@ def train(shards: TokenShards, **fields: Any) -> tuple[TrainState, list[Event]]:
     """A training as the loop does it, forbidden to wait once it is warm; its state, and what was told of it."""
     config, corpora = make_config(**{**FIELDS, **fields}), Corpora((shards,))
     world = World(0, 1, torch.device("cuda", torch.cuda.current_device()))
-    stream = build_stream(config, corpora)
+    stream = build_sampler(config, corpora)
     plan = make_plan(config, stream, corpora.tokenizer, world)
     set_matmul_precision(plan.precision)
     state = build_state(config, plan, world)
     told: list[Event] = []
-    meter = Meter(plan, 1, state.guard, told.append)
-    starts = make_starts([], 0, 0, plan, 0, 1, stream.units_per_batch)
-    with open_feed(stream, make_reader(corpora), world.device, starts) as feed:
+    meter = Metrics(plan, 1, state.guard, told.append)
+    starts = make_starts([], 0, 0, plan, 0, 1, stream.samples_per_batch)
+    with open_data_loader(stream, make_reader(corpora), world.device, starts) as loader:
         while state.step < LAST_STEP:
             with forbid_waiting() if state.step >= WARM_STEPS else nullcontext():
-                stats = train_step(state, feed, config, plan, world, StopFlag())
+                stats = train_step(state, loader, config, plan, world, StopFlag())
             meter.push(stats)
         meter.flush()
     return state, told
@@ -176,9 +176,9 @@ def test_no_compiled_step_waits_for_the_device(shards: TokenShards, fields: dict
 def test_the_host_is_at_most_one_step_ahead_and_reads_without_waiting_for_the_newest(shards: TokenShards) -> None:
     """Behind every step the device is kept busy for a while: the meter must read the step before meanwhile."""
     config, corpora = make_config(**FIELDS), Corpora((shards,))
-    plan = make_plan(config, build_stream(config, corpora), corpora.tokenizer, World(0, 1, torch.device("cuda")))
+    plan = make_plan(config, build_sampler(config, corpora), corpora.tokenizer, World(0, 1, torch.device("cuda")))
     told: list[Event] = []
-    meter, device = Meter(plan, 1, Guard(GuardConfig()), told.append), torch.device("cuda")
+    meter, device = Metrics(plan, 1, SpikeDetector(GuardConfig()), told.append), torch.device("cuda")
     for step in range(1, 5):
         started = Moment(device)
         torch.cuda._sleep(200_000_000)  # a tenth of a second or so
@@ -197,9 +197,9 @@ def test_the_speed_logged_is_that_of_the_device(shards: TokenShards, log_freq: i
     """Whose work the host only hands over: its own clock would show next to nothing."""
     config, corpora = make_config(**FIELDS), Corpora((shards,))
     device = torch.device("cuda")
-    plan = make_plan(config, build_stream(config, corpora), corpora.tokenizer, World(0, 1, device))
+    plan = make_plan(config, build_sampler(config, corpora), corpora.tokenizer, World(0, 1, device))
     told: list[StepLogged] = []
-    meter = Meter(plan, log_freq, Guard(GuardConfig()), told.append)
+    meter = Metrics(plan, log_freq, SpikeDetector(GuardConfig()), told.append)
     torch.cuda.synchronize()
     began = time.perf_counter()
     for step in range(1, LAST_STEP + 1):

@@ -13,7 +13,7 @@ from gptmill.config.optimizer import AdamW, Lion, Muon, OptimizerConfig
 from gptmill.config.run import ModelConfig
 from gptmill.models.gpt import build_gpt
 from gptmill.training.ema import WeightAverage
-from gptmill.training.optimizers import OptimizerSet, build_optimizer
+from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 from gptmill.training.schedules import make_lr
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ def build_model() -> nn.Module:
     return build_gpt(ModelConfig(num_layers=2, embd_size=16, num_heads=2, context_length=8), 64, seed=0)
 
 
-def build_both(chosen: AdamW | Muon | Lion = CONFIG.optimizer) -> tuple[nn.Module, OptimizerSet]:
+def build_both(chosen: AdamW | Muon | Lion = CONFIG.optimizer) -> tuple[nn.Module, OptimizerContainer]:
     model = build_model()
     return model, build_optimizer(model, OptimizerConfig(chosen, max_lr=3e-4, weight_decay=0.25), CPU)
 
@@ -37,7 +37,7 @@ def fill_gradients(model: nn.Module, step: int, factor: float = 1.0) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator) * factor
 
 
-def copy_all(model: nn.Module, optimizer: OptimizerSet) -> dict[str, Tensor]:
+def copy_all(model: nn.Module, optimizer: OptimizerContainer) -> dict[str, Tensor]:
     state = {**dict(model.named_parameters()), **optimizer.state_tensors()}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
@@ -69,7 +69,7 @@ def test_every_parameter_is_held_exactly_once(chosen: AdamW | Muon | Lion) -> No
 def test_a_parameter_that_nobody_updates_is_noticed() -> None:
     model = build_model()
     with pytest.raises(AssertionError, match="every parameter"):
-        OptimizerSet(model, "adamw", [torch.optim.AdamW(list(model.parameters())[1:])])
+        OptimizerContainer(model, "adamw", [torch.optim.AdamW(list(model.parameters())[1:])])
 
 
 def test_adamw_is_torchs_own_bit_for_bit() -> None:
@@ -82,7 +82,7 @@ def test_adamw_is_torchs_own_bit_for_bit() -> None:
     ]
     plain = torch.optim.AdamW(groups, lr=3e-4, betas=(0.8, 0.9), eps=1e-6, fused=True)
     config = OptimizerConfig(CONFIG.optimizer, max_lr=3e-4, weight_decay=0.25, warmup_steps=2)
-    optimizer.prime()
+    optimizer.init_state()
     for step in range(4):
         lr = make_lr(step, config, 10)
         fill_gradients(model, step)
@@ -141,7 +141,7 @@ def test_an_optimizer_that_is_primed_starts_like_one_that_is_not(chosen: AdamW |
     (plain, one), (primed, other) = build_both(chosen), build_both(chosen)
     weights = {name: parameter.detach().clone() for name, parameter in primed.named_parameters()}
     assert other.state_tensors() == {}
-    other.prime()
+    other.init_state()
     assert_same({name: p.detach() for name, p in primed.named_parameters()}, weights)
     assert not any(tensor.any() for tensor in other.state_tensors().values())
     assert all(parameter.grad is None for parameter in primed.parameters())
@@ -164,7 +164,7 @@ def test_what_was_saved_goes_on_bit_for_bit(chosen: AdamW | Muon | Lion) -> None
     optimizer.step()
 
     resumed, again = build_both(chosen)
-    again.prime()
+    again.init_state()
     resumed.load_state_dict({name: saved[name] for name in resumed.state_dict()})
     again.load_state({name: tensor for name, tensor in saved.items() if "/" in name})
     fill_gradients(resumed, 2)
@@ -174,15 +174,15 @@ def test_what_was_saved_goes_on_bit_for_bit(chosen: AdamW | Muon | Lion) -> None
 
 def test_a_state_of_another_optimizer_is_refused() -> None:
     (_, one), (_, other) = build_both(Lion()), build_both()
-    one.prime()
-    other.prime()
+    one.init_state()
+    other.init_state()
     with pytest.raises(AssertionError, match="another optimizer"):
         other.load_state(one.state_tensors())
 
 
 def test_state_is_named_after_parameters() -> None:
     _, optimizer = build_both(Muon())
-    optimizer.prime()
+    optimizer.init_state()
     names = optimizer.state_tensors().keys()
     assert "blocks.0.attention.qkv.weight/momentum_buffer" in names
     assert {f"token_embedding.weight/{key}" for key in ("step", "exp_avg", "exp_avg_sq")} <= names
@@ -203,7 +203,7 @@ def test_priming_keeps_the_rates(chosen: AdamW | Muon | Lion) -> None:
     _, optimizer = build_both(chosen)
     optimizer.set_lr(1.1e-4, 3e-4)
     rates = [group["lr"] for member in optimizer.members for group in member.param_groups]
-    optimizer.prime()
+    optimizer.init_state()
     assert [group["lr"] for member in optimizer.members for group in member.param_groups] == rates
 
 
@@ -236,7 +236,7 @@ def test_on_cuda_the_device_decides_and_no_one_waits(chosen: AdamW | Muon | Lion
     device = torch.device("cuda")
     model = build_model().to(device)
     optimizer = build_optimizer(model, OptimizerConfig(chosen, max_lr=3e-4, weight_decay=0.25), device)
-    optimizer.prime()
+    optimizer.init_state()
     average = WeightAverage.build(model, 0.9)
     flags = {False: torch.tensor(False, device=device), True: torch.tensor(True, device=device)}
     for is_bad, flag in flags.items():
@@ -257,7 +257,7 @@ def test_on_cuda_the_device_decides_and_no_one_waits(chosen: AdamW | Muon | Lion
 def test_an_optimizer_that_would_ignore_the_wish_is_refused() -> None:
     layer = nn.Linear(2, 2)
     with pytest.raises(AssertionError, match="leave an update out"):
-        OptimizerSet(layer, "adamw", [torch.optim.AdamW(layer.parameters(), fused=False)]).step_unless(
+        OptimizerContainer(layer, "adamw", [torch.optim.AdamW(layer.parameters(), fused=False)]).step_unless(
             torch.tensor(True)
         )
 

@@ -115,7 +115,7 @@ def test_a_precision_that_was_asked_for_is_in_the_plan(shards: TokenShards) -> N
 
 
 def test_stages_make_the_first_batches_smaller(shards: TokenShards) -> None:
-    config = make_config(total_batch_size=256, mini_batch_size=2, batch_stages="64:3,128:5")
+    config = make_config(total_batch_size=256, mini_batch_size=2, batch_size_warmup="64:3,128:5")
     plan = plan_for(config, shards)
     assert [plan.count_windows(step) for step in range(1, 8)] == [4, 4, 4, 8, 8, 16, 16]
     assert [plan.count_micro_batches(step) for step in range(1, 8)] == [2, 2, 2, 4, 4, 8, 8]
@@ -142,33 +142,34 @@ def test_stages_make_the_first_batches_smaller(shards: TokenShards) -> None:
 def test_the_last_step_follows_from_the_windows_of_the_stages(
     shards: TokenShards, steps_done: int, windows: int, last: int
 ) -> None:
-    plan = plan_for(make_config(total_batch_size=256, mini_batch_size=2, batch_stages="64:3,128:5"), shards)
+    plan = plan_for(make_config(total_batch_size=256, mini_batch_size=2, batch_size_warmup="64:3,128:5"), shards)
     assert plan.find_last_step(steps_done, windows) == last
 
 
 def test_epochs_in_stages_read_the_corpus_as_often(shards: TokenShards) -> None:
     corpus = shorten(shards, train=16 * 60 + 1, val=100)
-    fields = {"max_steps": None, "num_epochs": 3, "total_batch_size": 128, "batch_stages": "64:10"}
+    fields = {"max_steps": None, "num_epochs": 3, "total_batch_size": 128, "batch_size_warmup": "64:10"}
     plan = plan_for(make_config(**fields), corpus)
     assert plan.max_steps == 10 + (3 * 60 - 10 * 4) // 8
     assert sum(plan.count_windows(step) for step in range(1, plan.max_steps + 1)) <= 3 * 60
 
 
 def test_a_stage_larger_than_the_batch_ends_a_run_too(shards: TokenShards) -> None:
-    plan = plan_for(make_config(batch_stages="512:5"), shards)  # 32 windows a step, 8 later
+    plan = plan_for(make_config(batch_size_warmup="512:5"), shards)  # 32 windows a step, 8 later
     assert plan.find_last_step(0, 31 + 32) == 1
 
 
 def test_the_tokens_of_all_steps(shards: TokenShards) -> None:
     assert plan_for(make_config(max_steps=7), shards).count_tokens() == 7 * 128
     assert (
-        plan_for(make_config(max_steps=7, batch_stages="64:3,192:5"), shards).count_tokens() == 3 * 64 + 2 * 192 + 256
+        plan_for(make_config(max_steps=7, batch_size_warmup="64:3,192:5"), shards).count_tokens()
+        == 3 * 64 + 2 * 192 + 256
     )
-    assert plan_for(make_config(max_steps=4, batch_stages="64:3,192:5"), shards).count_tokens() == 3 * 64 + 192
+    assert plan_for(make_config(max_steps=4, batch_size_warmup="64:3,192:5"), shards).count_tokens() == 3 * 64 + 192
 
 
 def test_the_operations_of_a_token_follow_the_stages_of_the_context(shards: TokenShards) -> None:
-    config = make_config(context_length=16, context_stages="4:2,8:5")
+    config = make_config(context_length=16, context_warmup="4:2,8:5")
     plan = plan_for(config, shards)
     widths = {1: 4, 2: 4, 3: 8, 5: 8, 6: 16, 50: 16}
     for step, width in widths.items():

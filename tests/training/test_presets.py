@@ -9,14 +9,14 @@ import pytest
 
 import gptmill.training.presets
 from gptmill.config.errors import UserError
+from gptmill.config.hardware import TIERS
 from gptmill.config.recipes import make_config
-from gptmill.config.requests import LaunchOptions, PresetOptions
+from gptmill.config.requests import PresetOptions, StartOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.sizes import list_sizes, load_size
-from gptmill.config.tiers import TIERS
 from gptmill.config.validation import check_config
-from gptmill.training.launch import make_launch
 from gptmill.training.presets import resolve_presets
+from gptmill.training.run_request import make_run_request
 
 
 def resolve(recipe: str | None, options: PresetOptions, **flags: Any) -> RunConfig:
@@ -80,8 +80,8 @@ def test_an_unknown_size_suggests_the_nearest() -> None:
 def test_presets_are_for_runs_that_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="leave them out with --resume"):
-        make_launch("demo", {}, LaunchOptions(resume="latest"), PresetOptions(size="tiny-moe"))
-    launch = make_launch("demo", {"run_name": "new"}, LaunchOptions(resume="auto"), PresetOptions(size="tiny-moe"))
+        make_run_request("demo", {}, StartOptions(resume="latest"), PresetOptions(size="tiny-moe"))
+    launch = make_run_request("demo", {"run_name": "new"}, StartOptions(resume="auto"), PresetOptions(size="tiny-moe"))
     assert launch.config.model.feed_forward.tag == "moe"
 
 

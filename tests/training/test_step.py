@@ -13,7 +13,7 @@ from tiny import CPU, Tiny, make_shards, open_tiny
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from gptmill.data.batches.feed import open_feed
+from gptmill.data.batches.data_loader import open_data_loader
 from gptmill.data.shards.opening import TokenShards
 from gptmill.evals.loss import ValidationLoss
 from gptmill.models.gpt import GPT, Losses
@@ -208,7 +208,7 @@ def test_the_wish_to_stop_travels_in_the_stats(shards: TokenShards, number: int,
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("guard", ["warn", "heal"])
+@pytest.mark.parametrize("guard", ["warn", "rollback"])
 def test_an_update_that_is_not_finite_leaves_everything_as_it_was(
     shards: TokenShards, guard: str, precision: str, value: float
 ) -> None:
@@ -267,7 +267,7 @@ def test_without_the_guard_a_poisoned_update_is_done(shards: TokenShards) -> Non
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_guard_changes_no_bit_of_a_finite_step(shards: TokenShards, precision: str) -> None:
-    guarded, free = (open_tiny(shards, guard=guard, precision=precision) for guard in ("heal", "off"))
+    guarded, free = (open_tiny(shards, guard=guard, precision=precision) for guard in ("rollback", "off"))
     for _ in range(4):
         assert guarded.step().read() == free.step().read()
     assert are_equal(copy_everything(guarded), copy_everything(free))
@@ -298,15 +298,15 @@ def test_a_step_that_gets_no_data_leaves_the_position(shards: TokenShards) -> No
     tiny = open_tiny(shards)
     tiny.state.skipped_windows = [(0, 8)]
     with (
-        open_feed(tiny.stream, tiny.reader, CPU.device, []) as feed,
+        open_data_loader(tiny.stream, tiny.reader, CPU.device, []) as loader,
         pytest.raises(EOFError),
     ):
-        train_step(tiny.state, feed, tiny.config, tiny.plan, CPU, StopFlag())
+        train_step(tiny.state, loader, tiny.config, tiny.plan, CPU, StopFlag())
     assert (tiny.state.step, tiny.state.windows_read) == (0, 0)
 
 
 def test_a_step_says_what_it_is_about_to_do(shards: TokenShards) -> None:
     tiny, phases = open_tiny(shards), list[str]()
-    with open_feed(tiny.stream, tiny.reader, CPU.device, [0, 4]) as feed:
-        train_step(tiny.state, feed, tiny.config, tiny.plan, CPU, StopFlag(), phases.append)
+    with open_data_loader(tiny.stream, tiny.reader, CPU.device, [0, 4]) as loader:
+        train_step(tiny.state, loader, tiny.config, tiny.plan, CPU, StopFlag(), phases.append)
     assert phases == ["waiting for data", "computing"] * 2

@@ -13,17 +13,17 @@ from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
 from gptmill.data.batches.batch import Batch, make_batch
-from gptmill.data.batches.feed import open_feed
-from gptmill.data.batches.rows import HostReader, Rows
-from gptmill.data.batches.streams import Stream, build_stream
-from gptmill.data.corpora import Corpora
+from gptmill.data.batches.data_loader import open_data_loader
+from gptmill.data.batches.row_reader import HostReader, Rows
+from gptmill.data.batches.samplers import Stream, build_sampler
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards, open_shards
-from gptmill.models.gpt import IGNORED_TARGET
+from gptmill.models.gpt import IGNORE_INDEX
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import World
 from gptmill.training.plan import TrainPlan, make_plan
-from gptmill.training.skipping import make_starts, skip_over
+from gptmill.training.skip_ranges import find_unskipped, make_starts
 from gptmill.training.state import TrainState, build_state
 from gptmill.training.step import StepStats, train_step
 
@@ -72,10 +72,10 @@ class Tiny:
             self.plan,
             CPU.rank,
             CPU.size,
-            self.stream.units_per_batch,
+            self.stream.samples_per_batch,
         )
-        with open_feed(self.stream, self.reader, CPU.device, starts) as feed:
-            return train_step(state, feed, self.config, self.plan, CPU, stop or StopFlag())
+        with open_data_loader(self.stream, self.reader, CPU.device, starts) as loader:
+            return train_step(state, loader, self.config, self.plan, CPU, stop or StopFlag())
 
     @property
     def reader(self) -> HostReader:
@@ -84,10 +84,10 @@ class Tiny:
     def read_next_batch(self) -> Batch:
         """All windows of the next step at once."""
         windows = self.plan.count_windows(self.state.step + 1)
-        first = skip_over(self.state.skipped_windows, self.state.windows_read, windows)
-        size = self.stream.units_per_batch
+        first = find_unskipped(self.state.skipped_windows, self.state.windows_read, windows)
+        size = self.stream.samples_per_batch
         parts = [self.reader.read(self.stream.find(start)).tokens for start in range(first, first + windows, size)]
-        return make_batch(Rows(torch.cat(parts)), IGNORED_TARGET, self.plan.separator)
+        return make_batch(Rows(torch.cat(parts)), IGNORE_INDEX, self.plan.separator)
 
     def copy_parameters(self) -> dict[str, Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.state.model.named_parameters()}
@@ -100,13 +100,13 @@ def make_reader(corpora: Corpora) -> HostReader:
 
 def plan_for(config: RunConfig, shards: TokenShards, world: World = CPU) -> TrainPlan:
     """The plan of a run on one corpus."""
-    return make_plan(config, build_stream(config, Corpora((shards,))), shards.tokenizer, world)
+    return make_plan(config, build_sampler(config, Corpora((shards,))), shards.tokenizer, world)
 
 
 def open_tiny(corpora: TokenShards | Corpora, **fields: Any) -> Tiny:
     config = make_config(**fields)
     if isinstance(corpora, TokenShards):
         corpora = Corpora((corpora,))
-    stream = build_stream(config, corpora)
+    stream = build_sampler(config, corpora)
     plan = make_plan(config, stream, corpora.tokenizer, CPU, corpora.names)
     return Tiny(config, corpora, stream, plan, build_state(config, plan, CPU))

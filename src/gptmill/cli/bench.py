@@ -19,7 +19,7 @@ one of these:
 
 def run(arguments: list[str]) -> int:
     named, flags, presets, request = parse_recipe_call("bench", SUMMARY, BenchRequest, arguments)
-    from gptmill.training.benchmarking.bench import choose_recipe, run_bench
+    from gptmill.experiments.bench.runner import choose_recipe, run_bench
     from gptmill.training.presets import resolve_presets
 
     recipe = choose_recipe(named, flags)

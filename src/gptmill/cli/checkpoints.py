@@ -94,7 +94,7 @@ def make_row(path: Path, tiers: list[str]) -> list[str]:
 def verify(folder: Path) -> int:
     """Reads every checkpoint; the exit code tells whether all are as they were saved."""
     from gptmill.cli.progress import show_amount
-    from gptmill.runs.checkpoints.choosing import list_candidates
+    from gptmill.runs.checkpoints.selection import list_candidates
     from gptmill.runs.checkpoints.storage import find_damage, list_step_folders
 
     folders = list_step_folders(folder)
@@ -156,15 +156,15 @@ def print_difference(folder: Path, names: list[str]) -> int:
 
 
 def print_ledger(found: RunDirectory) -> int:
-    from gptmill.runs.life import describe_life
+    from gptmill.runs.history_text import describe_history
 
-    sys.stdout.write(show(describe_life(found)) + "\n")
+    sys.stdout.write(show(describe_history(found)) + "\n")
     return 0
 
 
 def find_checkpoint(folder: Path, name: str) -> Path:
     """The checkpoint that a step, a tier, a folder's name or a path means."""
-    from gptmill.runs.checkpoints.choosing import list_candidates
+    from gptmill.runs.checkpoints.selection import list_candidates
     from gptmill.runs.checkpoints.storage import list_step_folders
     from gptmill.runs.checkpoints.tiers import read_tiers
 

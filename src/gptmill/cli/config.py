@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
     if action != "show":
         raise UserError(f"gptmill config {' '.join(parsed.words)}: its forms are config list and config show [RECIPE]")
     from gptmill.models.flops import count_flops
-    from gptmill.models.layouts.choice import describe_layout
+    from gptmill.models.huggingface.layouts import describe_layout
     from gptmill.models.parameters import count_parameters
     from gptmill.training.presets import resolve_presets
 

@@ -60,8 +60,8 @@ def print_info(place: str, request: DataRequest) -> int:
 
 def verify(place: str, request: DataRequest) -> int:
     from gptmill.cli.progress import show_amount
-    from gptmill.data.shards.manifest import FILE_NAME as MANIFEST_NAME
-    from gptmill.data.shards.remote import is_remote
+    from gptmill.data.shards.remote_folder import is_remote
+    from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
     from gptmill.data.shards.verification import verify_corpus
 
     if is_remote(place):
@@ -96,7 +96,7 @@ def print_windows(place: str, request: DataRequest) -> int:
 
 def print_step(run_name: str, step: int, request: DataRequest) -> int:
     from gptmill.runs.directory import find_run
-    from gptmill.training.history import read_step
+    from gptmill.training.data_replay import read_step
 
     for number, row in enumerate(read_step(find_run(run_name, request.logdir), step)):
         place = f"{row.corpus}/{row.shard}, tokens {row.start:,} to {row.start + row.length - 1:,}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
+from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.schema import Field, list_fields, parse_value
 
 MAX_HELP_WIDTH = 120
@@ -128,12 +129,19 @@ def _normalise(arguments: list[str], fields: dict[str, Field], aliases: Mapping[
             continue
         name, equals, value = argument.partition("=")
         name = name[2:].replace("-", "_")
-        name = aliases.get(name, name)
+        name = aliases.get(name) or _find_current_name(name)
         if name in fields and fields[name].kind is bool and value.lower() in ("true", "false"):
             words.append(f"--{name}" if value.lower() == "true" else f"--no_{name}")
         else:
             words.append(f"--{name}{equals}{value}")
     return words
+
+
+def _find_current_name(name: str) -> str:
+    """A flag's present name, also behind the no_ of a switch."""
+    prefix = "no_" if name.startswith("no_") else ""
+    plain = name.removeprefix("no_")
+    return prefix + RENAMED_FIELDS[plain] if plain in RENAMED_FIELDS else name
 
 
 def _is_number(text: str) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gptmill.data.pipeline.progress import PrepareProgress, Report
+from gptmill.data.pipeline.prepare_progress import PrepareProgress, Report
 
 PLAIN_SECONDS = 10.0
 

@@ -14,7 +14,7 @@ from gptmill.cli.checkpoints import print_checkpoints
 from gptmill.cli.flags import Command
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
-from gptmill.config.requests import LaunchOptions, PresetOptions
+from gptmill.config.requests import PresetOptions, StartOptions
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields
 from gptmill.config.spelling import spell_flags
@@ -39,10 +39,10 @@ def run(arguments: list[str]) -> int:
     if options.resume is None and wants_to_go_on(recipe, flags):
         options = replace(options, resume="auto")
     from gptmill.cli.progress import show_preparing
-    from gptmill.training.launch import make_launch
     from gptmill.training.loop import train
+    from gptmill.training.run_request import make_run_request
 
-    launch = make_launch(recipe, flags, options, presets)
+    launch = make_run_request(recipe, flags, options, presets)
     is_main = os.environ.get("RANK", "0") == "0"
     for change in launch.changes if is_main else ():
         sys.stdout.write(f"changed since the run began: {change}\n")
@@ -56,9 +56,9 @@ def run(arguments: list[str]) -> int:
     return outcome.exit_code
 
 
-def run_supervised(recipe: str | None, flags: dict[str, Any], options: LaunchOptions, presets: PresetOptions) -> int:
+def run_supervised(recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions) -> int:
     """The same command in a process of its own, under a name that its successors can go on with."""
-    from gptmill.training.supervision import supervise
+    from gptmill.experiments.supervisor import supervise
 
     if "RANK" in os.environ:
         raise UserError(
@@ -112,18 +112,18 @@ def wants_to_go_on(recipe: str | None, flags: dict[str, Any]) -> bool:
     return answer.endswith("\n") and answer.strip().lower() in ("y", "yes", "")
 
 
-def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], LaunchOptions, PresetOptions]:
+def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], StartOptions, PresetOptions]:
     """(recipe, config flags, launch options, presets). The help shows the values of a recipe that is named first."""
     summary = SUMMARY + "\n".join(f"  {name:<24}{title}" for name, title in list_recipes().items())
-    command = Command("train", "[RECIPE]", summary, (LaunchOptions, PresetOptions, RunConfig), find_recipe_problems)
+    command = Command("train", "[RECIPE]", summary, (StartOptions, PresetOptions, RunConfig), find_recipe_problems)
     asks_help = "-h" in arguments or "--help" in arguments
     names_recipe = not arguments[0].startswith("-") if arguments else False
     parsed = command.parse(arguments, load_recipe(arguments[0]) if asks_help and names_recipe else None)
     command.check_words(parsed.words, 0, 1)
-    option_names = {field.name for kind in (LaunchOptions, PresetOptions) for field in list_fields(kind)}
+    option_names = {field.name for kind in (StartOptions, PresetOptions) for field in list_fields(kind)}
     flags = {name: value for name, value in parsed.values.items() if name not in option_names}
     recipe = parsed.words[0] if parsed.words else None
-    return recipe, flags, build_config(LaunchOptions, parsed.values), build_config(PresetOptions, parsed.values)
+    return recipe, flags, build_config(StartOptions, parsed.values), build_config(PresetOptions, parsed.values)
 
 
 def print_outcome(outcome: Outcome, recipe: str | None) -> None:

@@ -15,8 +15,8 @@ from gptmill.config.requests import TuneRequest
 from gptmill.config.spelling import spell_flags
 
 if TYPE_CHECKING:
-    from gptmill.training.search import Result
-    from gptmill.training.tuning import Tuning
+    from gptmill.experiments.tune.search import Result
+    from gptmill.experiments.tune.tuner import Tuning
 
 SUMMARY = """\
 Finds the mini_batch_size and the compile mode with which RECIPE trains fastest on this machine, on a CPU the number of
@@ -30,8 +30,8 @@ OF_WORDS = ("setting", "note")
 
 def run(arguments: list[str]) -> int:
     recipe, typed, presets, request = parse_recipe_call("tune", SUMMARY, TuneRequest, arguments)
+    from gptmill.experiments.tune.tuner import tune
     from gptmill.training.presets import resolve_presets
-    from gptmill.training.tuning import tune
 
     flags = resolve_presets(recipe, typed, presets)
     tuning = tune(recipe, flags, set(typed), request, say)

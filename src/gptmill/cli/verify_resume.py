@@ -6,7 +6,7 @@ import sys
 
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config import exit_codes
-from gptmill.config.requests import ProofRequest
+from gptmill.config.requests import VerifyResumeRequest
 
 SUMMARY = """\
 Proves on this machine that a killed run goes on bit-identically: trains RECIPE with the flags on top for a few steps,
@@ -17,11 +17,11 @@ once straight and once with a SIGKILL in the middle, and compares every tensor a
 
 
 def run(arguments: list[str]) -> int:
-    recipe, flags, presets, request = parse_recipe_call("verify-resume", SUMMARY, ProofRequest, arguments)
+    recipe, flags, presets, request = parse_recipe_call("verify-resume", SUMMARY, VerifyResumeRequest, arguments)
+    from gptmill.experiments.resume_check import check_resume
     from gptmill.training.presets import resolve_presets
-    from gptmill.training.proof import prove_resume
 
-    proof = prove_resume(recipe, resolve_presets(recipe, flags, presets), request, say)
+    proof = check_resume(recipe, resolve_presets(recipe, flags, presets), request, say)
     for sentence in proof.sentences:
         say(sentence)
     return 0 if proof.is_exact else exit_codes.FAILED

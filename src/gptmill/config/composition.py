@@ -65,7 +65,7 @@ def _fix_value_embeddings(values: Values, world_size: int) -> str:  # noqa: ARG0
 
 def _fix_extra_heads(values: Values, world_size: int) -> str:  # noqa: ARG001
     context = values["context_length"]
-    if values["extra_heads"] < context:
+    if values["mtp_heads"] < context:
         return ""
     return f"predicts further ahead than context_length {context} reaches; use less than that"
 
@@ -111,7 +111,7 @@ MODEL_RELATIONS = (
     Relation("attention_windows", "context_length num_layers", _fix_windows),
     Relation("experts_per_token", "num_experts", _fix_experts),
     Relation("value_embeddings", "num_layers", _fix_value_embeddings),
-    Relation("extra_heads", "context_length", _fix_extra_heads),
+    Relation("mtp_heads", "context_length", _fix_extra_heads),
     Relation("fp8_layers", "precision", _fix_fp8_layers),
     Relation(
         "precision",

@@ -121,7 +121,7 @@ class Moe:
     """moe: how many of them each token goes to."""
     ffn_size: int | None = None
     """Hidden width (default: 4 x embd_size; with gates 2/3 of it; of each expert that over experts_per_token)."""
-    balance_loss: float = 0.01
+    router_aux_loss: float = 0.01
     """moe: weight of the loss that spreads tokens evenly over experts."""
     router_z_loss: float = 0.001
     """moe: weight of the loss that keeps the router's logits small."""
@@ -167,7 +167,7 @@ class ModelConfig:
     """Token embeddings that are added to the values of the first and the last so many layers."""
     zero_init: bool = False
     """Start the projections into the residual stream at zero: every block is the identity at first."""
-    extra_heads: int = 0
+    mtp_heads: int = 0
     """Further tokens ahead that are predicted while training, each by a block of its own; sampling ignores them."""
 
     @property

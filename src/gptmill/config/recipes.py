@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
+from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import EXPECTED, build_config, find_strays, list_fields, merge_values, parse_value
 from gptmill.config.validation import find_problems
@@ -106,7 +107,7 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
         return {}
     values: dict[str, Any] = {}
     for key, raw in content.items():
-        field = fields.get(key)
+        field = fields.get(RENAMED_FIELDS.get(key, key))
         where = f"{path}: [{section}] {key}"
         if field is None:
             problems.append(Problem(where, f"unknown key{suggest(key, fields)}"))
@@ -116,7 +117,7 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
             try:
                 if isinstance(raw, str) and field.kind in EXPECTED and not (field.optional and raw == "none"):
                     raise ValueError(f"expected {EXPECTED[field.kind]} without quotes")
-                values[key] = parse_value(field, raw)
+                values[field.name] = parse_value(field, raw)
             except ValueError as error:
                 problems.append(Problem(f"{where} = {raw!r}", str(error)))
     return values

@@ -42,10 +42,10 @@ def _fix_batch_size(batch: int, values: Values, world_size: int) -> str:
 
 
 def _fix_batch_stages(values: Values, world_size: int) -> str:
-    if values["batch_stages"] is None:
+    if values["batch_size_warmup"] is None:
         return ""
     try:
-        sizes = [stage.size for stage in parse_stages(values["batch_stages"], "65536:500,131072:2000")]
+        sizes = [stage.size for stage in parse_stages(values["batch_size_warmup"], "65536:500,131072:2000")]
     except ValueError as error:
         return str(error)
     fixes = ((size, _fix_batch_size(size, values, world_size)) for size in sizes)
@@ -83,13 +83,13 @@ def _fix_shift(values: Values, world_size: int) -> str:  # noqa: ARG001
 
 
 def _fix_stages(values: Values, world_size: int) -> str:  # noqa: ARG001
-    if values["context_stages"] is None:
+    if values["context_warmup"] is None:
         return ""
     if values["documents"] == "whole":
         return "cuts windows, and documents = whole has none; leave it out, or use documents packed or masked"
     window = values["context_length"]
     try:
-        lengths = [stage.size for stage in parse_stages(values["context_stages"], "256:500,512:1500")]
+        lengths = [stage.size for stage in parse_stages(values["context_warmup"], "256:500,512:1500")]
     except ValueError as error:
         return str(error)
     wrong = next((length for length in lengths if window % length), None)
@@ -106,10 +106,10 @@ def join_numbers(numbers: list[int]) -> str:
 RELATIONS = (
     Relation("min_lr", "max_lr", _fix_min_lr),
     Relation("total_batch_size", "mini_batch_size context_length", _fix_batch),
-    Relation("batch_stages", "mini_batch_size context_length", _fix_batch_stages),
+    Relation("batch_size_warmup", "mini_batch_size context_length", _fix_batch_stages),
     Relation("eval_tokens", "context_length", _fix_eval_tokens),
     Relation("mixture", "corpus data_dir", _fix_mixture),
     Relation("order", "documents", _fix_order),
     Relation("shift_windows", "documents", _fix_shift),
-    Relation("context_stages", "documents context_length", _fix_stages),
+    Relation("context_warmup", "documents context_length", _fix_stages),
 )

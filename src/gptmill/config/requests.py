@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gptmill.config.hardware import HardwareName
 from gptmill.config.run import DeviceName
-from gptmill.config.tiers import HardwareName
 
 
 @dataclass(frozen=True)
-class LaunchOptions:
+class StartOptions:
     """This start of the run"""
 
     resume: str | None = None
@@ -144,8 +144,8 @@ class CheckpointsRequest:
 
 
 @dataclass(frozen=True)
-class ProofRequest:
-    """Proof"""
+class VerifyResumeRequest:
+    """ResumeCheck"""
 
     steps: int = 20
     """Steps to train, once straight and once with a kill in the middle."""

@@ -19,7 +19,7 @@ KernelChoice = Literal["auto", "head", "none"]
 AttentionBackend = Literal["auto", "cudnn", "flash", "efficient", "math"]
 CudaGraphs = Literal["auto", "on", "off"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
-GuardMode = Literal["off", "warn", "heal"]
+GuardMode = Literal["off", "warn", "rollback"]
 OrderName = Literal["shuffle", "shards", "sequential", "curriculum"]
 DocumentsName = Literal["packed", "masked", "whole"]
 
@@ -50,7 +50,7 @@ class DataConfig:
     """Disk space for the shards of a data_dir that is an address, such as s3://bucket/corpus."""
     data_on_device: bool = False
     """Keep all training tokens in the device's memory: fastest where they fit."""
-    read_ahead: int = 3
+    prefetch_batches: int = 3
     """Micro-batches that are read while the model computes; 0 reads each one when its turn has come."""
 
 
@@ -68,9 +68,9 @@ class TrainingConfig:
     """Steps that count as one epoch (default: one pass over the corpus)."""
     max_steps: int | None = None
     """Optimizer steps to train for (default: num_epochs x steps_per_epoch)."""
-    context_stages: str | None = None
+    context_warmup: str | None = None
     """Shorter windows at first, such as 256:500,512:1500: 256 tokens up to step 500, then 512 up to step 1,500."""
-    batch_stages: str | None = None
+    batch_size_warmup: str | None = None
     """Other batches at first, such as 65536:500: 65,536 tokens per step up to step 500, then total_batch_size."""
     label_smoothing: float = 0.0
     """Probability mass spread evenly over the vocabulary in the training loss."""
@@ -106,9 +106,9 @@ class CheckpointConfig:
     """Steps between checkpoints that are kept for ever (default: none)."""
     save_in_background: bool = True
     """Write checkpoints while training goes on; otherwise training waits until they are durable."""
-    copy_to: str | None = None
+    mirror_to: str | None = None
     """Address to copy checkpoints to, such as s3://bucket/runs (needs the cloud extra)."""
-    copy_tiers: str = "best_model,epoch,milestone"
+    mirror_tiers: str = "best_model,epoch,milestone"
     """Which of latest, best_model, epoch, rolling and milestone are copied there."""
 
 
@@ -116,8 +116,8 @@ class CheckpointConfig:
 class GuardConfig:
     """Guard: what is done when training goes wrong"""
 
-    guard: GuardMode = "heal"
-    """off; warn: updates that are not finite are skipped; heal: also go back behind a spike and skip its data."""
+    guard: GuardMode = "rollback"
+    """off; warn: skip updates that are not finite; rollback: also go back behind a loss spike and skip its data."""
     guard_window: int = 128
     """Steps that make up the recent band of loss and gradient norm."""
     spike_threshold: float = 6.0

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from gptmill.config.renamed import RENAMED_CHOICES
+
 T = TypeVar("T")
 EXPECTED = {int: "a whole number", float: "a number such as 3e-4", bool: "true or false"}
 
@@ -130,6 +132,7 @@ def parse_value(field: Field, raw: object) -> Any:
     if field.optional and isinstance(raw, str) and raw.lower() == "none":
         return None
     if field.choices:
+        raw = RENAMED_CHOICES.get((field.name, str(raw)), raw)
         if raw in field.choices:
             return raw
         raise ValueError(f"expected one of {', '.join(field.choices)}")

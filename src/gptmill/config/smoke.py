@@ -13,7 +13,11 @@ def make_smoke_config(config: RunConfig, world_size: int) -> RunConfig:
     return replace(
         config,
         training=replace(
-            config.training, max_steps=1, mini_batch_size=1, total_batch_size=window * world_size, batch_stages=None
+            config.training,
+            max_steps=1,
+            mini_batch_size=1,
+            total_batch_size=window * world_size,
+            batch_size_warmup=None,
         ),
         evaluation=replace(config.evaluation, eval_tokens=window),
         machine=replace(config.machine, device="cpu", precision="fp32", fp8_layers=None, compile=False),

@@ -62,7 +62,7 @@ RANGES = (
     Range("embd_size num_heads context_length", lambda value: value >= 1, "must be at least 1"),
     Range("num_kv_heads head_size ffn_size rope_original_context", lambda value: value >= 1, "must be at least 1"),
     Range("num_experts experts_per_token loss_chunk", lambda value: value >= 1, "must be at least 1"),
-    Range("value_embeddings extra_heads", lambda value: value >= 0, "must not be negative"),
+    Range("value_embeddings mtp_heads", lambda value: value >= 0, "must not be negative"),
     Range("rope_factor", lambda value: 1 <= value < math.inf, "must be at least 1"),
     Range("rope_base", lambda value: 1 < value < math.inf, "must be greater than 1"),
     Range("ema_decay decay_fraction", lambda value: 0 < value < 1, "must lie between 0 and 1"),
@@ -72,9 +72,11 @@ RANGES = (
     Range("max_skips snapshot_freq early_stop_patience", lambda value: value >= 1, "must be at least 1"),
     Range("guard_window", lambda value: value >= MIN_GUARD_WINDOW, f"must be at least {MIN_GUARD_WINDOW}"),
     Range("hang_factor", lambda value: 1 < value < math.inf, "must be greater than 1"),
-    Range("warmup_steps sample_tokens max_rollbacks read_ahead", lambda value: value >= 0, "must not be negative"),
     Range(
-        "weight_decay min_lr early_stop_min_delta hang_seconds z_loss balance_loss router_z_loss",
+        "warmup_steps sample_tokens max_rollbacks prefetch_batches", lambda value: value >= 0, "must not be negative"
+    ),
+    Range(
+        "weight_decay min_lr early_stop_min_delta hang_seconds z_loss router_aux_loss router_z_loss",
         lambda value: 0 <= value < math.inf,
         "must be finite and not negative",
     ),
@@ -90,7 +92,7 @@ RANGES = (
     ),
     Range("val_fraction", lambda value: 0 < value < 1, "must lie between 0 and 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must lie between 0 and {MAX_SEED}"),
-    Range("logdir data_dir corpus tokenizer copy_to", lambda value: value != "", "must not be empty"),
+    Range("logdir data_dir corpus tokenizer mirror_to", lambda value: value != "", "must not be empty"),
     Range("score", is_folder_name, "must be a plain name, as given to gptmill data score"),
     Range("run_name", is_folder_name, "must be a plain folder name; set its parent with logdir"),
 )

@@ -13,11 +13,18 @@ from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.cleaning import check_cleaning
 from gptmill.data.files import flush_to_disk, hold_lock
+from gptmill.data.pipeline.corpus_writer import write_corpus
 from gptmill.data.pipeline.journal import FILE_NAME as JOURNAL_NAME
 from gptmill.data.pipeline.opened import OpenedCorpus
-from gptmill.data.pipeline.passes import write_corpus
-from gptmill.data.pipeline.progress import Report
-from gptmill.data.shards.manifest import DOCUMENTS_DIR, FILE_NAME, ORIGINS_DIR, SCORES_DIR, Manifest, read_manifest
+from gptmill.data.pipeline.prepare_progress import Report
+from gptmill.data.shards.shard_manifest import (
+    DOCUMENTS_DIR,
+    FILE_NAME,
+    ORIGINS_DIR,
+    SCORES_DIR,
+    Manifest,
+    read_manifest,
+)
 from gptmill.data.sources import Source, make_source_name, open_source
 from gptmill.data.tokenizers import identify_tokenizer
 

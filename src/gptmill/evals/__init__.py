@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gptmill.config.run import RunConfig
-from gptmill.data.corpora import Corpora
+from gptmill.data.run_corpora import Corpora
 from gptmill.evals.loss import ValidationLoss
 from gptmill.evals.protocol import Evaluator
 from gptmill.evals.samples import Samples

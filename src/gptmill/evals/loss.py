@@ -10,8 +10,8 @@ import torch
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.validation import ValWindows
-from gptmill.data.corpora import Corpora
-from gptmill.models.gpt import GPT, IGNORED_TARGET
+from gptmill.data.run_corpora import Corpora
+from gptmill.models.gpt import GPT, IGNORE_INDEX
 from gptmill.runs.events import EvalDone
 from gptmill.runtime.precision import choose_precision, make_autocast
 from gptmill.runtime.world import World
@@ -39,12 +39,12 @@ class ValidationLoss:
             if is_stopped():
                 break  # and still meet the other ranks below, who may not know yet
             rows = self._windows.read(first + world.rank * size, size).to(world.device)
-            batch = make_batch(rows, IGNORED_TARGET, self._separator)
+            batch = make_batch(rows, IGNORE_INDEX, self._separator)
             with make_autocast(self._precision, world.device):
-                losses = model(batch.tokens, batch.targets, documents_BT=batch.documents, groups_B=batch.groups)
+                losses = model(batch.tokens, batch.targets, documents_BT=batch.documents, domains_B=batch.groups)
             sums[0] += losses.cross_entropy
-            if losses.by_group_G is not None:
-                sums[1:] += losses.by_group_G
+            if losses.per_domain_G is not None:
+                sums[1:] += losses.per_domain_G
         tokens = self._windows.num_chosen * self._windows.context_length
         total, *by_corpus = world.sum_over_ranks(sums).tolist()
         return EvalDone(step, total / tokens, tokens, time.monotonic() - started, self._make_means(by_corpus))

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptmill.models.cache import Caches, build_caches
 from gptmill.models.gpt import GPT
+from gptmill.models.kv_cache import KVCache, build_kv_cache
 
 CHUNK = 64  # tokens of a prompt that a compiled model reads at once
 LARGEST_LOGIT = 1e4
@@ -51,12 +51,12 @@ def generate(
     context = model.config.context_length
     read = partial(_read_compiled, backend) if compiled else _read
     seen = list(prompt)[-context:]
-    caches = build_caches(model.config, 1, device)
+    caches = build_kv_cache(model.config, 1, device)
     unread = seen
     for _ in range(max_new_tokens):
         if caches.length + len(unread) > context:
             unread = seen = seen[-max(1, context // 2) :]
-            caches = build_caches(model.config, 1, device)
+            caches = build_kv_cache(model.config, 1, device)
         logits_V = read(model, torch.tensor([unread], device=device), caches)[:vocab_size]
         token = draw_token(logits_V.float(), rule, generator)
         seen.append(token)
@@ -64,12 +64,12 @@ def generate(
         yield token
 
 
-def _read(model: GPT, tokens_1T: Tensor, caches: Caches) -> Tensor:
+def _read(model: GPT, tokens_1T: Tensor, caches: KVCache) -> Tensor:
     """The logits of what follows the tokens, which follow what the caches hold."""
     return model.logits(tokens_1T, caches)[0, -1]
 
 
-def _read_compiled(backend: str, model: GPT, tokens_1T: Tensor, caches: Caches) -> Tensor:
+def _read_compiled(backend: str, model: GPT, tokens_1T: Tensor, caches: KVCache) -> Tensor:
     """The same in two shapes alone, so that nothing is compiled again for another length: texts in chunks, the last
     of them padded, and single tokens.
 

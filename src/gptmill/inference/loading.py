@@ -18,10 +18,10 @@ from gptmill.config.settings import read_settings
 from gptmill.config.validation import find_problems
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
-from gptmill.models.gpt import GPT, LeaveFresh, pad_vocab
+from gptmill.models.gpt import GPT, SkipInit, pad_vocab
 from gptmill.models.parameters import count_parameters
-from gptmill.runs.checkpoints.choosing import has_checkpoints, load_chosen
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
+from gptmill.runs.checkpoints.selection import has_checkpoints, load_chosen
 from gptmill.runs.checkpoints.storage import load_checkpoint
 from gptmill.runs.directory import RunDirectory
 
@@ -70,7 +70,7 @@ def build_loaded(saved: Checkpoint, place: str, device: torch.device, group: str
     check_fingerprint(str(saved.values["tokenizer_fingerprint"])[:200], make_fingerprint(tokenizer), place)
     tensors = saved.tensors[group]
     check_size(config, pad_vocab(tokenizer.vocab_size), tensors, place)
-    with torch.device("meta"), LeaveFresh():
+    with torch.device("meta"), SkipInit():
         model = GPT(config, pad_vocab(tokenizer.vocab_size))
     check_tensors(tensors, model.state_dict(), place)
     model.load_state_dict(tensors, assign=True)
@@ -91,7 +91,7 @@ def read_model_config(values: Any, place: str) -> ModelConfig:
 def check_size(config: ModelConfig, padded_vocab_size: int, tensors: Mapping[str, Tensor], place: str) -> None:
     """A model of a thousand million layers must not be built only to find that the file holds none of them."""
     needed = count_parameters(config, padded_vocab_size)
-    modules = config.num_layers + config.value_embeddings + config.extra_heads
+    modules = config.num_layers + config.value_embeddings + config.mtp_heads
     sizes = [tensor.numel() for tensor in tensors.values()]
     # Tensors that are missing or too many are named later; here it is only the order of magnitude that counts.
     is_small = needed.total > 2 * sum(sizes) or needed.token_embedding > max(sizes, default=0)

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptmill.data.batches.batch import Batch, make_batch
-from gptmill.data.batches.documents import DocumentGroups, cut_documents
-from gptmill.data.batches.rows import HostReader, Places
+from gptmill.data.batches.document_groups import DocumentGroups, cut_documents
+from gptmill.data.batches.row_reader import HostReader, RowLocations
 from gptmill.data.shards.opening import TokenShards
 from gptmill.data.shards.scores import ScoreArray
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.inference.loading import LoadedModel
-from gptmill.models.gpt import GPT, IGNORED_TARGET
+from gptmill.models.gpt import GPT, IGNORE_INDEX
 from gptmill.runtime.precision import choose_precision, make_autocast
 
 ROWS = 8  # full windows at once
@@ -40,13 +40,13 @@ def score_by_loss(loaded: LoadedModel, shards: TokenShards, report: Report) -> S
     owners = np.searchsorted(document_starts, firsts[pieces.shards] + pieces.starts, side="right") - 1
     reader = HostReader([shards.train], loaded.tokenizer.end_of_text, loaded.tokenizer.vocab_size)
     losses, counts = np.zeros(len(document_starts)), np.zeros(len(document_starts), dtype=np.int64)
-    for number in range(groups.num_groups):
+    for number in range(groups.num_domains):
         chosen, width, _ = groups.find(number)
         lengths = pieces.lengths[chosen]
-        places = Places(
+        places = RowLocations(
             np.zeros_like(chosen), pieces.shards[chosen].astype(np.int64), pieces.starts[chosen], width, lengths
         )
-        batch = make_batch(reader.read(places).to(device), IGNORED_TARGET)
+        batch = make_batch(reader.read(places).to(device), IGNORE_INDEX)
         np.add.at(losses, owners[chosen], _sum_losses(loaded.model, batch).double().cpu().numpy())
         np.add.at(counts, owners[chosen], lengths)
         report(int(counts.sum()), int(pieces.lengths.sum()))
@@ -59,7 +59,7 @@ def _sum_losses(model: GPT, batch: Batch) -> Tensor:
     with make_autocast(choose_precision("auto", device), device):
         x_NC = model.encode(batch.tokens).flatten(0, 1)
         parts = [
-            F.cross_entropy(model.project(x).float(), targets, reduction="none", ignore_index=IGNORED_TARGET)
+            F.cross_entropy(model.project(x).float(), targets, reduction="none", ignore_index=IGNORE_INDEX)
             for x, targets in zip(
                 x_NC.split(LOGITS_AT_ONCE), batch.targets.flatten().split(LOGITS_AT_ONCE), strict=True
             )

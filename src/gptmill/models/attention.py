@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptmill.config.model import ModelConfig
-from gptmill.models.cache import LayerCache
-from gptmill.models.fp8 import Fp8Linear, apply_layer, wants_narrow
-from gptmill.models.kernels.queries import project_heads
-from gptmill.models.masks import Mask, attend_in_blocks
+from gptmill.models.fp8 import Fp8Linear, apply_layer, wants_fp8_input
+from gptmill.models.kernels.qkv_projection import project_qkv
+from gptmill.models.kv_cache import LayerKVCache
+from gptmill.models.masks import Mask, flex_attend
 from gptmill.models.norms import build_head_norm
 from gptmill.models.rotary import Rotation, rotate
 from gptmill.models.stream import Branch, Normed, apply_last
@@ -51,7 +51,7 @@ class Attention(nn.Module):
         width = config.num_heads * config.head_width
         kv_width = config.kv_heads * config.head_width
         self.qkv = nn.Linear(config.embd_size, width + 2 * kv_width, bias=config.bias)
-        self.fused_rows = {"qkv.weight": (width, kv_width, kv_width)}
+        self.packed_splits = {"qkv.weight": (width, kv_width, kv_width)}
         self.query_norm = build_head_norm(config) if config.qk_norm else None
         self.key_norm = build_head_norm(config) if config.qk_norm else None
         has_values = find_value_table(config, layer) is not None
@@ -59,11 +59,11 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, config.embd_size, bias=config.bias)
 
     @property
-    def wants_narrow(self) -> bool:
+    def wants_fp8_input(self) -> bool:
         """Whether what comes in is wanted in fp8 too."""
-        return wants_narrow(self.qkv)
+        return wants_fp8_input(self.qkv)
 
-    def forward(self, normed: Normed, context: BlockContext, cache: LayerCache | None = None) -> Branch:
+    def forward(self, normed: Normed, context: BlockContext, cache: LayerKVCache | None = None) -> Branch:
         """Attends to what the mask lets through."""
         # Heads stay beside each other in memory, as the layers before and after want them: attention can read that.
         q_BTHD, k_BTKD, v_BTKD = self._project(normed, context.rotation)
@@ -78,13 +78,13 @@ class Attention(nn.Module):
 
     def _project(self, normed: Normed, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, the former two normed and turned."""
-        is_turned = self.query_norm is None  # by the kernel, which does no norms
+        is_transposed = self.query_norm is None  # by the kernel, which does no norms
         is_for_kernel = self.kv_heads == self.num_heads and (
-            self.qkv.bias is not None or (is_turned and rotation is not None)
+            self.qkv.bias is not None or (is_transposed and rotation is not None)
         )
-        if self.fused and is_for_kernel and (self.wants_narrow or not isinstance(self.qkv, Fp8Linear)):
-            heads = project_heads(normed, self.qkv, self.num_heads, rotation if is_turned else None)
-            if is_turned:
+        if self.fused and is_for_kernel and (self.wants_fp8_input or not isinstance(self.qkv, Fp8Linear)):
+            heads = project_qkv(normed, self.qkv, self.num_heads, rotation if is_transposed else None)
+            if is_transposed:
                 return heads
             q_BTHD, k_BTKD, v_BTKD = heads
         else:
@@ -107,7 +107,7 @@ class Attention(nn.Module):
     def _attend(self, q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Mask) -> Tensor:
         is_shared = self.kv_heads != self.num_heads
         if mask.blocks is not None:
-            return attend_in_blocks(q_BHTD, k_BKSD, v_BKSD, mask.blocks, shared=is_shared)
+            return flex_attend(q_BHTD, k_BKSD, v_BKSD, mask.blocks, shared=is_shared)
         return F.scaled_dot_product_attention(
             q_BHTD,
             k_BKSD,

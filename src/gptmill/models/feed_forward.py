@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptmill.config.model import Gelu, ModelConfig, Moe, SwiGlu
-from gptmill.models.experts import MixtureOfExperts
-from gptmill.models.fp8 import Fp8Linear, apply_layer, apply_weight, wants_narrow
-from gptmill.models.kernels.gelu import bias_gelu
-from gptmill.models.kernels.gelu_matmuls import gelu_feed_forward
-from gptmill.models.kernels.matmuls import is_large
+from gptmill.models.fp8 import Fp8Linear, apply_layer, apply_weight, wants_fp8_input
+from gptmill.models.kernels.bias_gelu import bias_gelu
+from gptmill.models.kernels.gemm import is_large
+from gptmill.models.kernels.gemm_gelu import gelu_feed_forward
 from gptmill.models.kernels.swiglu import swiglu
+from gptmill.models.mixture_of_experts import MixtureOfExperts
 from gptmill.models.stream import Branch, Normed, apply_last
 
 
@@ -31,9 +31,9 @@ class Mlp(nn.Module):
         self.proj = nn.Linear(config.hidden_size, config.embd_size, bias=config.bias)
 
     @property
-    def wants_narrow(self) -> bool:
+    def wants_fp8_input(self) -> bool:
         """Whether what comes in is wanted in fp8 too."""
-        return wants_narrow(self.up)
+        return wants_fp8_input(self.up)
 
     def forward(self, normed: Normed) -> Branch:
         if self.fused and self.is_gelu and self.up.bias is not None:
@@ -49,7 +49,9 @@ class Mlp(nn.Module):
         """Whether GELU is left to the matmuls before and after it: large ones, and those of its way back not in fp8."""
         if not self.leaves_gelu or torch.are_deterministic_algorithms_enabled():
             return False
-        is_as_usual = not isinstance(self.proj, Fp8Linear) and (self.wants_narrow or not isinstance(self.up, Fp8Linear))
+        is_as_usual = not isinstance(self.proj, Fp8Linear) and (
+            self.wants_fp8_input or not isinstance(self.up, Fp8Linear)
+        )
         return is_as_usual and is_large(x_BTC.flatten(0, 1), self.up.weight.t())
 
 
@@ -60,13 +62,13 @@ class GatedMlp(nn.Module):
         super().__init__()
         self.fused = False
         self.gate_up = nn.Linear(config.embd_size, 2 * config.hidden_size, bias=config.bias)
-        self.fused_rows = {"gate_up.weight": (config.hidden_size, config.hidden_size)}
+        self.packed_splits = {"gate_up.weight": (config.hidden_size, config.hidden_size)}
         self.proj = nn.Linear(config.hidden_size, config.embd_size, bias=config.bias)
 
     @property
-    def wants_narrow(self) -> bool:
+    def wants_fp8_input(self) -> bool:
         """Whether what comes in is wanted in fp8 too."""
-        return wants_narrow(self.gate_up)
+        return wants_fp8_input(self.gate_up)
 
     def forward(self, normed: Normed) -> Branch:
         x = apply_layer(self.gate_up, *normed)

@@ -16,8 +16,8 @@ def count_flops(config: ModelConfig, vocab_size: int, context_length: int) -> fl
     arXiv:2204.02311, appendix B); of experts, those that a token goes to. What is computed twice to save memory counts
     once, and look-ups, norms and biases do not count. `vocab_size` counts the rows that only pad too.
     """
-    windows = [*config.list_windows(), *[None] * config.extra_heads]
+    windows = [*config.list_windows(), *[None] * config.mtp_heads]
     seen = sum(min(window or context_length, context_length) for window in windows)
-    heads = 1 + config.extra_heads
+    heads = 1 + config.mtp_heads
     weights = len(windows) * count_block_matrices(config) + heads * vocab_size * config.embd_size
     return float(PER_WEIGHT * weights + PER_PAIR * config.num_heads * config.head_width * seen)

@@ -91,7 +91,7 @@ def apply_layer(linear: nn.Linear, x: Tensor, narrow: Scaled | None = None) -> T
     return y if linear.bias is None else y + linear.bias.to(y.dtype)
 
 
-def wants_narrow(linear: nn.Linear) -> bool:
+def wants_fp8_input(linear: nn.Linear) -> bool:
     """Whether the layer gains where what comes before it makes x in fp8 along with x."""
     return isinstance(linear, Fp8Linear) and linear.forward_only
 
@@ -117,7 +117,7 @@ def fp8_linear(
     return y_MN.view(*x.shape[:-1], len(weight_NK))
 
 
-def find_narrow(
+def find_fp8_input(
     layer: nn.Linear, x_MK: Tensor, known: Scaled | None
 ) -> tuple[Tensor, Tensor, bool] | tuple[None, None, bool]:
     """x in fp8 and its inverse scale, where the layer multiplies so; and whether it only emulates that."""
@@ -148,7 +148,7 @@ def multiply(
 ) -> Tensor:
     """`a @ b.T`, plus a bias. Both lie row by row, as the hardware wants them."""
     if emulated:
-        product_MN = multiply_emulated(a_MK, b_NK)
+        product_MN = emulated_scaled_gemm(a_MK, b_NK)
         return (product_MN if bias_N is None else product_MN + bias_N).to(dtype)
     return torch._scaled_mm(
         a_MK.fp8,
@@ -161,7 +161,7 @@ def multiply(
     )
 
 
-def multiply_emulated(a_MK: Scaled, b_NK: Scaled) -> Tensor:
+def emulated_scaled_gemm(a_MK: Scaled, b_NK: Scaled) -> Tensor:
     """`a @ b.T` of the same numbers, in fp32."""
     with torch.autocast(a_MK.fp8.device.type, enabled=False):
         product_MN = a_MK.fp8.float() @ b_NK.fp8.float().t()

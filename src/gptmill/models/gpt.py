@@ -17,19 +17,19 @@ from torch.overrides import TorchFunctionMode
 
 from gptmill.config.model import LearnedPositions, ModelConfig, Moe
 from gptmill.config.run import Recompute
+from gptmill.models.activation_checkpointing import run_block
 from gptmill.models.attention import BlockContext, find_value_table
 from gptmill.models.block import Block
-from gptmill.models.cache import Caches, LayerCache
-from gptmill.models.experts import RouterStats
 from gptmill.models.fp8 import Fp8Format, fp8_linear
-from gptmill.models.kernels.head import head_loss
-from gptmill.models.losses import HeadLoss, LossRule, measure_loss, summarise
-from gptmill.models.masks import Mask, can_use_blocks, make_cached_mask, make_mask
+from gptmill.models.kernels.linear_cross_entropy import linear_cross_entropy
+from gptmill.models.kv_cache import KVCache, LayerKVCache
+from gptmill.models.losses import HeadLoss, LossConfig, compute_loss, summarise
+from gptmill.models.masks import Mask, can_use_flex_attention, make_cached_mask, make_mask
+from gptmill.models.mixture_of_experts import RouterStats
 from gptmill.models.norms import build_norm, normalise
-from gptmill.models.recompute import run_block
 from gptmill.models.rotary import make_rotation
 from gptmill.models.stream import Stream
-from gptmill.models.targets import IGNORED_TARGET as IGNORED_TARGET
+from gptmill.models.targets import IGNORE_INDEX as IGNORE_INDEX
 
 Build = Callable[[Callable[..., Any]], Callable[..., Any]]
 COMPILED = ("_embed", "_find_values", "_run_block", "_measure")
@@ -49,12 +49,12 @@ class Losses(NamedTuple):
     objective: Tensor
     """What training makes smaller; when not training, the cross-entropy."""
     cross_entropy: Tensor
-    by_group_G: Tensor | None
+    per_domain_G: Tensor | None
     experts_LE: Tensor | None
 
     def detach(self) -> Losses:
         """The same numbers, with nothing left of how they were computed."""
-        groups_G = None if self.by_group_G is None else self.by_group_G.detach()
+        groups_G = None if self.per_domain_G is None else self.per_domain_G.detach()
         return Losses(self.objective.detach(), self.cross_entropy.detach(), groups_G, self.experts_LE)
 
 
@@ -76,7 +76,7 @@ class GPT(nn.Module):
         self.config = config
         self.windows = config.list_windows()
         self.vocab_size = vocab_size or padded_vocab_size
-        self.loss_rule = LossRule()
+        self.loss_config = LossConfig()
         self.fused = False
         self.fused_head = False
         self.recompute: Recompute = "none"
@@ -95,30 +95,30 @@ class GPT(nn.Module):
         self.head = None if config.tied_head else nn.Linear(width, padded_vocab_size, bias=False)
         self.head_copy: Tensor | None
         self.register_buffer("head_copy", None, persistent=False)
-        self.extra_blocks = nn.ModuleList(Block(config, config.num_layers + k) for k in range(config.extra_heads))
+        self.extra_blocks = nn.ModuleList(Block(config, config.num_layers + k) for k in range(config.mtp_heads))
 
     def forward(
         self,
         tokens_BT: Tensor,
         targets_BT: Tensor,
         documents_BT: Tensor | None = None,
-        groups_B: Tensor | None = None,
+        domains_B: Tensor | None = None,
     ) -> Losses:
         """The losses of predicting the targets. `documents_BT` as in `encode`; `groups_B` numbers the rows' groups."""
-        rule = LossRule(chunk_tokens=self.loss_rule.chunk_tokens, num_groups=self.loss_rule.num_groups)
-        trunk = self._run_blocks(tokens_BT, documents_BT, targets_BT != IGNORED_TARGET)
+        rule = LossConfig(chunk_tokens=self.loss_config.chunk_tokens, num_domains=self.loss_config.num_domains)
+        trunk = self._run_blocks(tokens_BT, documents_BT, targets_BT != IGNORE_INDEX)
         targets_N = targets_BT.flatten()
-        groups_N = None if groups_B is None else groups_B[:, None].expand_as(tokens_BT).flatten()
-        loss = self._measure(trunk.stream, targets_N, self.loss_rule if self.training else rule, groups_N)
+        domains_N = None if domains_B is None else domains_B[:, None].expand_as(tokens_BT).flatten()
+        loss = self._measure(trunk.stream, targets_N, self.loss_config if self.training else rule, domains_N)
         experts_LE = torch.stack([stats.tokens_E for stats in trunk.stats]).detach() if trunk.stats else None
         objective = loss.objective
         if self.training and self.extra_blocks:
             objective = objective + self._look_further(trunk, targets_BT, documents_BT)
         if self.training and trunk.stats:
-            objective = objective + (targets_N != IGNORED_TARGET).sum() * self._judge_routers(trunk.stats)
-        return Losses(objective, loss.cross_entropy, loss.by_group_G, experts_LE)
+            objective = objective + (targets_N != IGNORE_INDEX).sum() * self._judge_routers(trunk.stats)
+        return Losses(objective, loss.cross_entropy, loss.per_domain_G, experts_LE)
 
-    def logits(self, tokens_BT: Tensor, caches: Caches | None = None) -> Tensor:
+    def logits(self, tokens_BT: Tensor, caches: KVCache | None = None) -> Tensor:
         """The next-token logits at every position. With caches, the tokens continue what the caches hold."""
         if caches is None:
             return self.project(self.encode(tokens_BT))
@@ -126,7 +126,7 @@ class GPT(nn.Module):
         return self.continue_logits(tokens_BT, positions_T, layers)
 
     def continue_logits(
-        self, tokens_BT: Tensor, positions_T: Tensor, layers: Sequence[LayerCache], build: Build = lambda part: part
+        self, tokens_BT: Tensor, positions_T: Tensor, layers: Sequence[LayerKVCache], build: Build = lambda part: part
     ) -> Tensor:
         """The logits of tokens at these places, all before which are in the layers' caches.
 
@@ -192,7 +192,7 @@ class GPT(nn.Module):
     def _run_blocks(self, tokens_BT: Tensor, documents_BT: Tensor | None, counts_BT: Tensor | None = None) -> Trunk:
         places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         rotation = make_rotation(places_T, self.config)
-        in_blocks = can_use_blocks(self.config, tokens_BT.device, training=self.training)
+        in_blocks = can_use_flex_attention(self.config, tokens_BT.device, training=self.training)
         masks: dict[int | None, Mask] = {}
         for window in dict.fromkeys([*self.windows, None] if self.extra_blocks else self.windows):
             masks[window] = make_mask(window, tokens_BT, documents_BT, in_blocks=in_blocks)
@@ -238,13 +238,15 @@ class GPT(nn.Module):
     def _finish(self, stream: Stream) -> Tensor:
         return normalise(self.final_norm, stream, self.fused)[1].x_BTC
 
-    def _measure(self, stream: Stream, targets_N: Tensor, rule: LossRule, groups_N: Tensor | None = None) -> HeadLoss:
+    def _measure(
+        self, stream: Stream, targets_N: Tensor, rule: LossConfig, domains_N: Tensor | None = None
+    ) -> HeadLoss:
         """The head's loss."""
         x_NC = self._finish(stream).flatten(0, 1)
         if self.fused_head and rule.is_plain and self.config.logit_softcap is None:
-            losses = head_loss(x_NC, self.head_weight, targets_N, rule.chunk_tokens, self.head_format)
-            return summarise(*losses, rule.num_groups, groups_N)
-        return measure_loss(self.project, x_NC, targets_N, rule, self.vocab_size, groups_N)
+            losses = linear_cross_entropy(x_NC, self.head_weight, targets_N, rule.chunk_tokens, self.head_format)
+            return summarise(*losses, rule.num_domains, domains_N)
+        return compute_loss(self.project, x_NC, targets_N, rule, self.vocab_size, domains_N)
 
     def _find_values(self, tokens_BT: Tensor, layer: int) -> Tensor | None:
         table = find_value_table(self.config, layer)
@@ -253,7 +255,7 @@ class GPT(nn.Module):
     def _look_further(self, trunk: Trunk, targets_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
         """The losses of heads that predict tokens further ahead, each from the trunk by a block of its own (Gloeckle
         et al. 2024). Sums like the next token's: all tokens weigh the same, whatever micro-batch they are in."""
-        rule = LossRule(chunk_tokens=self.loss_rule.chunk_tokens)
+        rule = LossConfig(chunk_tokens=self.loss_config.chunk_tokens)
         total = torch.zeros((), device=targets_BT.device)
         for ahead, block in enumerate(self.extra_blocks, start=1):
             stream, stats = self._run_block(block, trunk.stream, trunk.context)
@@ -267,21 +269,21 @@ class GPT(nn.Module):
         """What the routers' losses add for each token, all of them alike."""
         moe = self.config.feed_forward
         assert isinstance(moe, Moe)
-        balance = torch.stack([each.balance_loss for each in stats]).mean()
+        balance = torch.stack([each.router_aux_loss for each in stats]).mean()
         z_loss = torch.stack([each.z_loss for each in stats]).mean()
-        return moe.balance_loss * balance + moe.router_z_loss * z_loss
+        return moe.router_aux_loss * balance + moe.router_z_loss * z_loss
 
 
 def _shift_targets(targets_BT: Tensor, documents_BT: Tensor | None, ahead: int) -> Tensor:
     """The targets of tokens further ahead; those past the row's end, or past the document's, are ignored."""
-    further_BT = F.pad(targets_BT, (0, ahead), value=IGNORED_TARGET)[:, ahead:]
+    further_BT = F.pad(targets_BT, (0, ahead), value=IGNORE_INDEX)[:, ahead:]
     if documents_BT is None:
         return further_BT
     same_BT = documents_BT == F.pad(documents_BT, (0, ahead), value=-1)[:, ahead:]
-    return further_BT.where(same_BT, IGNORED_TARGET)
+    return further_BT.where(same_BT, IGNORE_INDEX)
 
 
-class LeaveFresh(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Within it, layers are built without the numbers that torch begins with, which it would draw for nothing."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -293,7 +295,7 @@ class LeaveFresh(TorchFunctionMode):
 
 def build_gpt(config: ModelConfig, padded_vocab_size: int, seed: int, vocab_size: int | None = None) -> GPT:
     """A freshly initialised model on the CPU, the same on every machine and rank for the same seed."""
-    with LeaveFresh():
+    with SkipInit():
         model = GPT(config, padded_vocab_size, vocab_size)
     model.init_weights(torch.Generator().manual_seed(seed))
     return model

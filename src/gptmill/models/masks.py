@@ -54,13 +54,13 @@ def make_cached_mask(window: int | None, positions_T: Tensor, num_places: int) -
     return Mask(_see(positions_T[:, None], places_S, window)[None, None])
 
 
-def can_use_blocks(config: ModelConfig, device: torch.device, *, training: bool) -> bool:
+def can_use_flex_attention(config: ModelConfig, device: torch.device, *, training: bool) -> bool:
     """Whether flex_attention can compute what the config asks for; it knows no dropout."""
     has_dropout = training and config.dropout > 0
     return device.type == "cuda" and HAS_TRITON and config.head_width >= SMALLEST_FLEX_HEAD and not has_dropout
 
 
-def attend_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, blocks: BlockMask, *, shared: bool) -> Tensor:
+def flex_attend(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, blocks: BlockMask, *, shared: bool) -> Tensor:
     """Attention to what the blocks let through; `shared`: several query heads have one head of keys and values."""
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -72,7 +72,7 @@ def estimate_memory(
 
 def _count_activations(config: ModelConfig, number: int, recompute: Recompute) -> int:
     """Bytes per token that the forward pass leaves of the trunk, the extra heads' blocks among it."""
-    width, blocks = config.embd_size, config.num_layers + config.extra_heads
+    width, blocks = config.embd_size, config.num_layers + config.mtp_heads
     stream = FP32 * width
     kept = stream + _count_dropout(config)
     if recompute == "none":
@@ -80,7 +80,7 @@ def _count_activations(config: ModelConfig, number: int, recompute: Recompute) -
     elif recompute == "selective":
         kept += _count_kept_matmuls(config, number)
     values = 2 * config.value_embeddings * config.kv_heads * config.head_width * (FP32 + number)
-    ends = (1 + config.extra_heads) * (stream + _count_norm(config) + number * width) + stream + 2 * INDEX
+    ends = (1 + config.mtp_heads) * (stream + _count_norm(config) + number * width) + stream + 2 * INDEX
     return blocks * kept + values + ends
 
 
@@ -155,7 +155,7 @@ def _count_logits(
     if compiled:
         left, added = left * number // HALF, added * number // HALF
     if loss_chunk is None or loss_chunk >= tokens:
-        return tokens * vocab_size * (left * (1 + config.extra_heads) + added)
+        return tokens * vocab_size * (left * (1 + config.mtp_heads) + added)
     # Each chunk also makes a gradient of the whole head, to be added to that of the others.
     return loss_chunk * vocab_size * (left + added) + 2 * FP32 * vocab_size * config.embd_size
 
@@ -163,4 +163,4 @@ def _count_logits(
 def _count_fused_logits(config: ModelConfig, vocab_size: int, tokens: int) -> int:
     """One narrow copy of the logits; the weight's gradient waits for the way back, each head's, and is scaled there."""
     weight = vocab_size * config.embd_size
-    return tokens * vocab_size * HALF + (2 + config.extra_heads) * FP32 * weight + HALF * weight
+    return tokens * vocab_size * HALF + (2 + config.mtp_heads) * FP32 * weight + HALF * weight

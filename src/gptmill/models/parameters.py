@@ -17,19 +17,19 @@ class ParameterCount:
     blocks: int
     final_norm: int
     head: int
-    extra_heads: int
+    mtp_heads: int
     idle: int
     """Of the blocks', those of the experts that a token does not go to."""
 
     @property
     def total(self) -> int:
         embeddings = self.token_embedding + self.position_embedding + self.value_embeddings
-        return embeddings + self.blocks + self.final_norm + self.head + self.extra_heads
+        return embeddings + self.blocks + self.final_norm + self.head + self.mtp_heads
 
     @property
     def active(self) -> int:
         """Those that have a part in predicting one token."""
-        return self.total - self.extra_heads - self.idle
+        return self.total - self.mtp_heads - self.idle
 
 
 def count_parameters(config: ModelConfig, vocab_size: int) -> ParameterCount:
@@ -45,7 +45,7 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> ParameterCount:
         blocks=config.num_layers * block + value_gates,
         final_norm=_count_norm(config),
         head=0 if config.tied_head else vocab_size * width,
-        extra_heads=config.extra_heads * block,
+        mtp_heads=config.mtp_heads * block,
         idle=config.num_layers * idle,
     )
 

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-IGNORED_TARGET = -100
+IGNORE_INDEX = -100
 """A token whose prediction does not count, as torch.nn.functional.cross_entropy has it."""

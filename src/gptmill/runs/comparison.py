@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gptmill.config.errors import UserError
+from gptmill.config.renamed import use_current_names
 from gptmill.runs.checkpoints.manifest import read_manifest
 from gptmill.runs.checkpoints.storage import find_damage
 
@@ -97,7 +98,7 @@ def compare_checkpoints(first: Path, second: Path) -> Comparison:
             raise UserError(damage)
     one, other = read_manifest(first), read_manifest(second)
     before, after = dict(one.values), dict(other.values)
-    config = _list_changes(before.pop("config", {}), after.pop("config", {}))
+    config = _list_changes(*(use_current_names(values.pop("config", {})) for values in (before, after)))
     values = _list_changes({"step": one.step, **before}, {"step": other.step, **after})
     groups = [
         _compare_files(first / name if name in one.files else None, second / name if name in other.files else None)

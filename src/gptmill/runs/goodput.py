@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import EvalDone, Event, RolledBack, StepLogged, UpdateSkipped
-from gptmill.runs.ledger import find_crash, read_event_lines, read_ledger, split_processes
+from gptmill.runs.history import find_crash, read_event_lines, read_history, split_processes
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Goodput:
 
 def make_goodput(run: RunDirectory) -> Goodput:
     """From the ledger, which has every start, and the events, which have every kept step once."""
-    entries, events = read_ledger(run), read_event_lines(run.events)
+    entries, events = read_history(run), read_event_lines(run.events)
     unspoken = find_crash(run)  # of a process that is still at work, too
     if unspoken is not None:
         entries.append(unspoken)

@@ -11,19 +11,19 @@ import torch
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
-from gptmill.data.batches.feed import FeedStoppedError
-from gptmill.data.pipeline.progress import Report
+from gptmill.data.batches.data_loader import DataLoaderStoppedError
+from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFinished
 from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.memory import read_peak_memory
-from gptmill.training.guard import Verdict
-from gptmill.training.launch import Launch
-from gptmill.training.meter import Meter
-from gptmill.training.saving import list_due_tiers
+from gptmill.training.broadcast import broadcast_checkpoint
+from gptmill.training.checkpointing import list_due_tiers
+from gptmill.training.metrics import Metrics
+from gptmill.training.run_request import RunRequest
 from gptmill.training.session import Session, open_session
-from gptmill.training.sharing import share_checkpoint
-from gptmill.training.skipping import leave_out
+from gptmill.training.skip_ranges import add_skip_range
+from gptmill.training.spike_detector import Verdict
 from gptmill.training.state import TrainState
 from gptmill.training.step import train_step
 
@@ -42,22 +42,22 @@ class Outcome:
     exit_code: int
 
 
-def train(launch: Launch, report_preparing: Report) -> Outcome:
+def train(launch: RunRequest, report_preparing: Report) -> Outcome:
     """Runs a launch to its last step, or until it is asked to stop, or has to."""
     with ExitStack() as stack:
         session, state = open_session(launch, report_preparing, stack)
         plan, world = session.plan, session.world
         memory = partial(read_peak_memory, world.device)
-        meter = Meter(plan, session.config.tracking.log_freq, state.guard, session.trackers.track, memory)
-        feed = session.open_feed(state)
-        stack.callback(lambda: feed.close())
+        meter = Metrics(plan, session.config.tracking.log_freq, state.guard, session.trackers.track, memory)
+        loader = session.open_data_loader(state)
+        stack.callback(lambda: loader.close())
         while True:
             try:
                 attend(session, state, meter)
                 if meter.stop_asked or state.step >= plan.max_steps or state.early_stop.is_due:
                     break
                 beat = partial(session.watchdog.beat, state.step)
-                stats = train_step(state, feed, session.config, plan, world, session.stop, beat)
+                stats = train_step(state, loader, session.config, plan, world, session.stop, beat)
             except Exception as error:
                 if settle(session, state, meter, error):
                     break
@@ -66,18 +66,18 @@ def train(launch: Launch, report_preparing: Report) -> Outcome:
             if meter.stop_asked or session.is_something_due(state):
                 meter.flush()
             if meter.verdict.kind == "go_back" and go_back(session, state, meter):
-                feed.close()
-                feed = session.open_feed(state)
+                loader.close()
+                loader = session.open_data_loader(state)
             elif meter.is_in_trouble:
                 break
         return finish(session, state, meter)
 
 
-def settle(session: Session, state: TrainState, meter: Meter, error: Exception) -> bool:
+def settle(session: Session, state: TrainState, meter: Metrics, error: Exception) -> bool:
     """Saves what there is after an error that left the state as it was; whether it only came of the wish to stop."""
     # Where one rank has stopped, the others fail in what they do together.
     fails_with_it = session.world.size > 1 or is_compiler_error(error)
-    is_wanted = isinstance(error, FeedStoppedError) or (fails_with_it and bool(session.stop))
+    is_wanted = isinstance(error, DataLoaderStoppedError) or (fails_with_it and bool(session.stop))
     if is_wanted or isinstance(error, UserError):
         meter.flush()
         meter.stop_asked = True
@@ -93,7 +93,7 @@ def settle(session: Session, state: TrainState, meter: Meter, error: Exception) 
     return is_wanted
 
 
-def attend(session: Session, state: TrainState, meter: Meter) -> None:
+def attend(session: Session, state: TrainState, meter: Metrics) -> None:
     """Evaluates, saves or keeps the state, where that is due and not done yet."""
     step, config, plan, saving = state.step, session.config, session.plan, session.saving
     if meter.newest is not None:
@@ -153,20 +153,20 @@ def evaluate(session: Session, state: TrainState) -> bool:
     return True
 
 
-def go_back(session: Session, state: TrainState, meter: Meter) -> bool:
+def go_back(session: Session, state: TrainState, meter: Metrics) -> bool:
     """Returns to a state from before the trouble and marks its data to be left out; False if there is no such state."""
     verdict, entry, spans = meter.verdict, meter.newest, state.skipped_windows
     assert entry is not None
     saving = session.saving
     older = saving.find_older(verdict.first_step - 1) or saving.find_older(entry.step - 1)
-    checkpoint = share_checkpoint(older, session.world)
+    checkpoint = broadcast_checkpoint(older, session.world)
     if checkpoint is None:
         reason = f"step {entry.step}: {verdict.reason}; there is no earlier state to go back to"
         meter.verdict = Verdict("give_up", reason)
         return False
     state.restore(checkpoint, f"the state of step {checkpoint.step}")
     state.guard.note_rollback(verdict, entry.step)
-    state.skipped_windows = leave_out(spans, verdict.windows, state.windows_read)
+    state.skipped_windows = add_skip_range(spans, verdict.windows, state.windows_read)
     saving.go_back(state.step)
     meter.go_back()
     session.trackers.rewind(state.step)
@@ -176,7 +176,7 @@ def go_back(session: Session, state: TrainState, meter: Meter) -> bool:
     return True
 
 
-def finish(session: Session, state: TrainState, meter: Meter) -> Outcome:
+def finish(session: Session, state: TrainState, meter: Metrics) -> Outcome:
     """Waits for the last checkpoint, says how the run ended, and with which exit code."""
     is_durable = session.saving.finish(
         lambda: session.watchdog.beat(state.step, "waiting for the last checkpoint to be written")

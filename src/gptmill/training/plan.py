@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gptmill.config.run import PrecisionName, RunConfig
 from gptmill.config.stages import Stages, find_stage, parse_stages
 from gptmill.config.validation import check_config
-from gptmill.data.batches.streams import Stream
+from gptmill.data.batches.samplers import Stream
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.models.flops import count_flops
 from gptmill.models.gpt import pad_vocab
@@ -34,8 +34,8 @@ class TrainPlan:
     precision: PrecisionName
     separator: int | None
     """The token that opens documents, where they are kept apart."""
-    context_stages: Stages
-    batch_stages: Stages = ()
+    context_warmup: Stages
+    batch_size_warmup: Stages = ()
     active_parameters: int = 0
     """Those that a token meets; fewer than all in a mixture of experts."""
     corpora: tuple[str, ...] = ()
@@ -59,20 +59,20 @@ class TrainPlan:
     def count_tokens(self) -> int:
         """Those of all steps."""
         total = first = 0
-        for stage in self.batch_stages:
+        for stage in self.batch_size_warmup:
             last = min(stage.last_step, self.max_steps)
             total, first = total + stage.size * max(0, last - first), max(first, last)
         return total + self.tokens_per_step * (self.max_steps - first)
 
     def find_flops(self, step: int) -> float:
         """Operations of each token of a step, counted from 1."""
-        stages = zip(self.context_stages, self.stage_flops, strict=True)
+        stages = zip(self.context_warmup, self.stage_flops, strict=True)
         return next((flops for stage, flops in stages if step <= stage.last_step), self.flops_per_token)
 
     def find_last_step(self, steps_done: int, windows: int) -> int:
         """The step after which a run that has done some has read as many windows more, or nearly so."""
         step = steps_done
-        for stage in self.batch_stages:
+        for stage in self.batch_size_warmup:
             left = max(0, stage.last_step - step)
             size = self.count_windows(step + 1)
             steps = min(left, windows // size)
@@ -82,7 +82,7 @@ class TrainPlan:
         return step + windows // self.windows_per_step
 
     def _find_tokens(self, step: int) -> int:
-        return find_stage(self.batch_stages, step) or self.tokens_per_step
+        return find_stage(self.batch_size_warmup, step) or self.tokens_per_step
 
 
 def make_plan(
@@ -92,12 +92,12 @@ def make_plan(
     check_config(config, world.size)
     training, context_length = config.training, config.model.context_length
     micro_batches = training.total_batch_size // (training.mini_batch_size * context_length * world.size)
-    windows_per_step = micro_batches * world.size * stream.units_per_batch
-    windows_per_epoch = (training.steps_per_epoch or 0) * windows_per_step or stream.units_per_epoch
+    windows_per_step = micro_batches * world.size * stream.samples_per_batch
+    windows_per_epoch = (training.steps_per_epoch or 0) * windows_per_step or stream.samples_per_epoch
     padded_vocab_size = pad_vocab(tokenizer.vocab_size)
     parameters = count_parameters(config.model, padded_vocab_size)
     precision = choose_precision(config.machine.precision, world.device)
-    context_stages = parse_stages(training.context_stages, "") if training.context_stages else ()
+    context_warmup = parse_stages(training.context_warmup, "") if training.context_warmup else ()
     plan = TrainPlan(
         vocab_size=tokenizer.vocab_size,
         padded_vocab_size=padded_vocab_size,
@@ -111,12 +111,12 @@ def make_plan(
         max_steps=training.max_steps or training.num_epochs * (training.steps_per_epoch or 0),
         precision=precision,
         separator=tokenizer.end_of_text if config.data.documents == "masked" else None,
-        context_stages=context_stages,
-        batch_stages=parse_stages(training.batch_stages, "") if training.batch_stages else (),
+        context_warmup=context_warmup,
+        batch_size_warmup=parse_stages(training.batch_size_warmup, "") if training.batch_size_warmup else (),
         corpora=corpora if len(corpora) > 1 else (),
         ranks=world.size,
         flops_per_token=count_flops(config.model, padded_vocab_size, context_length),
-        stage_flops=tuple(count_flops(config.model, padded_vocab_size, stage.size) for stage in context_stages),
+        stage_flops=tuple(count_flops(config.model, padded_vocab_size, stage.size) for stage in context_warmup),
         peak_flops_per_second=find_peak_rate(describe_device(world.device), precision),
     )
     if plan.max_steps:

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from gptmill.config.errors import UserError
+from gptmill.config.hardware import TIERS, choose_tier, divide_batch, fit_batch
 from gptmill.config.recipes import layer_config, load_recipe
 from gptmill.config.requests import PresetOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import merge_values
 from gptmill.config.sizes import load_size
-from gptmill.config.tiers import TIERS, choose_tier, divide_batch, fit_batch
 from gptmill.models.gpt import pad_vocab
 from gptmill.models.kernels.choice import FORMATS, has_kernels
 from gptmill.models.memory import estimate_memory

@@ -16,27 +16,27 @@ import gptmill
 from gptmill.config.errors import UserError
 from gptmill.config.run import MachineConfig, RunConfig
 from gptmill.config.schema import list_values
-from gptmill.data.batches.feed import Feed
-from gptmill.data.batches.resident import load_resident
-from gptmill.data.batches.rows import HostReader, Reader
-from gptmill.data.batches.streams import Stream, build_stream
-from gptmill.data.corpora import Corpora, open_corpora
-from gptmill.data.corpus import find_data_dir, needs_preparing, prepare_for_run
-from gptmill.data.pipeline.progress import Report
+from gptmill.data.batches.data_loader import DataLoader
+from gptmill.data.batches.on_device import load_on_device
+from gptmill.data.batches.row_reader import HostReader, Reader
+from gptmill.data.batches.samplers import Stream, build_sampler
+from gptmill.data.corpus_preparation import find_data_dir, needs_preparing, prepare_for_run
+from gptmill.data.pipeline.prepare_progress import Report
+from gptmill.data.run_corpora import Corpora, open_corpora
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
 from gptmill.inference.loading import check_size
+from gptmill.models.huggingface.layouts import describe_layout
 from gptmill.models.kernels.choice import describe_kernels
-from gptmill.models.layouts.choice import describe_layout
-from gptmill.runs.checkpoints.room import check_room
-from gptmill.runs.code import make_code_fingerprint
+from gptmill.runs.checkpoints.disk_space import check_disk_space
+from gptmill.runs.code_fingerprint import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import RunStarted
-from gptmill.runs.ledger import record_crash
+from gptmill.runs.history import record_crash
 from gptmill.runs.lock import lock_run
 from gptmill.runs.trackers import TrackerGroup, open_trackers
-from gptmill.runtime.attention import choose_attention
+from gptmill.runtime.attention_backend import choose_attention
 from gptmill.runtime.compiling import load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.device import describe_device
@@ -44,14 +44,14 @@ from gptmill.runtime.precision import describe_precision, set_matmul_precision
 from gptmill.runtime.signals import StopFlag, listen_for_stop
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
-from gptmill.training.launch import Launch
-from gptmill.training.passes import RecordedPass, check_recording
+from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
+from gptmill.training.dry_run import dry_run, refuse_too_large
+from gptmill.training.micro_batch import GraphedPass, check_cuda_graphs
 from gptmill.training.plan import TrainPlan, make_plan
-from gptmill.training.rehearsal import refuse_too_large, rehearse
-from gptmill.training.saving import Saving, list_due_tiers, open_saving
-from gptmill.training.skipping import make_starts
-from gptmill.training.start import Start, read_start
-from gptmill.training.state import TrainState, build_guard, build_state
+from gptmill.training.resume_point import Start, read_resume_point
+from gptmill.training.run_request import RunRequest
+from gptmill.training.skip_ranges import make_starts
+from gptmill.training.state import TrainState, build_spike_detector, build_state
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Session:
     reader: Reader
     evaluators: list[Evaluator]
     run: RunDirectory
-    saving: Saving
+    saving: Checkpointer
     stop: StopFlag
     watchdog: Watchdog
     trackers: TrackerGroup
@@ -92,37 +92,37 @@ class Session:
         tiers = list_due_tiers(state, self.config, self.plan, is_best=False, is_last=is_last)
         return bool(tiers) or self.is_evaluation_due(state) or self.is_snapshot_due(state)
 
-    def open_feed(self, state: TrainState) -> Feed:
+    def open_data_loader(self, state: TrainState) -> DataLoader:
         """This rank's micro-batches, from where the run is."""
         starts = make_starts(
             state.skipped_windows, state.windows_read, state.step, self.plan, self.world.rank, self.world.size,
-            self.stream.units_per_batch,
+            self.stream.samples_per_batch,
         )  # fmt: skip
-        return Feed(self.stream, self.reader, self.world.device, starts, self.config.data.read_ahead)
+        return DataLoader(self.stream, self.reader, self.world.device, starts, self.config.data.prefetch_batches)
 
 
-def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
+def open_session(launch: RunRequest, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
     """Opens, builds and restores. No run is written before all of it is sound."""
     config, started = launch.config, time.monotonic()
     set_deterministic(config.machine.deterministic)
     if config.machine.compile:
         load_compiler()
     world = stack.enter_context(open_world(config.machine.device))
-    check_recording(config, world)
+    check_cuda_graphs(config, world)
     world.run_on_main(partial(prepare_if_needed, launch, report_preparing))
     corpora = open_corpora(config.data)
-    stream = build_stream(config, corpora)
+    stream = build_sampler(config, corpora)
     plan = make_plan(config, stream, corpora.tokenizer, world, corpora.names)
     set_matmul_precision(plan.precision)
     choose_attention(config.machine.attention_backend)
-    start = read_start(launch, world)
+    start = read_resume_point(launch, world)
     if start is not None:
         check_size(config.model, plan.padded_vocab_size, start.checkpoint.tensors["model"], start.place)
     with refuse_too_large(plan.parameters, world.device):
         state = build_state(config, plan, world)
         if start is not None:
             plan = restore(state, start, corpora, launch, plan)
-    rehearse(state, config, plan, world)
+    dry_run(state, config, plan, world)
     evaluators = build_evaluators(config, corpora, world)
     reader = build_reader(config, corpora, world)
     run = open_run(launch, state, start, world, stack)
@@ -132,7 +132,7 @@ def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> 
         open_watchdog(run.path, world.rank, world.size, guard.hang_factor, guard.hang_seconds)
     )
     origin = make_origin(config, corpora, start, world)
-    saving = stack.enter_context(open_saving(run, config, origin, world, state.step))
+    saving = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
     trackers = stack.enter_context(
         open_trackers(run, config.tracking, state.step, is_evaluated=state.evaluated_at == state.step)
         if world.is_main
@@ -145,7 +145,7 @@ def open_session(launch: Launch, report_preparing: Report, stack: ExitStack) -> 
     return session, state
 
 
-def prepare_if_needed(launch: Launch, report: Report) -> None:
+def prepare_if_needed(launch: RunRequest, report: Report) -> None:
     """Makes the shards where they do not exist; those that a run goes on with are told by their checksums."""
     data = launch.config.data
     if data.mixture is not None:
@@ -155,7 +155,7 @@ def prepare_if_needed(launch: Launch, report: Report) -> None:
         prepare_for_run(data, report)
 
 
-def restore(state: TrainState, start: Start, corpora: Corpora, launch: Launch, plan: TrainPlan) -> TrainPlan:
+def restore(state: TrainState, start: Start, corpora: Corpora, launch: RunRequest, plan: TrainPlan) -> TrainPlan:
     """Becomes the state to start from, provided that it saw these very tokens and has steps left to do.
 
     Returns the plan of the rest: epochs are counted in what was read, whatever the batches were before.
@@ -170,7 +170,7 @@ def restore(state: TrainState, start: Start, corpora: Corpora, launch: Launch, p
         )
     state.restore(checkpoint, start.place)
     if launch.allows_changes and launch.changes:
-        state.guard = build_guard(config)  # what was usual may be so no longer
+        state.guard = build_spike_detector(config)  # what was usual may be so no longer
     if config.training.max_steps is None and config.training.steps_per_epoch is None:
         left = config.training.num_epochs * plan.windows_per_epoch - (state.windows_read - state.windows_jumped)
         plan = replace(plan, max_steps=max(1, plan.find_last_step(state.step, left)))
@@ -182,12 +182,14 @@ def restore(state: TrainState, start: Start, corpora: Corpora, launch: Launch, p
 def build_reader(config: RunConfig, corpora: Corpora, world: World) -> Reader:
     """Where rows of tokens are read from: the device's memory, or the host's files."""
     if config.data.data_on_device:
-        return load_resident(corpora, world.device)
+        return load_on_device(corpora, world.device)
     tokenizer = corpora.tokenizer
     return HostReader([shards.train for shards in corpora.shards], tokenizer.end_of_text, tokenizer.vocab_size)
 
 
-def open_run(launch: Launch, state: TrainState, start: Start | None, world: World, stack: ExitStack) -> RunDirectory:
+def open_run(
+    launch: RunRequest, state: TrainState, start: Start | None, world: World, stack: ExitStack
+) -> RunDirectory:
     """The run's folder, held against other processes: a new one, or that of the run that goes on."""
     config = launch.config
     assert config.tracking.run_name is not None
@@ -195,7 +197,7 @@ def open_run(launch: Launch, state: TrainState, start: Start | None, world: Worl
     if world.is_main:
         stack.enter_context(lock_run(run))
         record_crash(run)
-        warning = check_room(run.checkpoints, estimate_size(state), config.checkpoints.keep_checkpoints)
+        warning = check_disk_space(run.checkpoints, estimate_size(state), config.checkpoints.keep_checkpoints)
         warnings = [f"{text}; going on from step {state.step} instead" for text in start.complaints] if start else []
         if launch.resumed is not None and start is not None:
             warnings.append(start.settle(run.checkpoints, config.checkpoints.keep_checkpoints))
@@ -231,11 +233,11 @@ def make_origin(config: RunConfig, corpora: Corpora, start: Start | None, world:
 
 
 def describe_run(
-    session: Session, state: TrainState, corpora: Corpora, launch: Launch, start: Start | None
+    session: Session, state: TrainState, corpora: Corpora, launch: RunRequest, start: Start | None
 ) -> RunStarted:
     """The event that opens a run's log."""
     config, plan, world = session.config, session.plan, session.world
-    recorded = "recorded as CUDA graphs" if isinstance(state.passes, RecordedPass) else ""
+    recorded = "recorded as CUDA graphs" if isinstance(state.passes, GraphedPass) else ""
     precision, kernels = describe_precision(plan.precision, world.device), describe_kernels(state.model)
     return RunStarted(
         state.step,

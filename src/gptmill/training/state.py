@@ -16,18 +16,18 @@ from gptmill.config.run import RunConfig
 from gptmill.models.fp8 import use_fp8
 from gptmill.models.gpt import GPT, build_gpt
 from gptmill.models.kernels.choice import is_small, list_kernel_options, prepare_compiler, use_kernels
-from gptmill.models.losses import LossRule
+from gptmill.models.losses import LossConfig
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import allow_parts, keep_compiled_gradients, list_compile_options, load_compiler
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
 from gptmill.training.ema import WeightAverage
-from gptmill.training.guard import Guard
-from gptmill.training.optimizers import OptimizerSet, build_optimizer
-from gptmill.training.passes import PlainPass, RecordedPass, choose_recording
+from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_graphs
+from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 from gptmill.training.plan import TrainPlan
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
+from gptmill.training.spike_detector import SpikeDetector
 
 
 @dataclass
@@ -36,10 +36,10 @@ class TrainState:
 
     model: GPT
     forward: nn.Module
-    passes: PlainPass | RecordedPass
-    optimizer: OptimizerSet
+    passes: EagerPass | GraphedPass
+    optimizer: OptimizerContainer
     scaler: torch.amp.GradScaler
-    guard: Guard
+    guard: SpikeDetector
     early_stop: EarlyStop
     average: WeightAverage | None = None
     step: int = 0
@@ -53,7 +53,7 @@ class TrainState:
     evaluated_at: int | None = None
     """The last step that was evaluated: a run that is stopped while it evaluates does so again."""
 
-    def hold_back_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
+    def no_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
         """The context of a micro-batch. Ranks exchange gradients in the last only; DDP must know before the forward."""
         if isinstance(self.forward, DistributedDataParallel) and not is_last:
             return self.forward.no_sync()
@@ -137,13 +137,13 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     model = build_gpt(config.model, plan.padded_vocab_size, training.seed, plan.vocab_size).to(world.device)
     if machine.compile:
         load_compiler().join()
-    model.loss_rule = LossRule(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
+    model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
     model.recompute = machine.gradient_checkpointing
     if plan.precision in FP8:
         layers = machine.fp8_layers or "blocks"  # which runs meant that do not say, before there were others
         use_fp8(model, layers, emulated=plan.precision == "fp8-emulated")
     small = is_small(training.mini_batch_size * config.model.context_length, config.model.embd_size)
-    is_recorded = choose_recording(config, world, is_small=small)
+    is_recorded = choose_cuda_graphs(config, world, is_small=small)
     host_keeps_up = is_recorded or not small
     kernels = use_kernels(model, machine.kernels, world.device, plan.precision, host_keeps_up=host_keeps_up)
     if machine.compile:
@@ -153,20 +153,20 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
         mode = machine.compile_mode
         model.compile_parts(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
     optimizer = build_optimizer(model, config.optimizer, world.device)
-    optimizer.prime()
+    optimizer.init_state()
     optimizer.keeps_gradients = is_recorded
     forward: nn.Module = model
     if world.is_distributed:
         forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     scaler = build_scaler(plan.precision, world.device)
-    plain = PlainPass(forward, scaler, plan.precision, world.device)
-    passes = RecordedPass(plain, model) if is_recorded else plain
+    plain = EagerPass(forward, scaler, plan.precision, world.device)
+    passes = GraphedPass(plain, model) if is_recorded else plain
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
     average = None if decay is None else WeightAverage.build(model, decay)
-    return TrainState(model, forward, passes, optimizer, scaler, build_guard(config), early_stop, average)
+    return TrainState(model, forward, passes, optimizer, scaler, build_spike_detector(config), early_stop, average)
 
 
-def build_guard(config: RunConfig) -> Guard:
+def build_spike_detector(config: RunConfig) -> SpikeDetector:
     """A guard that knows nothing yet."""
-    return Guard(config.guard, is_shuffled=config.data.order == "shuffle", grad_clip=config.optimizer.grad_clip)
+    return SpikeDetector(config.guard, is_shuffled=config.data.order == "shuffle", grad_clip=config.optimizer.grad_clip)

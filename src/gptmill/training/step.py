@@ -11,17 +11,17 @@ from torch import Tensor
 from gptmill.config.run import RunConfig
 from gptmill.config.stages import find_stage
 from gptmill.data.batches.batch import make_batch
-from gptmill.data.batches.feed import Feed
-from gptmill.models.gpt import IGNORED_TARGET
+from gptmill.data.batches.data_loader import DataLoader
+from gptmill.models.gpt import IGNORE_INDEX
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.timing import Moment
 from gptmill.runtime.world import World
 from gptmill.training.plan import TrainPlan
 from gptmill.training.schedules import make_lr
-from gptmill.training.skipping import skip_over
+from gptmill.training.skip_ranges import find_unskipped
 from gptmill.training.state import TrainState
-from gptmill.training.stats import StepStats, Totals, send_to_host
+from gptmill.training.step_stats import StepStats, Totals, send_to_host
 
 
 def ignore(_phase: str) -> None:
@@ -30,7 +30,7 @@ def ignore(_phase: str) -> None:
 
 def train_step(
     state: TrainState,
-    feed: Feed,
+    loader: DataLoader,
     config: RunConfig,
     plan: TrainPlan,
     world: World,
@@ -38,26 +38,26 @@ def train_step(
     beat: Callable[[str], None] = ignore,
 ) -> StepStats:
     """Forward and backward over all micro-batches, clip, update. `beat` is told what the step is about to do."""
-    started, waited_before = Moment(world.device), feed.waited_seconds
+    started, waited_before = Moment(world.device), loader.waited_seconds
     training = config.training
     seed_everything(make_step_seed(training.seed, state.step, world.rank), world.device)
     lr = make_lr(state.step, config.optimizer, plan.max_steps)
     state.optimizer.set_lr(lr, config.optimizer.max_lr)
     num_windows, micro_batches = plan.count_windows(state.step + 1), plan.count_micro_batches(state.step + 1)
-    first = skip_over(state.skipped_windows, state.windows_read, num_windows)
+    first = find_unskipped(state.skipped_windows, state.windows_read, num_windows)
     windows = first, first + num_windows
     # Known without asking the other ranks, since what they read is a function of the same numbers.
-    tokens = feed.stream.count_targets(first, num_windows)
+    tokens = loader.stream.count_targets(first, num_windows)
     # DDP averages gradients over ranks, while the loss is divided by the tokens of all of them.
     scale = world.size / tokens
-    width = find_stage(plan.context_stages, state.step + 1)
+    width = find_stage(plan.context_warmup, state.step + 1)
     totals = Totals(world.device, len(plan.corpora))
     state.passes.begin_step()
     for micro_batch in range(micro_batches):
         beat("waiting for data")
-        batch = make_batch(feed.take(lambda: bool(stop)), IGNORED_TARGET, plan.separator, width)
+        batch = make_batch(loader.take(lambda: bool(stop)), IGNORE_INDEX, plan.separator, width)
         beat("computing")
-        with state.hold_back_sync(is_last=micro_batch == micro_batches - 1):
+        with state.no_sync(is_last=micro_batch == micro_batches - 1):
             losses = state.passes.run(batch, scale)
         totals.add(losses, batch)
     # The wish to stop travels with the loss, so that agreeing on it costs nothing.
@@ -76,7 +76,7 @@ def train_step(
         numbers=numbers,
         started=started,
         arrived=Moment(world.device),
-        data_wait_seconds=feed.waited_seconds - waited_before,
+        data_wait_seconds=loader.waited_seconds - waited_before,
         windows=windows,
         num_corpora=len(plan.corpora),
         num_experts=totals.num_experts,

@@ -15,22 +15,22 @@ from windows import CONTEXT_LENGTH, END_OF_TEXT, make_reader, make_windows, prep
 
 from gptmill.config.errors import UserError
 from gptmill.data.batches.batch import Batch, find_documents, make_batch
+from gptmill.data.batches.mixture_weights import MixtureWeights
 from gptmill.data.batches.order import Shuffle
-from gptmill.data.batches.rows import HostReader, Places, Rows
-from gptmill.data.batches.shares import Shares
-from gptmill.data.batches.shifts import Shift
-from gptmill.data.batches.streams import WindowStream
+from gptmill.data.batches.row_reader import HostReader, RowLocations, Rows
+from gptmill.data.batches.samplers import WindowSampler
 from gptmill.data.batches.validation import ValWindows
-from gptmill.data.corpora import Corpora
+from gptmill.data.batches.window_offset import WindowOffset
+from gptmill.data.run_corpora import Corpora
 
 IGNORED = -100
-ONE = Shares([Fraction(1)])
+ONE = MixtureWeights([Fraction(1)])
 
 
 def read(num_windows: int, seed: int, start: int, size: int, *, shifted: bool = False) -> Batch:
     windows = make_windows(num_windows)
-    shifts = [Shift(windows, seed)] if shifted else None
-    stream = WindowStream([windows], [Shuffle(num_windows, seed)], ONE, size, shifts)
+    shifts = [WindowOffset(windows, seed)] if shifted else None
+    stream = WindowSampler([windows], [Shuffle(num_windows, seed)], ONE, size, shifts)
     return make_batch(make_reader(windows).read(stream.find(start)), IGNORED)
 
 
@@ -89,14 +89,14 @@ def test_every_epoch_cuts_the_windows_elsewhere_and_leaves_next_to_nothing_out()
 def test_a_token_outside_the_vocabulary_is_refused() -> None:
     reader = HostReader([[np.arange(7, dtype=np.uint16)]], end_of_text=0, vocab_size=6)
     zero = np.zeros(1, dtype=np.int64)
-    assert reader.read(Places(zero, zero, zero, 4)).tokens.max() == 4
+    assert reader.read(RowLocations(zero, zero, zero, 4)).tokens.max() == 4
     with pytest.raises(UserError, match="token 6"):
-        reader.read(Places(zero, zero, zero, 6))
+        reader.read(RowLocations(zero, zero, zero, 6))
 
 
 def test_a_row_that_ends_with_its_shard_is_closed_by_end_of_text() -> None:
     reader = HostReader([[np.arange(6, dtype=np.uint16)]], end_of_text=9, vocab_size=10)
-    places = Places(np.zeros(3, int), np.zeros(3, int), np.array([2, 0, 0]), 4, np.array([4, 2, 0]))
+    places = RowLocations(np.zeros(3, int), np.zeros(3, int), np.array([2, 0, 0]), 4, np.array([4, 2, 0]))
     batch = make_batch(reader.read(places), IGNORED)
     assert batch.tokens.tolist() == [[2, 3, 4, 5], [0, 1, 2, 9], [0, 9, 9, 9]]
     assert batch.targets.tolist() == [[3, 4, 5, 9], [1, 2, IGNORED, IGNORED], [IGNORED] * 4]

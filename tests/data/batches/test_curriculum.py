@@ -15,8 +15,8 @@ from windows import make_config, prepare
 from gptmill.config.errors import UserError
 from gptmill.data.batches.curriculum import NUM_BANDS, Curriculum, score_windows
 from gptmill.data.batches.order import Shuffle
-from gptmill.data.batches.streams import build_stream
-from gptmill.data.corpora import Corpora
+from gptmill.data.batches.samplers import build_sampler
+from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import SplitWindows, TokenShards
 from gptmill.data.shards.scores import read_scores, score_by_length, write_scores
 
@@ -101,7 +101,7 @@ def test_missing_scores_are_refused_with_the_command_that_makes_them(shards: Tok
     with pytest.raises(UserError, match=f"gptmill data score {shards.folder} --by length"):
         read_scores(shards, "length")
     with pytest.raises(UserError, match="--by loss"):
-        build_stream(make_config(order="curriculum", score="loss"), Corpora((shards,)))
+        build_sampler(make_config(order="curriculum", score="loss"), Corpora((shards,)))
 
 
 def test_scores_that_do_not_fit_are_not_written(shards: TokenShards) -> None:
@@ -131,11 +131,11 @@ def test_scores_that_are_damaged_or_of_another_corpus_are_refused(shards: TokenS
 
 def test_training_by_length_begins_with_short_documents(shards: TokenShards) -> None:
     write_scores(shards.folder, "length", score_by_length(shards))
-    stream = build_stream(make_config(order="curriculum", mini_batch_size=1), Corpora((shards,)))
+    stream = build_sampler(make_config(order="curriculum", mini_batch_size=1), Corpora((shards,)))
     windows = shards.cut(shards.train, 16)
     by_window = score_windows(windows, shards.train_starts, score_by_length(shards))
     firsts = np.cumsum(windows.counts) - windows.counts
-    places = [stream.find(number) for number in range(stream.units_per_epoch)]
+    places = [stream.find(number) for number in range(stream.samples_per_epoch)]
     read = np.array([firsts[place.shards[0]] + place.starts[0] // 16 for place in places])
     means = [part.mean() for part in np.array_split(by_window[read], 4)]
     assert means == sorted(means)

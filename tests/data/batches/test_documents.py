@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from windows import make_config, make_train_reader, prepare
 
 from gptmill.data.batches.batch import make_batch
-from gptmill.data.batches.documents import DocumentGroups, cut_documents, list_widths
-from gptmill.data.batches.streams import build_stream
-from gptmill.data.corpora import Corpora
+from gptmill.data.batches.document_groups import DocumentGroups, cut_documents, list_widths
+from gptmill.data.batches.samplers import build_sampler
+from gptmill.data.run_corpora import Corpora
 
 IGNORED = -100
 LENGTHS = st.lists(st.integers(1, 90), min_size=1, max_size=60)
@@ -55,7 +55,7 @@ def test_an_epoch_of_groups_holds_every_piece_once(
     pieces = cut_documents(*split_into_shards(lengths, 10**6), longest)
     groups = DocumentGroups(pieces, longest, rows * longest, seed)
     seen: Counter[int] = Counter()
-    for number in range(epoch * groups.num_groups, (epoch + 1) * groups.num_groups):
+    for number in range(epoch * groups.num_domains, (epoch + 1) * groups.num_domains):
         chosen, width, count = groups.find(number)
         assert width in list_widths(longest)
         assert count == rows * longest // width
@@ -72,7 +72,7 @@ def test_epochs_seeds_and_corpora_have_orders_of_their_own() -> None:
     for seed, corpus in ((1, 0), (2, 0), (1, 1)):
         groups = DocumentGroups(pieces, 64, 4 * 64, seed, corpus)
         for epoch in range(2):
-            numbers = range(epoch * groups.num_groups, (epoch + 1) * groups.num_groups)
+            numbers = range(epoch * groups.num_domains, (epoch + 1) * groups.num_domains)
             orders.append(np.concatenate([groups.find(number)[0] for number in numbers]))
     for first, order in enumerate(orders):
         assert all((order == other).mean() < 0.05 for other in orders[:first])
@@ -89,11 +89,11 @@ def test_rows_are_the_documents_themselves(tmp_path: Path, shard_tokens: int) ->
     shards = prepare(tmp_path / "corpus", texts, shard_tokens)
     corpora = Corpora((shards,))
     config = make_config(documents="whole", context_length=64, mini_batch_size=2)
-    stream, reader = build_stream(config, corpora), make_train_reader(corpora)
+    stream, reader = build_sampler(config, corpora), make_train_reader(corpora)
     end = shards.tokenizer.end_of_text
     inputs, pairs = Counter[int](), Counter[tuple[int, int]]()
     targets = 0
-    for number in range(stream.units_per_epoch):
+    for number in range(stream.samples_per_epoch):
         batch = make_batch(reader.read(stream.find(number)), IGNORED)
         assert batch.tokens.numel() <= 2 * 64
         valid = batch.targets != IGNORED
@@ -102,7 +102,7 @@ def test_rows_are_the_documents_themselves(tmp_path: Path, shard_tokens: int) ->
         inputs.update(batch.tokens[valid].tolist())
         pairs.update(zip(batch.tokens[valid].tolist(), batch.targets[valid].tolist(), strict=True))
         assert not (batch.tokens[:, 1:][valid[:, 1:]] == end).any(), "a document begins inside a row"
-    assert stream.count_targets(0, stream.units_per_epoch) == targets
+    assert stream.count_targets(0, stream.samples_per_epoch) == targets
     stored = np.concatenate(shards.train).tolist()
     expected = Counter(zip(stored, [*stored[1:], end], strict=True))
     # Where a document goes on in the next shard, the pair across the shards' edge is left out.
@@ -115,6 +115,6 @@ def test_rows_are_the_documents_themselves(tmp_path: Path, shard_tokens: int) ->
 def test_a_mixture_of_groups_keeps_the_shares(tmp_path: Path) -> None:
     one, two = (prepare(tmp_path / name, [name * (5 + number % 40) for number in range(60)]) for name in "ab")
     corpora = Corpora((one, two), (Fraction(3), Fraction(1)))
-    stream = build_stream(make_config(documents="whole"), corpora)
+    stream = build_sampler(make_config(documents="whole"), corpora)
     drawn = Counter(int(stream.find(number).corpora[0]) for number in range(40))
     assert drawn == {0: 30, 1: 10}

@@ -15,16 +15,16 @@ from windows import CONTEXT_LENGTH, make_config, make_reader, make_windows, prep
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import DataConfig
+from gptmill.data.batches.mixture_weights import MixtureWeights
 from gptmill.data.batches.order import Order, ShardOrder, Shuffle
-from gptmill.data.batches.shares import Shares
-from gptmill.data.batches.streams import WindowStream, build_stream
-from gptmill.data.corpora import open_corpora
+from gptmill.data.batches.samplers import WindowSampler, build_sampler
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.run_corpora import open_corpora
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=4)
 
 
-def build_mixture(sizes: list[int], kind: str, batch_size: int) -> tuple[WindowStream, Shares, list[int]]:
+def build_mixture(sizes: list[int], kind: str, batch_size: int) -> tuple[WindowSampler, MixtureWeights, list[int]]:
     """Windows of corpora whose tokens go on where the corpus before ends; corpus i has weight 2i + 1."""
     firsts = [sum(sizes[:corpus]) for corpus in range(len(sizes))]
     windows = [make_windows(size, first * CONTEXT_LENGTH) for size, first in zip(sizes, firsts, strict=True)]
@@ -32,17 +32,17 @@ def build_mixture(sizes: list[int], kind: str, batch_size: int) -> tuple[WindowS
         Shuffle(size, 5, corpus) if kind == "shuffle" else ShardOrder(part.counts, 5, corpus)
         for corpus, (size, part) in enumerate(zip(sizes, windows, strict=True))
     ]
-    shares = Shares([Fraction(2 * corpus + 1) for corpus in range(len(sizes))])
-    return WindowStream(windows, orders, shares, batch_size), shares, firsts
+    shares = MixtureWeights([Fraction(2 * corpus + 1) for corpus in range(len(sizes))])
+    return WindowSampler(windows, orders, shares, batch_size), shares, firsts
 
 
-def read_numbers(stream: WindowStream, sizes: list[int], start: int, batches: int) -> list[int]:
+def read_numbers(stream: WindowSampler, sizes: list[int], start: int, batches: int) -> list[int]:
     """The numbers, over all corpora, of the windows of some micro-batches."""
     firsts = [sum(sizes[:corpus]) for corpus in range(len(sizes))]
     reader = make_reader(
         *(make_windows(size, first * CONTEXT_LENGTH) for size, first in zip(sizes, firsts, strict=True))
     )
-    places = [stream.find(start + turn * stream.units_per_batch) for turn in range(batches)]
+    places = [stream.find(start + turn * stream.samples_per_batch) for turn in range(batches)]
     return [int(row[0]) // CONTEXT_LENGTH for place in places for row in reader.read(place).tokens]
 
 
@@ -50,7 +50,7 @@ def read_numbers(stream: WindowStream, sizes: list[int], start: int, batches: in
 @settings(deadline=None, max_examples=40)
 def test_each_corpus_is_read_in_epochs_of_its_own(sizes: list[int], kind: str, epochs: int) -> None:
     stream, shares, firsts = build_mixture(sizes, kind, batch_size=7)
-    assert stream.units_per_epoch == sum(sizes)
+    assert stream.samples_per_epoch == sum(sizes)
     length = epochs * sum(sizes)
     numbers = read_numbers(stream, sizes, 0, -(-length // 7))
     for corpus, (size, first, count) in enumerate(zip(sizes, firsts, shares.count(len(numbers)), strict=True)):
@@ -83,7 +83,7 @@ def test_a_mixture_opens_with_its_shares() -> None:
     corpora = open_corpora(DataConfig(mixture="a=0.7, b=0.3"))
     assert [str(shards.folder) for shards in corpora.shards] == ["a", "b"]
     assert corpora.name == "a (0.7), b (0.3)"
-    stream = build_stream(make_config(mixture="a=0.7,b=0.3"), corpora)
+    stream = build_sampler(make_config(mixture="a=0.7,b=0.3"), corpora)
     drawn = Counter(int(corpus) for start in range(0, 100, 4) for corpus in stream.find(start).corpora)
     assert drawn == {0: 70, 1: 30}
 
@@ -100,8 +100,8 @@ def test_the_checksum_tells_corpora_order_and_weights_apart() -> None:
 
 @pytest.mark.usefixtures("folders")
 def test_a_mixture_of_one_is_the_plain_run() -> None:
-    alone = build_stream(make_config(data_dir="a"), open_corpora(DataConfig(data_dir="a")))
-    mixed = build_stream(make_config(mixture="a=3"), open_corpora(DataConfig(mixture="a=3")))
+    alone = build_sampler(make_config(data_dir="a"), open_corpora(DataConfig(data_dir="a")))
+    mixed = build_sampler(make_config(mixture="a=3"), open_corpora(DataConfig(mixture="a=3")))
     for start in (0, 4, 120, 1000):
         np.testing.assert_array_equal(alone.find(start).starts, mixed.find(start).starts)
 

@@ -13,11 +13,11 @@ from windows import make_config, make_train_reader, prepare
 
 from gptmill.config.errors import UserError
 from gptmill.data.batches.batch import make_batch
-from gptmill.data.batches.feed import open_feed
-from gptmill.data.batches.resident import load_resident
-from gptmill.data.batches.streams import build_stream
+from gptmill.data.batches.data_loader import open_data_loader
+from gptmill.data.batches.on_device import load_on_device
+from gptmill.data.batches.samplers import build_sampler
 from gptmill.data.batches.validation import ValWindows
-from gptmill.data.corpora import Corpora
+from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.scores import score_by_length, write_scores
 
 CPU = torch.device("cpu")
@@ -39,10 +39,10 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
     "fields", [{"order": "shuffle"}, {"order": "shards"}, {"order": "curriculum"}, {"documents": "whole"}], ids=str
 )
 def test_corpora_of_a_mixture_have_orders_of_their_own(twins: Corpora, fields: dict[str, str], epoch: int) -> None:
-    stream = build_stream(make_config(**fields, mini_batch_size=2), twins)
+    stream = build_sampler(make_config(**fields, mini_batch_size=2), twins)
     read: tuple[list[tuple[int, int]], ...] = ([], [])
-    first = epoch * stream.units_per_epoch
-    for start in range(first, first + min(400, stream.units_per_epoch), stream.units_per_batch):
+    first = epoch * stream.samples_per_epoch
+    for start in range(first, first + min(400, stream.samples_per_epoch), stream.samples_per_batch):
         places = stream.find(start)
         for corpus, shard, place in zip(places.corpora, places.shards, places.starts, strict=True):
             read[corpus].append((int(shard), int(place)))
@@ -52,8 +52,8 @@ def test_corpora_of_a_mixture_have_orders_of_their_own(twins: Corpora, fields: d
 
 
 def test_shards_ahead_in_a_mixture_are_those_of_each_corpus_own_place(twins: Corpora) -> None:
-    stream = build_stream(make_config(order="sequential"), twins)
-    for start in range(0, stream.units_per_epoch, 4):
+    stream = build_sampler(make_config(order="sequential"), twins)
+    for start in range(0, stream.samples_per_epoch, 4):
         places, ahead = stream.find(start), stream.list_next_shards(start)
         for corpus in range(2):
             assert ahead[corpus][0] == places.shards[places.corpora == corpus][0]
@@ -62,7 +62,7 @@ def test_shards_ahead_in_a_mixture_are_those_of_each_corpus_own_place(twins: Cor
 def test_resident_tokens_outside_the_vocabulary_are_refused(twins: Corpora) -> None:
     shards = replace(twins.shards[0], train=(np.array([1, 2, 257], dtype=np.uint16),))
     with pytest.raises(UserError, match="token 257"):
-        load_resident(Corpora((shards,)), torch.device("cpu"))
+        load_on_device(Corpora((shards,)), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("wide_first", [False, True])
@@ -74,11 +74,11 @@ def test_resident_tokens_may_come_in_two_widths(twins: Corpora, wide_first: bool
         train=tuple(array.astype(np.uint32) for array in two.train),
     )
     mixed = replace(twins, shards=(wide, one) if wide_first else (one, wide))
-    stream = build_stream(make_config(), twins)
+    stream = build_sampler(make_config(), twins)
     cpu = torch.device("cpu")
     for start in (0, 40, 400):
-        expected = load_resident(twins, cpu).read(stream.find(start)).tokens
-        assert torch.equal(load_resident(mixed, cpu).read(stream.find(start)).tokens, expected)
+        expected = load_on_device(twins, cpu).read(stream.find(start)).tokens
+        assert torch.equal(load_on_device(mixed, cpu).read(stream.find(start)).tokens, expected)
 
 
 def test_validation_of_a_mixture_is_spread_over_each_corpus(tmp_path: Path) -> None:
@@ -100,11 +100,11 @@ def test_validation_of_a_mixture_is_spread_over_each_corpus(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("documents", ["packed", "whole"])
 def test_every_row_of_a_mixture_names_its_corpus_wherever_its_tokens_are(twins: Corpora, documents: str) -> None:
-    stream = build_stream(make_config(documents=documents), replace(twins, weights=(Fraction(3), Fraction(1))))
-    for reader in (make_train_reader(twins), load_resident(twins, CPU)):
-        starts = range(0, 8 * stream.units_per_batch, stream.units_per_batch)
-        with open_feed(stream, reader, CPU, starts) as feed:
-            taken = [make_batch(feed.take(), -100) for _ in starts]
+    stream = build_sampler(make_config(documents=documents), replace(twins, weights=(Fraction(3), Fraction(1))))
+    for reader in (make_train_reader(twins), load_on_device(twins, CPU)):
+        starts = range(0, 8 * stream.samples_per_batch, stream.samples_per_batch)
+        with open_data_loader(stream, reader, CPU, starts) as loader:
+            taken = [make_batch(loader.take(), -100) for _ in starts]
         for start, batch in zip(starts, taken, strict=True):
             assert batch.groups is not None
             assert batch.groups.dtype == torch.int64
@@ -114,14 +114,14 @@ def test_every_row_of_a_mixture_names_its_corpus_wherever_its_tokens_are(twins: 
 
 def test_rows_of_a_single_corpus_name_none(twins: Corpora) -> None:
     alone = Corpora(twins.shards[:1])
-    places = build_stream(make_config(), alone).find(0)
-    for reader in (make_train_reader(alone), load_resident(alone, CPU)):
+    places = build_sampler(make_config(), alone).find(0)
+    for reader in (make_train_reader(alone), load_on_device(alone, CPU)):
         assert make_batch(reader.read(places), -100).groups is None
     assert ValWindows(alone, 16, 4).read(0, 4).corpora is None
 
 
 def test_rows_that_are_cut_keep_their_corpus(twins: Corpora) -> None:
-    rows = make_train_reader(twins).read(build_stream(make_config(), twins).find(0))
+    rows = make_train_reader(twins).read(build_sampler(make_config(), twins).find(0))
     assert rows.corpora is not None
     batch = make_batch(rows, -100, width=4)
     assert batch.groups is not None

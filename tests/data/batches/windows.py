@@ -10,9 +10,9 @@ import numpy as np
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
-from gptmill.data.batches.rows import HostReader
-from gptmill.data.corpora import Corpora
+from gptmill.data.batches.row_reader import HostReader
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import SplitWindows, TokenShards, open_shards
 
 CONTEXT_LENGTH = 8

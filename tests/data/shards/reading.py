@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gptmill.data.batches.rows import HostReader, Places
+from gptmill.data.batches.row_reader import HostReader, RowLocations
 from gptmill.data.shards.arrays import IndexArray
 from gptmill.data.shards.opening import SplitWindows
 
@@ -12,6 +12,6 @@ from gptmill.data.shards.opening import SplitWindows
 def read_windows(windows: SplitWindows, numbers: IndexArray, vocab_size: int = 1 << 16) -> IndexArray:
     """The tokens of windows by number, context_length + 1 of each."""
     shards, starts = windows.locate(numbers)
-    places = Places(np.zeros_like(numbers), shards, starts, windows.context_length)
+    places = RowLocations(np.zeros_like(numbers), shards, starts, windows.context_length)
     rows: IndexArray = HostReader([windows.arrays], 0, vocab_size).read(places).tokens.numpy()
     return rows

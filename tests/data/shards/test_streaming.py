@@ -25,9 +25,9 @@ from reading import read_windows
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.shards import remote
-from gptmill.data.shards.cache import ROOM_LOCK, hold_lock
+from gptmill.data.shards import remote_folder as remote
 from gptmill.data.shards.opening import TokenShards, holds_shards, open_shards
+from gptmill.data.shards.shard_cache import ROOM_LOCK, hold_lock
 
 ADDRESS = "memory://bucket/corpus"
 SHARD_TOKENS = 3000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gptmill.data.batches.rows import Rows
+from gptmill.data.batches.row_reader import Rows
 
 
 @dataclass(frozen=True)

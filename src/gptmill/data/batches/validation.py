@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gptmill.data.batches.rows import HostReader, Places, Rows
-from gptmill.data.corpora import Corpora
+from gptmill.data.batches.row_reader import HostReader, RowLocations, Rows
+from gptmill.data.run_corpora import Corpora
 
 
 class ValWindows:
@@ -34,7 +34,7 @@ class ValWindows:
             spread = numbers[own] * windows.num_windows // max(1, self.counts[corpus])
             shards[own], starts[own] = windows.locate(spread)
         lengths = np.where(beyond, 0, self.context_length).astype(np.int64)
-        return self._reader.read(Places(corpora, shards, starts, self.context_length, lengths))
+        return self._reader.read(RowLocations(corpora, shards, starts, self.context_length, lengths))
 
     def _find_most(self, wanted: int) -> int:
         """The most windows of which no corpus lacks its share: counts only grow, so that halving finds it."""

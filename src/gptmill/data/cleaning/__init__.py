@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gptmill.data.cleaning.checks import check_cleaning
 from gptmill.data.cleaning.cleaner import Cleaner
+from gptmill.data.cleaning.cleaning_report import CleaningReport
 from gptmill.data.cleaning.duplicates import DuplicateIndex
-from gptmill.data.cleaning.report import CleaningReport
 
 __all__ = ["Cleaner", "CleaningReport", "DuplicateIndex", "check_cleaning"]

@@ -11,7 +11,7 @@ from typing import Any
 from gptmill.data.cleaning import CleaningReport
 from gptmill.data.files import write_durably
 from gptmill.data.pipeline.chunks import START, Chunk, Position
-from gptmill.data.pipeline.writer import WriterState
+from gptmill.data.pipeline.shard_writer import WriterState
 
 FILE_NAME = "journal.json"
 MIN_VAL_TOKENS = 2049  # one window of the usual context, even from a small corpus

@@ -7,7 +7,7 @@ import numpy as np
 from gptmill.data.cleaning import DuplicateIndex
 from gptmill.data.pipeline.encoding import ALWAYS_TRAIN, EncodedChunk
 from gptmill.data.pipeline.journal import Journal
-from gptmill.data.pipeline.writer import ShardWriter
+from gptmill.data.pipeline.shard_writer import ShardWriter
 from gptmill.data.tokenizers.protocol import TokenArray
 
 

@@ -25,11 +25,11 @@ from gptmill.data.shards.arrays import (
     StoredArray,
     find_array,
 )
-from gptmill.data.shards.foreign import find_foreign_files, open_foreign
-from gptmill.data.shards.manifest import DOCUMENTS_DIR, Manifest, Split, read_manifest
-from gptmill.data.shards.manifest import FILE_NAME as MANIFEST_NAME
-from gptmill.data.shards.remote import is_remote
-from gptmill.data.shards.streaming import CACHE_BYTES, open_remote
+from gptmill.data.shards.external_formats import find_external_files, open_external
+from gptmill.data.shards.remote_folder import is_remote
+from gptmill.data.shards.remote_shards import CACHE_BYTES, open_remote
+from gptmill.data.shards.shard_manifest import DOCUMENTS_DIR, Manifest, Split, read_manifest
+from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.tokenizers import Tokenizer, is_called, restore_tokenizer
 from gptmill.data.tokenizers.protocol import TokenArray, check_fingerprint, make_fingerprint
 
@@ -94,7 +94,7 @@ class TokenShards:
 
 def holds_shards(place: Path | str) -> bool:
     """Whether a place can be opened as it is: prepared here, by another project, or far away."""
-    return is_remote(place) or (Path(place) / MANIFEST_NAME).exists() or bool(find_foreign_files(Path(place)))
+    return is_remote(place) or (Path(place) / MANIFEST_NAME).exists() or bool(find_external_files(Path(place)))
 
 
 def open_shards(
@@ -115,8 +115,8 @@ def open_shards(
         tokenizer = restore_expected_tokenizer(remote.manifest, remote.address, expected_tokenizer)
         return TokenShards(remote.address, remote.folder, remote.manifest, tokenizer, **remote.arrays)
     folder = Path(place)
-    if not (folder / MANIFEST_NAME).exists() and find_foreign_files(folder):
-        foreign = open_foreign(folder, expected_tokenizer)
+    if not (folder / MANIFEST_NAME).exists() and find_external_files(folder):
+        foreign = open_external(folder, expected_tokenizer)
         scanned = {
             f"{name}_starts": ScannedStarts(arrays, foreign.tokenizer.end_of_text)
             for name, arrays in foreign.arrays.items()

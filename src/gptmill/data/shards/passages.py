@@ -11,8 +11,8 @@ import numpy as np
 
 from gptmill.config.errors import UserError
 from gptmill.data.shards.arrays import IndexArray
-from gptmill.data.shards.manifest import NAMES_NAME, ORIGINS_DIR, Split
 from gptmill.data.shards.opening import TokenShards
+from gptmill.data.shards.shard_manifest import NAMES_NAME, ORIGINS_DIR, Split
 from gptmill.data.tokenizers.protocol import decode
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from gptmill.config.errors import UserError
 from gptmill.config.validation import is_folder_name
 from gptmill.data.files import flush_to_disk, hash_file, write_durably
-from gptmill.data.shards.manifest import FILE_NAME as MANIFEST_NAME
-from gptmill.data.shards.manifest import SCORES_DIR, read_manifest
 from gptmill.data.shards.opening import TokenShards
+from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
+from gptmill.data.shards.shard_manifest import SCORES_DIR, read_manifest
 
 ScoreArray = NDArray[np.float32]
 

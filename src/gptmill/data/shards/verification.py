@@ -14,10 +14,10 @@ import numpy as np
 from gptmill.config.errors import UserError
 from gptmill.data.files import hash_file
 from gptmill.data.shards.arrays import IndexArray, StoredArray
-from gptmill.data.shards.foreign import find_foreign_files, open_foreign
-from gptmill.data.shards.manifest import DOCUMENTS_DIR, Manifest, Shard, Split, read_manifest
-from gptmill.data.shards.manifest import FILE_NAME as MANIFEST_NAME
+from gptmill.data.shards.external_formats import find_external_files, open_external
 from gptmill.data.shards.opening import find_shard, restore_expected_tokenizer
+from gptmill.data.shards.shard_manifest import DOCUMENTS_DIR, Manifest, Shard, Split, read_manifest
+from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import TokenArray
 
@@ -34,7 +34,7 @@ def verify_corpus(folder: Path, report: VerifyReport, tokenizer_name: str | None
     Token files of other projects have no checksums: sizes and the range of tokens are all that can be checked.
     """
     try:
-        if not (folder / MANIFEST_NAME).exists() and find_foreign_files(folder):
+        if not (folder / MANIFEST_NAME).exists() and find_external_files(folder):
             return _verify_foreign(folder, report, tokenizer_name)
         return _verify_own(folder, report, tokenizer_name)
     except UserError as error:
@@ -53,7 +53,7 @@ def _verify_own(folder: Path, report: VerifyReport, tokenizer_name: str | None) 
 
 
 def _verify_foreign(folder: Path, report: VerifyReport, tokenizer_name: str | None) -> list[str]:
-    corpus = open_foreign(folder, tokenizer_name)
+    corpus = open_external(folder, tokenizer_name)
     files = [*corpus.arrays["train"].files, *corpus.arrays["val"].files]
     progress = _Progress(sum(file.length * file.dtype.itemsize for file in files), report)
     return _run([partial(_check_tokens, file, corpus.tokenizer, progress) for file in files])

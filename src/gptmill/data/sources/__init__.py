@@ -5,12 +5,12 @@ Knows places, compressions and formats; knows no tokens and no shards.
 
 from __future__ import annotations
 
-from gptmill.data.sources.corpora import CORPORA, PYTHON_STDLIB
 from gptmill.data.sources.cutting import MAX_DOCUMENT_CHARS
-from gptmill.data.sources.documents import DocumentStream, open_documents, read_documents
+from gptmill.data.sources.document_stream import DocumentStream, open_documents, read_documents
 from gptmill.data.sources.formats import FORMATS
+from gptmill.data.sources.named_corpora import CORPORA, PYTHON_STDLIB
 from gptmill.data.sources.parts import list_parts
-from gptmill.data.sources.places import make_source_name, open_source
+from gptmill.data.sources.resolver import make_source_name, open_source
 from gptmill.data.sources.source import Part, Source, SourceFile
 
 __all__ = [

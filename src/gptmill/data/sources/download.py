@@ -107,7 +107,7 @@ def _fetch(url: str, partial: Path, show: DownloadProgress) -> str | None:
             start = 0  # the server cannot resume
         length = answer.headers.get("Content-Length")
         total = start + int(length) if length else None
-        check_room(partial.parent, total - start if total else 0)
+        check_disk_space(partial.parent, total - start if total else 0)
         with partial.open("r+b" if start else "wb") as file:
             file.seek(start)
             _copy(answer, file, show, start, total)
@@ -124,7 +124,7 @@ def _copy(answer: Any, file: IO[bytes], show: DownloadProgress, start: int, tota
         show.update(done, total, len(block))
 
 
-def check_room(folder: Path, needed_bytes: int) -> None:
+def check_disk_space(folder: Path, needed_bytes: int) -> None:
     """Raises UserError where the disk of the folder, which need not exist yet, is too full for a download."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
     free = shutil.disk_usage(existing).free

@@ -8,7 +8,7 @@ from gptmill.data.sources.formats import find_format
 from gptmill.data.sources.formats.json_records import read_json_lines
 from gptmill.data.sources.formats.parquet import list_row_group_parts, read_parquet
 from gptmill.data.sources.source import Part, SourceFile
-from gptmill.data.sources.storage import StoredFile
+from gptmill.data.sources.stored_file import StoredFile
 
 SMALL_FILE_BYTES = 4 * 2**20
 PART_BYTES = 8 * 2**20

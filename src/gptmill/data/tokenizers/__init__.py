@@ -10,7 +10,7 @@ from typing import Any
 from gptmill.config.errors import UserError, suggest
 from gptmill.data.tokenizers.byte import ByteTokenizer
 from gptmill.data.tokenizers.char import CharTokenizer
-from gptmill.data.tokenizers.gpt2 import Gpt2Tokenizer
+from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
 from gptmill.data.tokenizers.openai import ENCODINGS, OpenAiTokenizer
 from gptmill.data.tokenizers.protocol import Tokenizer
 from gptmill.data.tokenizers.tokenizer_json import FILE_NAME, JsonTokenizer, read_definition

@@ -20,7 +20,7 @@ import numpy as np
 from gptmill.config.errors import UserError
 from gptmill.data.tokenizers.byte_level import spell
 from gptmill.data.tokenizers.byte_pairs import BytePairs, cut_white_space
-from gptmill.data.tokenizers.gpt2 import END_OF_TEXT, Gpt2Tokenizer
+from gptmill.data.tokenizers.gpt2_bpe import END_OF_TEXT, Gpt2Tokenizer
 
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -14,7 +14,7 @@ from tiktoken.load import read_file_cached
 from gptmill.config.errors import UserError
 from gptmill.data.files import find_cache_dir, write_durably
 from gptmill.data.tokenizers.byte_pairs import BytePairs
-from gptmill.data.tokenizers.gpt2 import END_OF_TEXT, WORD_PATTERN
+from gptmill.data.tokenizers.gpt2_bpe import END_OF_TEXT, WORD_PATTERN
 from gptmill.data.tokenizers.protocol import TokenArray
 
 URL = "https://openaipublic.blob.core.windows.net/encodings"

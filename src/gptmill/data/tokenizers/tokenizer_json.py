@@ -20,8 +20,8 @@ import numpy as np
 
 from gptmill.config.errors import UserError
 from gptmill.data.tokenizers.byte_level import unspell
-from gptmill.data.tokenizers.fast_path import is_failure, make_byte_pairs
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
+from gptmill.data.tokenizers.tiktoken_path import is_failure, make_byte_pairs
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library

@@ -13,7 +13,7 @@ from gptmill.models.kernels.choice import has_kernels
 def accumulate(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:
     """Adds each to its sum, which it has the shape of. PyTorch adds quickly only where formats are the same."""
     if not totals or not has_kernels(totals[0].device):
-        accumulate_plainly(totals, new)
+        accumulate_reference(totals, new)
         return
     from gptmill.models.kernels.accumulate_triton import run_accumulate
 
@@ -21,7 +21,7 @@ def accumulate(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         run_accumulate(total, each.contiguous())
 
 
-def accumulate_plainly(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+def accumulate_reference(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:
     """The twin."""
     if totals:
         torch._foreach_add_(list(totals), list(new))

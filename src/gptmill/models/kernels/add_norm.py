@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gptmill.models.fp8 import TINIEST_AMAX, Scaled
-from gptmill.models.kernels.operations import make_operation
+from gptmill.models.kernels.custom_ops import make_custom_op
 from gptmill.models.stream import Branch
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -36,13 +36,13 @@ def add_norm(
     return stream_NC.view_as(x_BTC), normed_NC.view_as(x_BTC), scaled
 
 
-@make_operation("add_norm")
+@make_custom_op("add_norm")
 def _add_norm(
     x_NC: Tensor, y_NC: Tensor, y_bias_C: Tensor | None, keep_NC: Tensor | None, factor: Tensor | None,
     weight_C: Tensor, bias_C: Tensor | None, eps: float, is_rms: bool, narrow: bool,
 ) -> Results:  # fmt: skip
     if x_NC.device.type != "cuda":
-        return add_norm_plainly(x_NC, y_NC, y_bias_C, keep_NC, factor, weight_C, bias_C, eps, is_rms, narrow)
+        return add_norm_reference(x_NC, y_NC, y_bias_C, keep_NC, factor, weight_C, bias_C, eps, is_rms, narrow)
     from gptmill.models.kernels.add_norm_triton import run_forward
 
     keep_NC = None if keep_NC is None else keep_NC.contiguous()
@@ -51,7 +51,7 @@ def _add_norm(
     )
 
 
-def add_norm_plainly(
+def add_norm_reference(
     x_NC: Tensor, y_NC: Tensor, y_bias_C: Tensor | None, keep_NC: Tensor | None, factor: Tensor | None,
     weight_C: Tensor, bias_C: Tensor | None, eps: float, is_rms: bool, narrow: bool,
 ) -> Results:  # fmt: skip
@@ -86,13 +86,13 @@ def _(x: Tensor, *others: Any) -> Results:
     return x.new_empty(x.shape), x.new_empty(x.shape), fp8, rows.new_empty(() if narrow else 0), mean, rows
 
 
-@make_operation("add_norm_backward")
+@make_custom_op("add_norm_backward")
 def _add_norm_backward(
     d_stream_NC: Tensor, d_normed_NC: Tensor, stream_NC: Tensor, mean_N: Tensor, rstd_N: Tensor,
     keep_NC: Tensor | None, factor: Tensor | None, weight_C: Tensor, is_rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if stream_NC.device.type != "cuda":
-        return add_norm_backward_plainly(
+        return add_norm_backward_reference(
             d_stream_NC, d_normed_NC, stream_NC, mean_N, rstd_N, keep_NC, factor, weight_C, is_rms
         )
     from gptmill.models.kernels.add_norm_triton import run_backward
@@ -102,7 +102,7 @@ def _add_norm_backward(
     return run_backward(d_stream_NC, d_normed_NC, stream_NC, mean_N, rstd_N, keep_NC, factor, weight_C, is_rms)
 
 
-def add_norm_backward_plainly(
+def add_norm_backward_reference(
     d_stream_NC: Tensor, d_normed_NC: Tensor, stream_NC: Tensor, mean_N: Tensor, rstd_N: Tensor,
     keep_NC: Tensor | None, factor: Tensor | None, weight_C: Tensor, is_rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip

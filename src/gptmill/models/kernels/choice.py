@@ -13,9 +13,9 @@ import torch.compiler.config
 from gptmill.config.run import CompileMode, KernelChoice, PrecisionName
 from gptmill.models.feed_forward import Mlp
 from gptmill.models.gpt import GPT
-from gptmill.models.kernels.compiled_matmuls import build_matmul_pass
 from gptmill.models.kernels.cublaslt import has_library
-from gptmill.models.kernels.operations import register_operations
+from gptmill.models.kernels.custom_ops import register_custom_ops
+from gptmill.models.kernels.gemm_pass import build_gemm_pass
 
 CAPABILITY = (8, 0)
 # With small micro-batches a card waits for the host to start the blocks' kernels, each of which has work in proportion
@@ -25,13 +25,13 @@ CAPABILITY = (8, 0)
 LEAST_WORK = 1.8e10
 FORMATS = ("bf16", "fp8")
 OPAQUE = (
-    "gptmill::draw_kept",
-    "gptmill::fp8_head_loss",
-    "gptmill::head_loss",
+    "gptmill::dropout_mask",
+    "gptmill::fp8_linear_cross_entropy",
+    "gptmill::linear_cross_entropy",
     "gptmill::multiply",
-    "gptmill::multiply_gelu",
-    "gptmill::multiply_gelu_gradient",
-    "gptmill::multiply_wide",
+    "gptmill::gemm_gelu",
+    "gptmill::gemm_dgelu",
+    "gptmill::gemm_fp32",
 )
 
 
@@ -65,7 +65,7 @@ def prepare_compiler() -> None:
     """
     from torch._inductor.lowering import FALLBACK_ALLOW_LIST
 
-    register_operations()
+    register_custom_ops()
     FALLBACK_ALLOW_LIST.update(OPAQUE)
     files = sorted(Path(__file__).parent.glob("*.py"))
     code = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
@@ -77,7 +77,7 @@ def list_kernel_options(used: KernelChoice, mode: CompileMode) -> dict[str, Any]
     is_left_to_torch = mode.startswith("max-autotune") or torch.are_deterministic_algorithms_enabled()
     if used != "auto" or is_left_to_torch or not has_library():
         return {}
-    return {"post_grad_custom_post_pass": build_matmul_pass()}
+    return {"post_grad_custom_post_pass": build_gemm_pass()}
 
 
 def describe_kernels(model: GPT) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 WORKSPACE_BYTES = 32 * 2**20
-MOST_WAYS = 16
+MAX_ALGORITHMS = 16
 SUM_IN_FP32, FP32 = 68, 0
 FORMATS = {
     torch.float32: FP32,
@@ -34,9 +34,9 @@ class Epilogue(IntEnum):
 
     NOTHING = 1
     BIAS = 4
-    GELU_OF_BIASED = 164
+    GELU_AUX_BIAS = 164
     """The sums and a bias are stored beside the result, which is GELU (tanh) of them."""
-    GELU_GRADIENT = 192
+    DGELU = 192
     """The sums are gradients of a GELU, and become those of what went into it, which is read from beside."""
 
 
@@ -52,7 +52,7 @@ class Attribute(IntEnum):
     SCALE_OF_A = 17
     SCALE_OF_B = 18
     FORMAT_BESIDE = 22
-    HAS_FAST_SUMS = 25
+    FAST_ACCUM = 25
 
 
 class Matrix(NamedTuple):
@@ -61,7 +61,7 @@ class Matrix(NamedTuple):
     rows: int
     columns: int
     stride: int
-    is_turned: bool
+    is_transposed: bool
     dtype: torch.dtype
 
 
@@ -73,7 +73,7 @@ class Matmul(NamedTuple):
     result: torch.dtype
     epilogue: Epilogue
     is_scaled: bool
-    has_fast_sums: bool
+    use_fast_accum: bool
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class Matmul(NamedTuple):
         return ", ".join([*parts, *(str(part).removeprefix("torch.") for part in self[2:])])
 
 
-class Way(ctypes.Structure):
+class Algorithm(ctypes.Structure):
     """A way to multiply, as the library describes it."""
 
     _fields_ = (
@@ -112,19 +112,19 @@ class Plan:
         self._matmul, self._device, self._lock = matmul, numbers.a.device, threading.Lock()
         self._handle = open_handle(self._device.index)
         self._description = create("cublasLtMatmulDescCreate", c_int(SUM_IN_FP32), c_int(FP32))
-        self._set(Attribute.TRANSPOSES_A, c_int32(matmul.b.is_turned))
-        self._set(Attribute.TRANSPOSES_B, c_int32(matmul.a.is_turned))
+        self._set(Attribute.TRANSPOSES_A, c_int32(matmul.b.is_transposed))
+        self._set(Attribute.TRANSPOSES_B, c_int32(matmul.a.is_transposed))
         self._set(Attribute.EPILOGUE, c_int32(matmul.epilogue))
-        if matmul.has_fast_sums:
-            self._set(Attribute.HAS_FAST_SUMS, c_int8(1))
+        if matmul.use_fast_accum:
+            self._set(Attribute.FAST_ACCUM, c_int8(1))
         if numbers.beside is not None:
             self._set(Attribute.WIDTH_BESIDE, c_int64(matmul.b.columns))
             self._set(Attribute.FORMAT_BESIDE, c_int32(FORMATS[matmul.result]))
         self._point_to(numbers)  # the library looks at how pointers are aligned
         self._layouts = [make_layout(matrix) for matrix in (matmul.b, matmul.a, self._find_result())]
-        self.ways = self._list_ways()
+        self.algorithms = self._list_ways()
 
-    def run(self, numbers: Numbers, way: Way) -> Tensor:
+    def run(self, numbers: Numbers, way: Algorithm) -> Tensor:
         """`a @ b`, scaled, and what else there is to it."""
         matmul = self._matmul
         result = torch.empty((matmul.a.rows, matmul.b.columns), dtype=matmul.result, device=self._device)
@@ -153,25 +153,25 @@ class Plan:
 
     def _find_result(self) -> Matrix:
         rows, columns = self._matmul.a.rows, self._matmul.b.columns
-        return Matrix(rows, columns, columns, is_turned=False, dtype=self._matmul.result)
+        return Matrix(rows, columns, columns, is_transposed=False, dtype=self._matmul.result)
 
     def _set(self, attribute: Attribute, value: Any) -> None:
         name = "cublasLtMatmulDescSetAttribute"
         size = c_size_t(ctypes.sizeof(value))
         check(name, load_library()[name](self._description, c_int(attribute), byref(value), size))
 
-    def _list_ways(self) -> list[Way]:
+    def _list_ways(self) -> list[Algorithm]:
         library, preference = load_library(), create("cublasLtMatmulPreferenceCreate")
         limit = c_size_t(WORKSPACE_BYTES)
         name = "cublasLtMatmulPreferenceSetAttribute"
         check(name, library[name](preference, c_int(WORKSPACE_LIMIT), byref(limit), c_size_t(ctypes.sizeof(limit))))
-        ways, count = (Way * MOST_WAYS)(), c_int()
+        algorithms, count = (Algorithm * MAX_ALGORITHMS)(), c_int()
         status = library.cublasLtMatmulAlgoGetHeuristic(
-            self._handle, self._description, *self._layouts, self._layouts[2], preference, c_int(MOST_WAYS), ways,
-            byref(count),
+            self._handle, self._description, *self._layouts, self._layouts[2], preference, c_int(MAX_ALGORITHMS),
+            algorithms, byref(count),
         )  # fmt: skip
         library.cublasLtMatmulPreferenceDestroy(preference)
-        return [way for way in ways[: count.value] if way.status == 0] if status == 0 else []
+        return [way for way in algorithms[: count.value] if way.status == 0] if status == 0 else []
 
 
 @cache
@@ -205,7 +205,7 @@ def open_handle(device: int) -> c_void_p:
 
 
 def make_layout(matrix: Matrix) -> c_void_p:
-    long, short = (matrix.rows, matrix.columns) if matrix.is_turned else (matrix.columns, matrix.rows)
+    long, short = (matrix.rows, matrix.columns) if matrix.is_transposed else (matrix.columns, matrix.rows)
     return create(
         "cublasLtMatrixLayoutCreate", c_int(FORMATS[matrix.dtype]), c_uint64(long), c_uint64(short),
         c_int64(matrix.stride),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptmill.models.kernels.operations import make_operation
+from gptmill.models.kernels.custom_ops import make_custom_op
 
 
 def swiglu(x: Tensor) -> Tensor:
@@ -33,16 +33,16 @@ class _SwiGlu(torch.autograd.Function):
         return dx.view_as(x)
 
 
-@make_operation("swiglu_backward")
+@make_custom_op("swiglu_backward")
 def _swiglu_backward(d_y_NF: Tensor, x_NE: Tensor) -> Tensor:
     if x_NE.device.type != "cuda":
-        return swiglu_backward_plainly(d_y_NF, x_NE)
+        return swiglu_backward_reference(d_y_NF, x_NE)
     from gptmill.models.kernels.swiglu_triton import run_backward
 
     return run_backward(d_y_NF.contiguous(), x_NE.contiguous())
 
 
-def swiglu_backward_plainly(d_y_NF: Tensor, x_NE: Tensor) -> Tensor:
+def swiglu_backward_reference(d_y_NF: Tensor, x_NE: Tensor) -> Tensor:
     """The twin."""
     (gate, up), d_y = x_NE.float().chunk(2, dim=-1), d_y_NF.float()
     share = torch.sigmoid(gate)

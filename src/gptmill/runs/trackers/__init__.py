@@ -5,9 +5,9 @@ from __future__ import annotations
 from gptmill.config.run import TrackingConfig
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.trackers.console import build_console
-from gptmill.runs.trackers.files import JsonLines, SampleFiles, TextLog
-from gptmill.runs.trackers.ledger import Ledger
+from gptmill.runs.trackers.history_file import HistoryFile
 from gptmill.runs.trackers.protocol import Tracker, TrackerGroup
+from gptmill.runs.trackers.run_files import JsonLines, SampleFiles, TextLog
 from gptmill.runs.trackers.tensorboard import TensorBoard
 
 
@@ -16,7 +16,7 @@ def open_trackers(
 ) -> TrackerGroup:
     """The run's trackers, set back to the step that it goes on from, so that no step is told twice."""
     trackers: list[Tracker] = [
-        Ledger(run),  # first: it looks for signs of a crash in what the others cut back
+        HistoryFile(run),  # first: it looks for signs of a crash in what the others cut back
         JsonLines(run.events, resumed_at, is_evaluated=is_evaluated),
         TextLog(run.text_log, resumed_at, is_evaluated=is_evaluated),
         SampleFiles(run.samples, resumed_at),

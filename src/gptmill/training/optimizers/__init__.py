@@ -15,19 +15,19 @@ from gptmill.config.optimizer import Lion as LionConfig
 from gptmill.config.optimizer import Muon as MuonConfig
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.training.optimizers.adamw import build_adamw
-from gptmill.training.optimizers.eight_bit import build_adamw8bit
-from gptmill.training.optimizers.groups import is_muons, list_decay_groups, list_fused_rows
+from gptmill.training.optimizers.adamw8bit import build_adamw8bit
+from gptmill.training.optimizers.container import OptimizerContainer as OptimizerContainer
 from gptmill.training.optimizers.lion import Lion
 from gptmill.training.optimizers.muon import Muon
-from gptmill.training.optimizers.together import OptimizerSet as OptimizerSet
+from gptmill.training.optimizers.param_groups import is_muons, list_decay_groups, list_packed_splits
 
 Members = list[torch.optim.Optimizer]
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> OptimizerSet:
+def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> OptimizerContainer:
     """What the config names, for all parameters of the model."""
     tag = config.optimizer.tag
-    return OptimizerSet(model, tag, OPTIMIZERS[tag](model, config, device))
+    return OptimizerContainer(model, tag, OPTIMIZERS[tag](model, config, device))
 
 
 def _build_adamw(model: nn.Module, config: OptimizerConfig, device: torch.device) -> Members:
@@ -39,10 +39,10 @@ def _build_muon(model: nn.Module, config: OptimizerConfig, device: torch.device)
     assert isinstance(chosen, MuonConfig)
     matrices = [parameter for name, parameter in named.items() if is_muons(name, parameter)]
     others = [parameter for name, parameter in named.items() if not is_muons(name, parameter)]
-    fused_rows = {named[name]: rows for name, rows in list_fused_rows(model).items()}
+    packed_splits = {named[name]: rows for name, rows in list_packed_splits(model).items()}
     groups = list_decay_groups(matrices, chosen.matrix_lr, config.weight_decay)
     return [
-        Muon(groups, chosen.matrix_lr, chosen.muon_momentum, fused_rows),
+        Muon(groups, chosen.matrix_lr, chosen.muon_momentum, packed_splits),
         build_adamw(others, config, device),
     ]
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gptmill.config.optimizer import AdamW, Muon, OptimizerConfig
-from gptmill.training.optimizers.groups import list_decay_groups
+from gptmill.training.optimizers.param_groups import list_decay_groups
 
 FUSED_DEVICES = ("cuda", "cpu", "mps")
 

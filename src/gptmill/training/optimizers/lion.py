@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gptmill.training.optimizers.gate import choose, hide_bad_gradients, list_ready, read_gate
+from gptmill.training.optimizers.found_inf import choose, list_ready, read_found_inf, zero_bad_gradients
 
 
 class Lion(torch.optim.Optimizer):
@@ -23,14 +23,14 @@ class Lion(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Updates all parameters that have a gradient."""
         assert closure is None, "Lion asks for no loss"
-        is_bad = read_gate(self)
+        is_bad = read_found_inf(self)
         for group in self.param_groups:
             lr, (beta1, beta2) = group["lr"], group["betas"]
             parameters = list_ready(self, group, "exp_avg")
             if not parameters:
                 continue
             averages = [self.state[parameter]["exp_avg"] for parameter in parameters]
-            gradients = hide_bad_gradients(is_bad, [parameter.grad for parameter in parameters], averages)
+            gradients = zero_bad_gradients(is_bad, [parameter.grad for parameter in parameters], averages)
             updates = torch._foreach_lerp(averages, gradients, 1 - beta1)
             torch._foreach_sign_(updates)
             torch._foreach_mul_(updates, choose(is_bad, 0.0, -lr))

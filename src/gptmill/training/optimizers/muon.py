@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gptmill.training.optimizers.gate import choose, hide_bad_gradients, list_ready, read_gate
+from gptmill.training.optimizers.found_inf import choose, list_ready, read_found_inf, zero_bad_gradients
 
 # A quintic whose slope at 0 is steep: five rounds bring singular values to about 1, where that is enough.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -41,16 +41,16 @@ class Muon(torch.optim.Optimizer):
         groups: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         lr: float,
         momentum: float,
-        fused_rows: Mapping[nn.Parameter, tuple[int, ...]],
+        packed_splits: Mapping[nn.Parameter, tuple[int, ...]],
     ) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
-        self._fused_rows = fused_rows
+        self._fused_rows = packed_splits
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Updates all matrices that have a gradient, those of one shape together."""
         assert closure is None, "Muon asks for no loss"
-        is_bad = read_gate(self)
+        is_bad = read_found_inf(self)
         for group in self.param_groups:
             parameters = list_ready(self, group, "momentum_buffer")
             for parts in batch_parts([part for parameter in parameters for part in self._split(parameter)]):
@@ -78,7 +78,7 @@ def batch_parts(parts: list[Part]) -> list[list[Part]]:
 def move(parts: list[Part], lr: float, momentum: float, weight_decay: float, is_bad: Tensor | None) -> None:
     """One step of matrices of one shape."""
     weights, momenta = [part.weight for part in parts], [part.momentum for part in parts]
-    gradients = hide_bad_gradients(is_bad, [part.gradient for part in parts], momenta)
+    gradients = zero_bad_gradients(is_bad, [part.gradient for part in parts], momenta)
     torch._foreach_lerp_(momenta, gradients, 1 - momentum)
     ahead = torch.stack(torch._foreach_lerp(gradients, momenta, momentum))
     rows, columns = ahead.shape[-2:]

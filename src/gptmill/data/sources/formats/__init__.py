@@ -13,7 +13,7 @@ from gptmill.data.sources.formats.tables import read_csv, read_tsv
 from gptmill.data.sources.formats.text import read_python, read_text
 from gptmill.data.sources.formats.web import read_html, read_warc, read_wet
 from gptmill.data.sources.source import Part
-from gptmill.data.sources.storage import StoredFile
+from gptmill.data.sources.stored_file import StoredFile
 
 Reader = Callable[[StoredFile, ReadingOptions, Part | None], Iterator[str]]
 

@@ -14,7 +14,7 @@ from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.failures import make_decoding_error, make_field_error, make_type_error
 from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read_lines
 from gptmill.data.sources.source import Part
-from gptmill.data.sources.storage import StoredFile
+from gptmill.data.sources.stored_file import StoredFile
 
 MAX_VALUE_BYTES = 2**28  # of a file that is one value and has to be parsed as a whole
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

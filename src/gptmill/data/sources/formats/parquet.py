@@ -9,7 +9,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.failures import make_extra_error, make_field_error, make_type_error
 from gptmill.data.sources.source import Part
-from gptmill.data.sources.storage import StoredFile
+from gptmill.data.sources.stored_file import StoredFile
 
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20

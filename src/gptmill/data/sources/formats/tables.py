@@ -11,7 +11,7 @@ from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.failures import make_field_error
 from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read_lines
 from gptmill.data.sources.source import Part
-from gptmill.data.sources.storage import StoredFile
+from gptmill.data.sources.stored_file import StoredFile
 
 END = "\ue000end of file\ue000"  # a row of its own after the last, unless quotes are open there
 

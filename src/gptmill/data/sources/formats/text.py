@@ -12,7 +12,7 @@ from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.cutting import DocumentCutter
 from gptmill.data.sources.failures import make_decoding_error
 from gptmill.data.sources.source import Part
-from gptmill.data.sources.storage import StoredFile
+from gptmill.data.sources.stored_file import StoredFile
 
 BLOCK_BYTES = 2**20
 BYTE_ORDER_MARK = "\ufeff"

@@ -14,7 +14,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.failures import make_decoding_error, make_extra_error
 from gptmill.data.sources.source import Part
-from gptmill.data.sources.storage import StoredFile
+from gptmill.data.sources.stored_file import StoredFile
 
 HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
 RECORD_END = b"\r\n\r\n"

@@ -1,0 +1,165 @@
+"""What a run is trained on, by running number: pure arithmetic, no tokens are read here.
+
+A stream counts in units: windows, or groups of whole documents. Its whole state is the number of units read.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from gptmill.config.errors import UserError
+from gptmill.config.run import DataConfig, RunConfig
+from gptmill.data.batches.curriculum import Curriculum, score_windows
+from gptmill.data.batches.document_groups import DocumentGroups, cut_documents
+from gptmill.data.batches.mixture_weights import MixtureWeights
+from gptmill.data.batches.order import Order, ShardOrder, Shuffle
+from gptmill.data.batches.row_reader import RowLocations
+from gptmill.data.batches.window_offset import WindowOffset
+from gptmill.data.run_corpora import Corpora
+from gptmill.data.shards.opening import SplitWindows, TokenShards
+from gptmill.data.shards.scores import read_scores
+
+SHARDS_AHEAD = 3
+
+
+class Stream(Protocol):
+    """The training data of a run. An epoch has as many units as all corpora hold together."""
+
+    samples_per_epoch: int
+    samples_per_batch: int
+
+    def find(self, start: int) -> RowLocations:
+        """The rows of the micro-batch that begins with unit `start`."""
+        ...
+
+    def count_targets(self, start: int, size: int) -> int:
+        """How many tokens units start … start + size - 1 predict, padding left out."""
+        ...
+
+    def list_next_shards(self, start: int) -> list[list[int]]:
+        """For each corpus, the shards that are read from unit `start` on; empty where that is all of them."""
+        ...
+
+
+class WindowSampler:
+    """Windows in their order, of several corpora in their shares."""
+
+    def __init__(
+        self,
+        windows: list[SplitWindows],
+        orders: list[Order],
+        shares: MixtureWeights,
+        batch_size: int,
+        shifts: list[WindowOffset] | None = None,
+    ) -> None:
+        self.samples_per_epoch = sum(part.num_windows for part in windows)
+        self.samples_per_batch = batch_size
+        self._windows, self._orders, self._shares, self._shifts = windows, orders, shares, shifts
+        self._context_length = windows[0].context_length
+
+    def find(self, start: int) -> RowLocations:
+        corpora, numbers = self._shares.assign(start, self.samples_per_batch)
+        shards, starts = np.empty_like(numbers), np.empty_like(numbers)
+        for corpus in np.unique(corpora):
+            own = corpora == corpus
+            found = self._orders[corpus].find(numbers[own])
+            shards[own], starts[own] = self._windows[corpus].locate(found)
+            if self._shifts is not None:
+                starts[own] = self._shifts[corpus].move(shards[own], starts[own], numbers[own])
+        return RowLocations(corpora, shards, starts, self._context_length)
+
+    def count_targets(self, start: int, size: int) -> int:  # noqa: ARG002
+        return size * self._context_length
+
+    def list_next_shards(self, start: int) -> list[list[int]]:
+        counts = self._shares.count(start)
+        return [
+            order.list_next_shards(number, SHARDS_AHEAD) if isinstance(order, ShardOrder) else []
+            for order, number in zip(self._orders, counts, strict=True)
+        ]
+
+
+class DocumentSampler:
+    """Groups of whole documents; a group is a micro-batch, of one corpus."""
+
+    samples_per_batch = 1
+
+    def __init__(self, groups: list[DocumentGroups], shares: MixtureWeights) -> None:
+        self.samples_per_epoch = sum(part.num_domains for part in groups)
+        self._groups, self._shares = groups, shares
+
+    def find(self, start: int) -> RowLocations:
+        (corpus,), (number,) = self._shares.assign(start, 1)
+        pieces, width, rows = self._groups[corpus].find(int(number))
+        table = self._groups[corpus].pieces
+        shards, starts, lengths = np.zeros((3, rows), dtype=np.int64)
+        shards[: len(pieces)], starts[: len(pieces)] = table.shards[pieces], table.starts[pieces]
+        lengths[: len(pieces)] = table.lengths[pieces]
+        return RowLocations(np.full(rows, corpus), shards, starts, width, lengths)
+
+    def count_targets(self, start: int, size: int) -> int:
+        total = 0
+        for corpus, number in zip(*self._shares.assign(start, size), strict=True):
+            pieces, _, _ = self._groups[corpus].find(int(number))
+            total += int(self._groups[corpus].pieces.lengths[pieces].sum())
+        return total
+
+    def list_next_shards(self, start: int) -> list[list[int]]:  # noqa: ARG002
+        return [[] for _ in self._groups]
+
+
+def build_sampler(config: RunConfig, corpora: Corpora) -> Stream:
+    """Raises UserError for data that cannot be read as the config asks."""
+    data, seed, context_length = config.data, config.training.seed, config.model.context_length
+    for shards in corpora.shards:
+        _check_long_enough(shards, shards.cut(shards.train, context_length), "train", "use more text")
+        advice = "prepare it with a larger --val_fraction"
+        _check_long_enough(shards, shards.cut(shards.val, context_length), "val", advice)
+        _check_can_jump(shards, data)
+    if data.documents == "whole":
+        budget = config.training.mini_batch_size * context_length
+        groups = []
+        for corpus, shards in enumerate(corpora.shards):
+            sizes = shards.cut(shards.train, context_length).lengths
+            pieces = cut_documents(sizes, shards.train_starts, context_length)
+            groups.append(DocumentGroups(pieces, context_length, budget, seed, corpus))
+        return DocumentSampler(groups, corpora.shares)
+    windows = [shards.cut(shards.train, context_length) for shards in corpora.shards]
+    orders = [
+        _build_order(data, seed, corpus, shards, part)
+        for corpus, (shards, part) in enumerate(zip(corpora.shards, windows, strict=True))
+    ]
+    shifts = [WindowOffset(part, seed, corpus) for corpus, part in enumerate(windows)] if data.shift_windows else None
+    return WindowSampler(windows, orders, corpora.shares, config.training.mini_batch_size, shifts)
+
+
+def _build_order(data: DataConfig, seed: int, corpus: int, shards: TokenShards, windows: SplitWindows) -> Order:
+    if data.order == "shards":
+        return ShardOrder(windows.counts, seed, corpus)
+    if data.order == "sequential":
+        return ShardOrder(windows.counts)
+    if data.order == "curriculum":
+        scores = score_windows(windows, shards.train_starts, read_scores(shards, data.score))
+        return Curriculum(scores, seed, corpus)
+    return Shuffle(windows.num_windows, seed, corpus)
+
+
+def _check_long_enough(shards: TokenShards, windows: SplitWindows, name: str, advice: str) -> None:
+    if windows.num_windows == 0:
+        longest = windows.lengths.max(initial=0)
+        raise UserError(
+            f"the {name} split of {shards.address} has {longest:,} tokens, less than one window of context_length + 1 "
+            f"= {windows.context_length + 1:,}; {advice} or a smaller --context_length"
+        )
+
+
+def _check_can_jump(shards: TokenShards, data: DataConfig) -> None:
+    """Shards that come and go can be read one after another only."""
+    jumps = data.documents == "whole" or data.order in ("shuffle", "curriculum")
+    if jumps and not getattr(shards.train, "holds_all", True):
+        raise UserError(
+            f"the shards of {shards.address} do not all fit in their cache, and this order jumps between them; "
+            f"use --order shards with documents packed or masked, or a larger cache"
+        )

@@ -1,0 +1,68 @@
+"""From what a run asks for to opened shards, preparing them first where that is possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gptmill.config.errors import UserError
+from gptmill.config.requests import PrepareRequest, ReadingOptions
+from gptmill.config.run import DataConfig
+from gptmill.data.pipeline.prepare_progress import Report
+from gptmill.data.prepare import default_data_dir, prepare_corpus
+from gptmill.data.shards.opening import holds_shards
+from gptmill.data.shards.shard_manifest import read_manifest
+from gptmill.data.sources import PYTHON_STDLIB, open_source
+
+DEFAULT_TOKENIZER = "gpt2"
+
+
+def find_data_dir(config: DataConfig) -> str:
+    """The folder that the run reads, or its address."""
+    if config.data_dir is not None:
+        return config.data_dir
+    if config.corpus is None:
+        raise UserError(
+            "no corpus: give --corpus (any source that gptmill prepare takes) or --data_dir (a prepared folder)"
+        )
+    return str(default_data_dir([config.corpus], config.tokenizer or DEFAULT_TOKENIZER))
+
+
+def needs_preparing(config: DataConfig) -> bool:
+    """Whether the folder has yet to be made.
+
+    Raises UserError where the config does not say from what, or names a text that the folder was not made from.
+    """
+    folder = find_data_dir(config)
+    if holds_shards(folder):
+        if config.corpus is not None and not _is_made_from(Path(folder), config.corpus):
+            raise UserError(
+                f"{folder} was not prepared from {config.corpus} as it is now; name another --data_dir, or replace it: "
+                f"gptmill prepare {config.corpus} --tokenizer {config.tokenizer or DEFAULT_TOKENIZER} "
+                f"--val_fraction {config.val_fraction} --out {folder} --overwrite"
+            )
+        return False
+    if config.corpus is None:
+        tokenizer = f" --tokenizer {config.tokenizer}" if config.tokenizer else ""
+        raise UserError(
+            f"{folder} holds no prepared corpus; make it with: gptmill prepare TEXT --out {folder}{tokenizer}, "
+            f"or add --corpus TEXT to do so now"
+        )
+    return True
+
+
+def _is_made_from(folder: Path, corpus: str) -> bool:
+    """By names and sizes; a text that is gone cannot be compared, and its shards are as good as ever."""
+    if corpus != PYTHON_STDLIB and not Path(corpus).exists():
+        return True
+    return read_manifest(folder).source.get("listing_sha256") == open_source([corpus], ReadingOptions()).listing_sha256
+
+
+def prepare_for_run(config: DataConfig, report: Report) -> None:
+    """Prepares the corpus of a run into its folder."""
+    assert config.corpus is not None
+    request = PrepareRequest(
+        out=find_data_dir(config),
+        tokenizer=config.tokenizer or DEFAULT_TOKENIZER,
+        val_fraction=config.val_fraction,
+    )
+    prepare_corpus([config.corpus], request, report)

@@ -1,0 +1,50 @@
+"""A corpus without a text: random tokens, prepared as any other, for measuring where there is no data."""
+
+from __future__ import annotations
+
+import math
+import string
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptmill.data.files import write_durably
+from gptmill.data.pipeline.shard_writer import ShardWriter, WriterState
+from gptmill.data.shards.shard_manifest import DOCUMENTS_DIR, NAMES_NAME, ORIGINS_DIR, Manifest, write_manifest
+from gptmill.data.tokenizers import build_tokenizer
+from gptmill.data.tokenizers.protocol import choose_dtype, make_fingerprint
+
+NAME = "random tokens"
+SHARD_TOKENS = 100_000_000
+DOCUMENT_TOKENS = 1_000
+
+
+def write_random_corpus(folder: Path, tokenizer_name: str, train_tokens: int, val_tokens: int) -> None:
+    """Writes shards of that tokenizer's vocabulary; one that learns from text knows the printable characters."""
+    tokenizer = build_tokenizer(tokenizer_name, [string.printable])
+    dtype = choose_dtype(tokenizer.vocab_size)
+    for path in (folder / DOCUMENTS_DIR, folder / ORIGINS_DIR):
+        path.mkdir(parents=True)
+    generator, splits = np.random.default_rng(0), {}
+    for split, tokens in (("train", train_tokens), ("val", val_tokens)):
+        state = WriterState()
+        with closing(ShardWriter(folder, split, dtype, SHARD_TOKENS, state)) as writer:
+            for first in range(0, tokens, SHARD_TOKENS):
+                count = min(SHARD_TOKENS, tokens - first)
+                drawn = draw_tokens(generator, count, tokenizer.vocab_size).astype(dtype)
+                bounds = np.append(np.arange(0, count, DOCUMENT_TOKENS), count)
+                drawn[bounds[:-1]] = tokenizer.end_of_text
+                writer.write_run(drawn, bounds, [0] * (len(bounds) - 1))
+            writer.finish()
+        splits[split] = state.make_split()
+    write_durably(folder / ORIGINS_DIR / NAMES_NAME, f"{NAME}\n")
+    source = {"name": NAME}
+    write_manifest(folder, Manifest(dtype.name, tokenizer.spec(), make_fingerprint(tokenizer), source, {}, **splits))
+
+
+def draw_tokens(generator: np.random.Generator, count: int, vocab_size: int) -> NDArray[np.int64]:
+    """As often as words are, the k-th with a probability of about 1/k: an embedding's gradient feels the difference."""
+    drawn = np.exp(generator.random(count) * math.log(vocab_size + 1)).astype(np.int64) - 1
+    return np.minimum(drawn, vocab_size - 1)

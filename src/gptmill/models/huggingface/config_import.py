@@ -1,0 +1,159 @@
+"""Reads a published config.json, which may be a stranger's, into a model's config, or says why it cannot be one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gptmill.config.errors import ConfigError, UserError
+from gptmill.config.model import ModelConfig
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import build_config, list_values
+from gptmill.config.settings import read_settings
+from gptmill.config.validation import find_problems
+from gptmill.models.huggingface.config_export import FIXED, LLAMA3_BOUNDS, NAMES
+from gptmill.models.huggingface.layouts import LAYOUTS, REQUIRED, find_obstacles
+
+# What `transformers` takes where the file is silent. Sizes have to be told, except those that follow from others.
+LLAMA_DEFAULTS: dict[str, Any] = {
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "head_dim": None,
+    "rope_theta": 10_000.0,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "layer_types": None,
+    "max_window_layers": 28,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt2": {"layer_norm_epsilon": 1e-5, "n_inner": None},
+    "llama": {**LLAMA_DEFAULTS, "num_key_value_heads": None, "attention_bias": False, "mlp_bias": False},
+    "qwen3": {**LLAMA_DEFAULTS, "head_dim": 128},
+    "qwen3_moe": {**LLAMA_DEFAULTS, "norm_topk_prob": False},
+}
+SAME_AS_FIXED: dict[str, Any] = {"activation_function": "gelu_pytorch_tanh", "mlp_only_layers": None}
+MOST_LAYERS = 10_000  # a damaged file may name any number
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def read_hf_config(content: Any) -> ModelConfig:
+    """The model that a config.json describes; raises UserError naming what gptmill has no part for.
+
+    Dropout is not read: it belongs to the training that made the weights, not to the model.
+    """
+    layout = content.get("model_type") if isinstance(content, dict) else None
+    if layout not in LAYOUTS:
+        known = ", ".join(LAYOUTS)
+        raise UserError(f"config.json has model_type {layout!r:.100}, and gptmill reads {known}; use a model of those")
+    content = FIXED[layout] | DEFAULTS[layout] | _rename_experts(content)
+    _refuse_unlike(content, layout)
+    values = dict(REQUIRED[layout])
+    values |= {ours: _find(content, theirs) for ours, theirs in NAMES[layout].items()}
+    if isinstance(values["num_layers"], int) and values["num_layers"] > MOST_LAYERS:
+        raise _make_error(NAMES[layout]["num_layers"], values["num_layers"])
+    if layout != "gpt2":
+        values |= _read_rope(content)
+    if layout == "llama":
+        values["bias"] = content["attention_bias"]
+    elif layout in ("qwen3", "qwen3_moe"):
+        values["attention_windows"] = _read_windows(content, layout)
+    config = _leave_out_defaults(_build(values))
+    if obstacles := find_obstacles(config, layout):
+        raise UserError(f"config.json says {layout}, which has no {obstacles[0]}; use another model")
+    return config
+
+
+def _rename_experts(content: dict[str, Any]) -> dict[str, Any]:
+    """With the one name of two that Qwen publishes; `transformers` 5 saves the other."""
+    is_other = "num_local_experts" in content and "num_experts" not in content
+    return content | {"num_experts": content["num_local_experts"]} if is_other else content
+
+
+def _refuse_unlike(content: dict[str, Any], layout: str) -> None:
+    """Raises for values that ask for a part which gptmill does not have."""
+    for name, value in FIXED[layout].items():
+        if content[name] != value and content[name] != SAME_AS_FIXED.get(name, value):
+            raise _make_error(name, content[name])
+    if content.get("quantization_config") is not None:
+        raise UserError("config.json has a quantization_config, and gptmill reads plain weights; use those")
+    if layout == "llama" and content["attention_bias"] != content["mlp_bias"]:
+        raise _make_error("mlp_bias", f"{content['mlp_bias']} beside attention_bias = {content['attention_bias']}")
+
+
+def _read_rope(content: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions, from where `transformers` 5 has them or from where earlier ones had them."""
+    rope = content.get("rope_scaling") or content.get("rope_parameters") or {}
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        raise _make_error("rope_parameters", rope)
+    rope = {"rope_theta": content["rope_theta"]} | rope
+    partial = rope.get("partial_rotary_factor", content.get("partial_rotary_factor"))
+    if partial not in (None, 1):
+        raise _make_error("partial_rotary_factor", partial)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    values = {"rope_base": rope["rope_theta"], "rope_scaling": kind}
+    if kind == "default":
+        return values | {"rope_scaling": "none"}
+    if kind not in ("linear", "llama3"):
+        raise _make_error("rope_type", kind)
+    values["rope_factor"] = _find(rope, "factor")
+    if kind == "llama3":
+        for name, value in LLAMA3_BOUNDS.items():
+            if rope.get(name) != value:
+                raise _make_error(name, rope.get(name))
+        original = rope.get("original_max_position_embeddings")
+        values["rope_original_context"] = content["max_position_embeddings"] if original is None else original
+    return values
+
+
+def _read_windows(content: dict[str, Any], layout: str) -> str | None:
+    """The shortest pattern of windows that layers repeat."""
+    window, num_layers = content["sliding_window"], content["num_hidden_layers"]
+    if not content["use_sliding_window"] or window is None:
+        return None
+    for name in ("sliding_window", "num_hidden_layers", "max_position_embeddings", "max_window_layers"):
+        if not isinstance(content[name], int):
+            raise _make_error(name, content[name])
+    if window >= content["max_position_embeddings"]:
+        return None
+    if layout == "qwen3_moe":
+        return str(window)
+    types = content["layer_types"]
+    if types is None:
+        first = content["max_window_layers"]
+        types = [LAYER_TYPES[layer >= first] for layer in range(num_layers)]
+    if not isinstance(types, list) or len(types) != num_layers or not all(word in LAYER_TYPES for word in types):
+        raise _make_error("layer_types", types)
+    words = [str(window) if word == "sliding_attention" else "full" for word in types]
+    lengths = range(1, num_layers + 1)
+    period = next(length for length in lengths if words == (words[:length] * num_layers)[:num_layers])
+    return None if words == ["full"] * num_layers else ",".join(words[:period])
+
+
+def _build(values: dict[str, Any]) -> ModelConfig:
+    config = build_config(ModelConfig, read_settings(ModelConfig, values, "config.json"))
+    own = list_values(config)
+    if problems := [problem for problem in find_problems(RunConfig(model=config)) if problem.where.split()[0] in own]:
+        raise ConfigError(problems)
+    return config
+
+
+def _leave_out_defaults(config: ModelConfig) -> ModelConfig:
+    """Without the sizes that follow from others, as a person would have written it."""
+    plain = replace(config.feed_forward, ffn_size=None)
+    is_same_width = replace(config, feed_forward=plain).hidden_size == config.hidden_size
+    return replace(
+        config,
+        num_kv_heads=None if config.kv_heads == config.num_heads else config.num_kv_heads,
+        head_size=None if config.head_width * config.num_heads == config.embd_size else config.head_size,
+        feed_forward=plain if is_same_width else config.feed_forward,
+    )
+
+
+def _find(content: dict[str, Any], name: str) -> Any:
+    if name not in content:
+        raise UserError(f"config.json has no {name}; use a complete one")
+    return content[name]
+
+
+def _make_error(name: str, value: object) -> UserError:
+    return UserError(f"config.json has {name} = {value!s:.100}, and gptmill has no such part; use another model")

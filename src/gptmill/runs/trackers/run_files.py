@@ -1,0 +1,101 @@
+"""Trackers that write plain files: events.jsonl, log.txt and samples/."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged, to_json
+from gptmill.runs.trackers.append_file import AppendedFile
+
+EVALUATIONS = (EvalDone.__name__, SampleDrawn.__name__)
+
+
+class JsonLines:
+    """Every event, one JSON object a line."""
+
+    def __init__(self, path: Path, resumed_at: int, *, is_evaluated: bool = True) -> None:
+        self._file = AppendedFile(path)
+        self.rewind(resumed_at, is_evaluated=is_evaluated)
+
+    def track(self, event: Event) -> None:
+        self._file.write_line(to_json(event))
+
+    def rewind(self, step: int, *, is_evaluated: bool = True) -> None:
+        """Where the step is yet to be evaluated, what an earlier process said of that goes too."""
+
+        def read_place(line: str) -> tuple[int, bool]:
+            record = json.loads(line)
+            return int(record["step"]), record["event"] in EVALUATIONS
+
+        _drop_later_lines(self._file, (step, is_evaluated), read_place)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TextLog:
+    """`250 train 3.456789` and `250 val 3.4568`."""
+
+    def __init__(self, path: Path, resumed_at: int, *, is_evaluated: bool = True) -> None:
+        self._file = AppendedFile(path)
+        self.rewind(resumed_at, is_evaluated=is_evaluated)
+
+    def track(self, event: Event) -> None:
+        if isinstance(event, StepLogged):
+            self._file.write_line(f"{event.step} train {event.loss:.6f}")
+        elif isinstance(event, EvalDone):
+            self._file.write_line(f"{event.step} val {event.val_loss:.4f}")
+
+    def rewind(self, step: int, *, is_evaluated: bool = True) -> None:
+        _drop_later_lines(self._file, (step, is_evaluated), lambda line: (int(line.split()[0]), " val " in line))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class SampleFiles:
+    """One text file per sample, named by its step."""
+
+    def __init__(self, folder: Path, resumed_at: int) -> None:
+        self._folder = folder
+        self.rewind(resumed_at)
+
+    def track(self, event: Event) -> None:
+        if not isinstance(event, SampleDrawn):
+            return
+        path = self._folder / f"step_{event.step:06d}.txt"
+        try:
+            self._folder.mkdir(exist_ok=True)
+            path.write_text(event.prompt + event.text + "\n", encoding="utf-8")
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):
+                sys.stderr.write(f"warning: the sample of step {event.step} is lost: {error}\n")
+
+    def rewind(self, step: int) -> None:
+        for path in self._folder.glob("step_*.txt"):
+            number = path.stem.removeprefix("step_")
+            if number.isascii() and number.isdigit() and int(number) > step:
+                path.unlink()
+
+    def close(self) -> None:
+        pass
+
+
+def _drop_later_lines(
+    file: AppendedFile, last: tuple[int, bool], read_place: Callable[[str], tuple[int, bool]]
+) -> None:
+    """Keeps the lines up to `last`, a step and whether its evaluation; also drops what is no line of ours."""
+
+    def is_kept(line: str) -> bool:
+        try:
+            return read_place(line) <= last
+        except (ValueError, KeyError, IndexError, TypeError):
+            return False
+
+    file.keep_only(is_kept)

@@ -1,0 +1,77 @@
+"""What a step of a run was trained on: the answer that an order without state gives at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gptmill.config.errors import UserError
+from gptmill.config.recipes import load_recipe
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import build_config
+from gptmill.config.stages import find_stage, parse_stages
+from gptmill.data.batches.samplers import build_sampler
+from gptmill.data.run_corpora import open_corpora
+from gptmill.data.shards.passages import Extract, SplitReader
+from gptmill.runs.checkpoints.selection import load_chosen
+from gptmill.runs.directory import RunDirectory
+from gptmill.runs.events import RunStarted
+from gptmill.runs.report import read_events
+from gptmill.training.skip_ranges import find_step_windows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a step's batches, and where it stands."""
+
+    corpus: str
+    shard: str
+    start: int
+    length: int
+    extracts: list[Extract]
+
+
+def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
+    """The rows of a step that the run has done, on the tokens that it was trained on."""
+    config = build_config(RunConfig, load_recipe(str(run.config)))
+    if step < 1:
+        raise UserError(f"--step {step}: the first step of a run is 1")
+    starts = [event for event in read_events(run) if isinstance(event, RunStarted)]
+    last = max((event.step for event in read_events(run)), default=0)
+    if step > last:
+        raise UserError(f"--step {step}: run {run.path} has done {last} steps; give one of them")
+    corpora = open_corpora(config.data)
+    skipped_windows: list[tuple[int, int]] = []
+    if run.has_checkpoints:
+        values = load_chosen(run.checkpoints, "latest", groups=()).checkpoint.values
+        skipped_windows = [(first, end) for first, end in values.get("skipped_windows", [])]
+        if values.get("corpus_sha256") != corpora.sha256:
+            raise UserError(f"run {run.path} was trained on other tokens or scores than {corpora.name} holds now")
+    stream = build_sampler(config, corpora)
+    training = config.training
+    if step <= starts[0].step:
+        raise UserError(f"--step {step}: run {run.path} began at step {starts[0].step}, with {starts[0].parent}")
+    # A run may go on with another total_batch_size; mini_batch_size changes the micro-batch of a row, not its place.
+    # What came before the run, in one that it began with, is taken to have had batches like its first.
+    stages = parse_stages(training.batch_size_warmup, "") if training.batch_size_warmup else ()
+    sizes = [
+        (find_stage(stages, number) or _find_tokens(starts, number)) // config.model.context_length
+        for number in range(1, step + 1)
+    ]
+    readers = [SplitReader(shards, "train") for shards in corpora.shards]
+    rows_per_unit = training.mini_batch_size // stream.samples_per_batch  # a window, or a group of documents
+    first, end = find_step_windows(skipped_windows, [size // rows_per_unit for size in sizes])
+    for start_unit in range(first, end, stream.samples_per_batch):
+        places = stream.find(start_unit)
+        lengths = [places.width] * len(places.starts) if places.lengths is None else places.lengths.tolist()
+        for corpus, shard, start, length in zip(places.corpora, places.shards, places.starts, lengths, strict=True):
+            if length:
+                shards = corpora.shards[corpus]
+                name = shards.manifest.train.shards[shard].file
+                extracts = readers[corpus].read(int(shard), int(start), length)
+                yield Row(shards.address, name, int(start), length, extracts)
+
+
+def _find_tokens(starts: list[RunStarted], step: int) -> int:
+    """Tokens of a step outside all stages, by what the process said that did it."""
+    return next((start.tokens_per_step for start in reversed(starts) if start.step < step), starts[0].tokens_per_step)

@@ -1,0 +1,205 @@
+"""From what the user typed to what will run: recipe and flags, or a run or checkpoint to go on with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gptmill
+from gptmill.config.composition import FP8
+from gptmill.config.durations import parse_duration
+from gptmill.config.errors import UserError
+from gptmill.config.recipes import layer_config, load_recipe, make_config
+from gptmill.config.requests import PresetOptions, StartOptions
+from gptmill.config.run import RunConfig, TrackingConfig
+from gptmill.config.schema import build_config, list_fields, list_values
+from gptmill.config.settings import read_settings
+from gptmill.config.smoke import make_smoke_config
+from gptmill.config.validation import check_config
+from gptmill.data.files import find_cache_dir
+from gptmill.runs.checkpoints.manifest import MANIFEST
+from gptmill.runs.checkpoints.mirror import fetch_checkpoint
+from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
+from gptmill.runs.checkpoints.tiers import TIER
+from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
+from gptmill.runtime.world import read_world_size
+from gptmill.training.presets import resolve_presets
+
+NO_PRESETS = PresetOptions()
+# What the weights themselves depend on: no run can change it.
+LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss"}
+SHAPE_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"}) - LOOSE_FIELDS
+# What decides the numbers of the steps to come: changed, the run is another than the unbroken one. Its corpora are
+# told by their checksums instead, and how far it goes is the user's to say.
+EXACT_FIELDS = (
+    frozenset({field.name for field in list_fields(RunConfig) if field.section == "optimizer"})
+    | {"seed", "order", "score", "documents", "shift_windows", "precision"}
+    | LOOSE_FIELDS
+    | {"total_batch_size", "context_warmup", "batch_size_warmup", "label_smoothing", "z_loss", "fp8_layers"}
+)
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A config that is sound, and what it goes on with, if anything."""
+
+    config: RunConfig
+    resumed: RunDirectory | None = None
+    """The run that goes on."""
+    wanted: str = "latest"
+    """Which of its checkpoints: latest, best, or a step."""
+    parent: Path | None = None
+    """The checkpoint of another run, or of none, that a new run begins with."""
+    changes: tuple[str, ...] = ()
+    allows_changes: bool = False
+    deadline: float | None = None
+    """When the process must have stopped, on the monotonic clock."""
+
+
+def make_run_request(
+    recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions = NO_PRESETS
+) -> RunRequest:
+    """Raises UserError for anything that is wrong with what was asked."""
+    deadline = _make_deadline(options.time_limit)
+    if options.resume is None:
+        return replace(_make_new(recipe, resolve_presets(recipe, flags, presets), options), deadline=deadline)
+    if options.force_cpu:
+        raise UserError("--force-cpu does one step of a new run and cannot go on with one; leave out --resume")
+    return replace(_make_resume(recipe, flags, options, presets), deadline=deadline)
+
+
+def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:
+    config = _name_fp8_layers(make_config(recipe, flags))
+    if options.force_cpu:
+        config = make_smoke_config(config, read_world_size())
+    config = _name_run(config, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
+    check_config(config, read_world_size())
+    check_unused(_find_folder(config))
+    return RunRequest(config)
+
+
+def _make_resume(
+    recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions
+) -> RunRequest:
+    wanted = options.resume
+    assert wanted is not None
+    if wanted == "auto":
+        try:
+            run = choose_run(recipe, flags)
+        except UserError:
+            return _make_new(recipe, resolve_presets(recipe, flags, presets), options)
+        return _go_on(run, "latest", flags, options)
+    if presets != NO_PRESETS:
+        raise UserError("--size and --hardware are for a run that begins; leave them out with --resume")
+    is_name = TIER.fullmatch(wanted) or STEP_FOLDER.fullmatch(wanted)
+    if wanted == "best" or wanted.isdecimal() or (is_name and not Path(wanted).exists()):
+        return _go_on(choose_run(recipe, flags), wanted, flags, options)
+    path = _find_checkpoint(wanted)
+    owner = RunDirectory(path.parent.parent)
+    is_inside = path.parent == owner.checkpoints and owner.config.is_file() and STEP_FOLDER.fullmatch(path.name)
+    tracking = build_config(TrackingConfig, flags)
+    if is_inside and (tracking.run_name is None or _is_same(owner, tracking)):
+        return _go_on(owner, path.name, flags, options)
+    return _begin_with(path, recipe, flags, options)
+
+
+def _go_on(run: RunDirectory, wanted: str, flags: dict[str, Any], options: StartOptions) -> RunRequest:
+    """The run's own config with the flags of this start on top; its recipe may have changed since, and is not read."""
+    saved = load_recipe(str(run.config))
+    place = {"run_name": run.path.name, "logdir": str(run.path.parent)}
+    before = build_config(RunConfig, saved)
+    config = _name_fp8_layers(layer_config(saved, flags, place), before)
+    changes = _find_changes(before, config, options)
+    # A run that was killed before its first checkpoint begins again: its steps will be the same ones.
+    resumed = run if run.has_checkpoints or wanted != "latest" else None
+    return RunRequest(config, resumed, wanted, None, changes, options.allow_changes)
+
+
+def _begin_with(path: Path, recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:
+    """A new run that begins with a checkpoint's state and config; `recipe` only lends its name."""
+    saved = load_checkpoint(path, groups=()).values.get("config")
+    settings = read_settings(RunConfig, saved, f"checkpoint {path}")
+    settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir")}
+    before = build_config(RunConfig, settings)
+    config = _name_run(_name_fp8_layers(layer_config(settings, flags), before), make_run_name(recipe))
+    check_unused(_find_folder(config))
+    changes = _find_changes(before, config, options)
+    return RunRequest(config, None, "latest", path, changes, options.allow_changes)
+
+
+def _find_changes(before: RunConfig, after: RunConfig, options: StartOptions) -> tuple[str, ...]:
+    """What is different, in words; raises UserError for what a run cannot change, or not without being told to."""
+    check_config(after, read_world_size())
+    old, new = list_values(before), list_values(after)
+    names = [*new, *(name for name in old if name not in new)]  # a variant's fields come and go with it
+    changed = {name for name in names if name not in ("run_name", "logdir") and old.get(name) != new.get(name)}
+    # Groups of whole documents are as large as a micro-batch.
+    exact = EXACT_FIELDS | ({"mini_batch_size"} if before.data.documents == "whole" else set())
+
+    def describe(names: Set[str]) -> str:
+        return ", ".join(f"{name} from {old.get(name)} to {new.get(name)}" for name in sorted(names))
+
+    if broken := SHAPE_FIELDS & changed:
+        raise UserError(f"a resumed run cannot change {describe(broken)}; leave that out, or start a new run")
+    if (broken := exact & changed) and not options.allow_changes:
+        raise UserError(
+            f"a resumed run that changes {describe(broken)} is no longer the run that it would have been; "
+            f"leave that out, or add --allow_changes"
+        )
+    return tuple(f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if name in changed)
+
+
+def _find_checkpoint(wanted: str) -> Path:
+    """The folder of a checkpoint that was given by its path or address."""
+    if "://" in wanted:
+        if read_world_size() > 1:
+            raise UserError(f"--resume {wanted}: an address can be read by one process only; fetch it there first")
+        return fetch_checkpoint(wanted, find_cache_dir() / "checkpoints")
+    path = Path(wanted)
+    if not wanted or not path.exists():
+        raise UserError(
+            f"--resume {wanted}: there is no such checkpoint; give latest, best, auto, a step, or a checkpoint's path"
+        )
+    if path.is_dir() and not os.path.lexists(path / MANIFEST):
+        raise UserError(
+            f"--resume {wanted}: that folder is no checkpoint; for a run write --run_name NAME --resume latest"
+        )
+    return Path(os.path.relpath(path.resolve())) if not path.is_absolute() else path.resolve()
+
+
+def _name_fp8_layers(config: RunConfig, before: RunConfig | None = None) -> RunConfig:
+    """The config with the default of today, where fp8 begins with it; a run that has been in fp8 keeps its own."""
+    machine = config.machine
+    goes_on = before is not None and before.machine.precision in FP8
+    if machine.precision not in FP8 or machine.fp8_layers is not None or goes_on:
+        return config
+    return replace(config, machine=replace(machine, fp8_layers="fused"))
+
+
+def _name_run(config: RunConfig, name: str) -> RunConfig:
+    """The config with a name for the run, if it has none."""
+    if config.tracking.run_name is not None:
+        return config
+    free = find_free_name(config.tracking.logdir, name)
+    return replace(config, tracking=replace(config.tracking, run_name=free))
+
+
+def _find_folder(config: RunConfig) -> RunDirectory:
+    assert config.tracking.run_name is not None
+    return RunDirectory(Path(config.tracking.logdir) / config.tracking.run_name)
+
+
+def _is_same(run: RunDirectory, tracking: TrackingConfig) -> bool:
+    return run.path.resolve() == (Path(tracking.logdir) / (tracking.run_name or "")).resolve()
+
+
+def _make_deadline(time_limit: str | None) -> float | None:
+    if time_limit is None:
+        return None
+    try:
+        return gptmill.STARTED + parse_duration(time_limit)
+    except ValueError as error:
+        raise UserError(f"--time_limit {time_limit}: {error}") from None

@@ -18,7 +18,8 @@ from gptmill.data.prepare import prepare_corpus
 from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.evals.loss import ValidationLoss
-from gptmill.models.gpt import GPT, IGNORE_INDEX
+from gptmill.models.gpt import GPT
+from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runs.events import EvalDone
 from gptmill.runtime.world import World
 

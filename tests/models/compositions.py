@@ -19,6 +19,8 @@ from gptmill.config.model import (
     Rope,
     SwiGlu,
 )
+from gptmill.config.run import KernelChoice
+from gptmill.models.dispatch import MODELS
 from gptmill.models.gpt import GPT, build_gpt
 
 VOCAB = 50
@@ -74,9 +76,9 @@ COMPOSITIONS = {
 }
 
 
-def build_wild(config: ModelConfig = TINY, seed: int = 0, std: float = 0.4) -> GPT:
-    """Weights far larger than fresh ones, biases and norms at random too."""
-    model = build_gpt(config, VOCAB, seed).eval()
+def build_wild(config: ModelConfig = TINY, seed: int = 0, std: float = 0.4, kernels: KernelChoice = "none") -> GPT:
+    """Weights far larger than fresh ones, biases and norms at random too; the same with any kernels."""
+    model = build_gpt(config, VOCAB, seed, model_class=MODELS[kernels]).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -12,11 +12,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gptmill.config.run import Recompute
+from gptmill.config.run import ActivationCheckpointing
 from gptmill.models.activation_checkpointing import run_block
 
 WIDTH, HEADS, ROWS, LENGTH = 32, 2, 2, 16
-WAYS: tuple[Recompute, ...] = get_args(Recompute)
+WAYS: tuple[ActivationCheckpointing, ...] = get_args(ActivationCheckpointing)
 
 
 class Stats(NamedTuple):
@@ -56,7 +56,7 @@ class SmallBlock(nn.Module):
 class Stack(nn.Module):
     """Two blocks and a loss that needs all they return."""
 
-    def __init__(self, how: Recompute, has_stats: bool = True) -> None:
+    def __init__(self, how: ActivationCheckpointing, has_stats: bool = True) -> None:
         super().__init__()
         self.how = how
         self.blocks = nn.ModuleList(SmallBlock(has_stats) for _ in range(2))
@@ -69,7 +69,7 @@ class Stack(nn.Module):
         return x_BTC.square().sum() + extra
 
 
-def build_stack(how: Recompute, has_stats: bool = True) -> Stack:
+def build_stack(how: ActivationCheckpointing, has_stats: bool = True) -> Stack:
     torch.manual_seed(0)
     return Stack(how, has_stats)
 
@@ -89,7 +89,7 @@ def train_once(stack: Stack, compiled: bool = False) -> list[Tensor]:
 
 @pytest.mark.parametrize("has_stats", [True, False])
 @pytest.mark.parametrize("how", [way for way in WAYS if way != "none"])
-def test_loss_and_gradients_are_the_same_to_the_bit_with_dropout(how: Recompute, has_stats: bool) -> None:
+def test_loss_and_gradients_are_the_same_to_the_bit_with_dropout(how: ActivationCheckpointing, has_stats: bool) -> None:
     plain, recomputed = (train_once(build_stack(way, has_stats)) for way in ("none", how))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(recomputed, plain, strict=True))
 
@@ -109,7 +109,7 @@ class Births(TorchDispatchMode):
         return result
 
 
-def count_kept_bytes(how: Recompute) -> int:
+def count_kept_bytes(how: ActivationCheckpointing) -> int:
     """Memory that the forward pass leaves occupied, and that was not there before."""
     stack, x_BTC = build_stack(how), draw_input()
     known = {StorageWeakRef(tensor.untyped_storage()) for tensor in (*stack.parameters(), x_BTC)}
@@ -140,6 +140,6 @@ def test_without_training_or_without_gradients_nothing_is_wrapped() -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_compiled_blocks_are_the_same(how: Recompute) -> None:
+def test_compiled_blocks_are_the_same(how: ActivationCheckpointing) -> None:
     plain, compiled = train_once(build_stack("none")), train_once(build_stack(how), compiled=True)
     torch.testing.assert_close(compiled[:-1], plain[:-1])

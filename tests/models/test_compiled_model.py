@@ -84,7 +84,7 @@ def test_a_copy_of_a_compiled_model_computes_with_its_own_weights() -> None:
 def test_recomputing_blocks_can_be_compiled(name: str) -> None:
     model, tokens, targets = build_wild(COMPOSITIONS[name]), draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=2)
     expected = model.train()(tokens, targets).objective
-    model.recompute = "full"
+    model.set_activation_checkpointing("full")
     model.compile_parts(fullgraph=True, backend="eager")
     objective = model(tokens, targets).objective
     torch.testing.assert_close(objective, expected)

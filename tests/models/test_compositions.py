@@ -10,10 +10,10 @@ import torch
 from compositions import COMPOSITIONS, CONTEXT, ROPE, TINY, VOCAB, build_wild, draw_tokens
 
 from gptmill.config.model import LinearScaling, ModelConfig, Rope
-from gptmill.models.block import Block, BlockContext
+from gptmill.models.attention import BlockContext
+from gptmill.models.block import Block
 from gptmill.models.gpt import build_gpt
-from gptmill.models.rotary import make_rotation, rotate
-from gptmill.models.stream import Stream
+from gptmill.models.rotary import apply_rope, make_rope
 
 all_compositions = pytest.mark.parametrize("config", COMPOSITIONS.values(), ids=COMPOSITIONS.keys())
 
@@ -44,9 +44,9 @@ def test_projections_that_begin_at_zero_make_every_block_the_identity(config: Mo
         for layer, block in enumerate(blocks):
             assert isinstance(block, Block)
             values = torch.randn(2, CONTEXT, config.kv_heads * config.head_width)
-            context = BlockContext(make_rotation(torch.arange(CONTEXT), config), value_embedding_BTW=values)
-            stream, _ = block(Stream(x), context)
-            assert torch.equal(stream.settle(), x) == is_identity, layer
+            context = BlockContext(make_rope(torch.arange(CONTEXT), config), value_embedding_BTW=values)
+            y, _ = block(x, context)
+            assert torch.equal(y, x) == is_identity, layer
     assert not torch.equal(model.logits(tokens), plain.logits(tokens))
 
 
@@ -62,10 +62,10 @@ def test_a_soft_cap_squeezes_logits_and_keeps_their_order() -> None:
 @torch.no_grad()
 def test_a_head_of_its_own_and_the_embedding_move_apart() -> None:
     model, tokens = build_wild(COMPOSITIONS["untied"]), draw_tokens(2, CONTEXT)
-    before, hidden = model.logits(tokens), model.encode(tokens)
+    before, hidden = model.logits(tokens), model.hidden_states(tokens)
     model.head.weight.mul_(2.0)
     torch.testing.assert_close(model.logits(tokens), 2 * before)
-    assert torch.equal(model.encode(tokens), hidden)
+    assert torch.equal(model.hidden_states(tokens), hidden)
 
 
 def test_value_embeddings_serve_the_first_and_the_last_layers_in_pairs() -> None:
@@ -117,10 +117,10 @@ def test_rotations_depend_on_the_distance_alone() -> None:
     q, k = torch.randn(2, 1, 1, 1, 4, generator=torch.Generator().manual_seed(0))
 
     def meet(place: int, other: int) -> float:
-        turns = [make_rotation(torch.tensor([at]), config) for at in (place, other)]
-        assert turns[0] is not None
-        assert turns[1] is not None
-        return float((rotate(q, turns[0]) * rotate(k, turns[1])).sum())
+        angles = [make_rope(torch.tensor([at]), config) for at in (place, other)]
+        assert angles[0] is not None
+        assert angles[1] is not None
+        return float((apply_rope(q, angles[0]) * apply_rope(k, angles[1])).sum())
 
     assert meet(9, 4) == pytest.approx(meet(5, 0), abs=1e-5)
     assert meet(9, 4) != pytest.approx(meet(6, 0), abs=1e-3)
@@ -129,7 +129,7 @@ def test_rotations_depend_on_the_distance_alone() -> None:
 def test_linear_scaling_puts_places_closer_together() -> None:
     plain = replace(TINY, positions=Rope())
     scaled = replace(TINY, positions=Rope(rope_scaling=LinearScaling(rope_factor=4.0)))
-    near, far = make_rotation(torch.arange(5), plain), make_rotation(4 * torch.arange(5), scaled)
+    near, far = make_rope(torch.arange(5), plain), make_rope(4 * torch.arange(5), scaled)
     assert near is not None
     assert far is not None
     torch.testing.assert_close(near, far)

@@ -34,11 +34,11 @@ def mark_documents() -> torch.Tensor:
 
 
 def compute(
-    model: GPT, monkeypatch: pytest.MonkeyPatch, documents: torch.Tensor | None, *, in_blocks: bool
+    model: GPT, monkeypatch: pytest.MonkeyPatch, documents: torch.Tensor | None, *, use_flex: bool
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The loss and all gradients, with the one form of masks or the other."""
     with monkeypatch.context() as patch:
-        patch.setattr(gpt, "can_use_flex_attention", lambda *_arguments, **_named: in_blocks)
+        patch.setattr(gpt, "can_use_flex_attention", lambda *_arguments, **_named: use_flex)
         model.zero_grad()
         loss = model(draw(1), draw(2), documents).objective / (3 * WIDTH)
         loss.backward()
@@ -57,10 +57,10 @@ def test_blocks_and_dense_masks_agree(
     assert can_use_flex_attention(config, torch.device("cuda"), training=True)
     model = build_gpt(config, VOCAB, seed=1).cuda().train()
     documents = mark_documents() if are_apart else None
-    loss, gradients = compute(model, monkeypatch, documents, in_blocks=False)
+    loss, gradients = compute(model, monkeypatch, documents, use_flex=False)
     if compiled:
         model.compile_parts()
-    other_loss, other_gradients = compute(model, monkeypatch, documents, in_blocks=True)
+    other_loss, other_gradients = compute(model, monkeypatch, documents, use_flex=True)
     torch.testing.assert_close(other_loss, loss, atol=1e-4, rtol=1e-4)
     for one, other in zip(gradients, other_gradients, strict=True):
         torch.testing.assert_close(other, one, atol=1e-4, rtol=2e-2)
@@ -72,7 +72,7 @@ def test_changing_one_document_moves_no_other_s_logits() -> None:
     changed = tokens.clone()
     changed[1, :200] = (changed[1, :200] + 1) % VOCAB
     with torch.no_grad():
-        before, after = (model.encode(row, documents_BT=documents) for row in (tokens, changed))
+        before, after = (model.hidden_states(row, documents_BT=documents) for row in (tokens, changed))
     assert torch.equal(before[1, 200:], after[1, 200:])
     assert not torch.allclose(before[1, :200], after[1, :200])
 

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptmill.config.run import Fp8Layers, ModelConfig, Recompute
-from gptmill.models.fp8 import Fp8Linear, build_fp8_linear, fp8_linear, scale_to_fp8, use_fp8
+from gptmill.config.run import ActivationCheckpointing, Fp8Layers, ModelConfig
+from gptmill.models.fused.fp8_layers import Fp8Linear, build_fp8_linear, use_fp8
 from gptmill.models.gpt import GPT, build_gpt
+from gptmill.models.kernels.fp8 import fp8_linear, quantize_fp8
 from gptmill.models.losses import LossConfig
 
 TINY = ModelConfig(num_layers=2, embd_size=32, num_heads=2, context_length=16)
@@ -62,7 +63,7 @@ def test_magnitudes_that_differ_much_survive() -> None:
 @pytest.mark.parametrize(("dtype", "step"), [(torch.float8_e4m3fn, 2**-4), (torch.float8_e5m2, 2**-3)])
 def test_each_number_is_off_by_half_a_step_at_most(dtype: torch.dtype, step: float) -> None:
     x = draw_wide(64, 64)
-    fp8, inverse_scale = scale_to_fp8(x, dtype)
+    fp8, inverse_scale = quantize_fp8(x, dtype)
     smallest = torch.finfo(dtype).smallest_normal * inverse_scale
     error = (fp8.float() * inverse_scale - x).abs()
     assert (error <= (x.abs() * step * 1.001).clamp(min=smallest * step)).all()
@@ -165,8 +166,8 @@ def test_the_head_is_the_models_own_to_call(layers: Fp8Layers, is_fp8: bool) -> 
     model = build_gpt(ModelConfig(num_layers=1, embd_size=32, num_heads=2, context_length=16), 64, seed=0)
     x, weight = draw(16, 32), model.head_weight
     use_fp8(model, layers, emulated=True)
-    assert torch.equal(model.project(x), F.linear(x, weight)) != is_fp8
-    assert measure_distance(model.project(x), F.linear(x, weight)) < 0.05
+    assert torch.equal(model.lm_head(x), F.linear(x, weight)) != is_fp8
+    assert measure_distance(model.lm_head(x), F.linear(x, weight)) < 0.05
 
 
 def train(model: GPT, steps: int) -> list[float]:
@@ -220,13 +221,14 @@ def test_small_gradients_beside_large_ones_survive() -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("chunk", [None, 32])
-def test_computing_again_changes_no_gradient(recompute: Recompute, chunk: int | None) -> None:
+def test_computing_again_changes_no_gradient(recompute: ActivationCheckpointing, chunk: int | None) -> None:
     config = ModelConfig(num_layers=1, embd_size=32, num_heads=2, context_length=16)
     gradients = []
     for how, size in (("none", None), (recompute, chunk)):
         model = build_gpt(config, 64, seed=0)
         use_fp8(model, "all", emulated=True)
-        model.recompute, model.loss_config = how, LossConfig(chunk_tokens=size)
+        model.set_activation_checkpointing(how)
+        model.loss_config = LossConfig(chunk_tokens=size)
         tokens = torch.arange(64).view(4, 16)
         model.train()(tokens, tokens.flip(0)).objective.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gptmill.models.fp8 import build_fp8_linear, fp8_linear
+from gptmill.models.fused.fp8_layers import build_fp8_linear
+from gptmill.models.kernels.fp8 import fp8_linear
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="no GPU with fp8"

@@ -6,13 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compositions import CONTEXT, build_wild, draw_tokens
+from gptmill.models.kernels.choice import fuse
+from gptmill.models.stream import Normed
 from torch import Tensor, nn
 from torch.fx import Graph
 
-from gptmill.config.run import Recompute
-from gptmill.models.fp8 import build_fp8_linear
+from gptmill.config.run import ActivationCheckpointing
+from gptmill.models.fused.fp8_layers import build_fp8_linear
 from gptmill.models.kernels import gemm as matmuls
-from gptmill.models.kernels.choice import fuse
 from gptmill.models.kernels.cublaslt import Epilogue, Numbers, Plan
 from gptmill.models.kernels.gemm import (
     PLAIN,
@@ -34,7 +35,6 @@ from gptmill.models.kernels.gemm_gelu import (
     gemm_gelu_reference,
 )
 from gptmill.models.kernels.gemm_pass import build_gemm_pass, replace_gemms
-from gptmill.models.stream import Normed
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 needs_fp8 = pytest.mark.skipif(
@@ -268,14 +268,14 @@ def test_a_model_uses_them_where_they_are_large(is_compiled: bool, monkeypatch: 
 
 @pytest.mark.parametrize(("recompute", "is_deterministic"), [("selective", False), ("none", True)])
 def test_a_model_does_gelu_by_itself_where_matmuls_must_not(
-    recompute: Recompute, is_deterministic: bool, monkeypatch: pytest.MonkeyPatch
+    recompute: ActivationCheckpointing, is_deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Selective checkpointing would keep two results, and what must give the same bits is left to torch."""
     monkeypatch.setattr("gptmill.models.feed_forward.is_large", lambda *_: True)
     monkeypatch.setattr("gptmill.models.feed_forward.gelu_feed_forward", None)
     monkeypatch.setattr("torch.are_deterministic_algorithms_enabled", lambda: is_deterministic)
     model = build_wild()
-    model.recompute = recompute
+    model.set_activation_checkpointing(recompute)
     fuse(model, "auto")
     assert model(draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=3)).objective.isfinite()
 

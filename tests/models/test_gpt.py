@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from compositions import COMPOSITIONS, TINY, VOCAB, build_wild, draw_tokens
 
 from gptmill.config.model import ModelConfig
-from gptmill.models.gpt import IGNORE_INDEX, build_gpt
+from gptmill.models.gpt import build_gpt
+from gptmill.models.losses import IGNORE_INDEX
 
 
 def test_the_loss_is_the_summed_cross_entropy_of_the_logits() -> None:

@@ -1,7 +1,7 @@
-"""The kernels' operations: fused, a model computes what it computes plainly, forward and backward.
+"""The fused model computes what the plain one does, forward and backward.
 
-On the CPU their twins run. The Triton kernels are compared with the twins by its interpreter, where Triton is there,
-and on a GPU where one is.
+On the CPU the kernels' reference implementations run. The Triton kernels are compared with them by Triton's
+interpreter, where Triton is installed, and on a GPU where there is one.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from gptmill.config.model import ModelConfig
-from gptmill.config.run import Recompute
-from gptmill.models.block import Block
-from gptmill.models.fp8 import Fp8Format
-from gptmill.models.gpt import GPT, IGNORE_INDEX
+from gptmill.config.run import ActivationCheckpointing
+from gptmill.models.dispatch import MODELS, choose_kernels, describe_kernels
+from gptmill.models.fused.pending_residual import Branch, PendingResidual, add_and_normalise
+from gptmill.models.gpt import GPT
 from gptmill.models.kernels.add_norm import add_norm, add_norm_backward_reference, add_norm_reference
 from gptmill.models.kernels.bias_gelu import gelu_backward_reference
-from gptmill.models.kernels.choice import OPAQUE, describe_kernels, fuse, prepare_compiler, use_kernels
+from gptmill.models.kernels.compiler import OPAQUE_OPS, prepare_compiler
 from gptmill.models.kernels.custom_ops import register_custom_ops
 from gptmill.models.kernels.dropout_mask import dropout_mask
+from gptmill.models.kernels.fp8 import Fp8Format
 from gptmill.models.kernels.linear_cross_entropy import linear_cross_entropy
-from gptmill.models.kernels.qkv_projection import join_reference
+from gptmill.models.kernels.qkv_projection import pack_gradients_reference
 from gptmill.models.kernels.swiglu import swiglu, swiglu_backward_reference
-from gptmill.models.losses import LossConfig
-from gptmill.models.norms import normalise
-from gptmill.models.stream import Branch, Stream
+from gptmill.models.losses import IGNORE_INDEX, LossConfig
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -59,32 +58,24 @@ def run(model: GPT, groups: Tensor | None = None) -> dict[str, Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("config", COMPOSITIONS.values(), ids=COMPOSITIONS)
 def test_a_fused_model_computes_what_the_plain_one_does(config: ModelConfig, device: str) -> None:
-    model = build_wild(config).to(device)
-    plain = run(model)
-    assert fuse(model, "auto") == "auto"
-    assert all(block.fused for block in model.blocks)
-    assert describe_kernels(model) == "all kernels"
-    assert_alike(run(model), plain)
+    plain, fused = (build_wild(config, kernels=kernels).to(device) for kernels in ("none", "auto"))
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    assert_alike(run(fused), run(plain))
 
 
 @pytest.mark.parametrize(
     "rule", [LossConfig(chunk_tokens=5), LossConfig(num_domains=3), LossConfig(z_loss=0.1)], ids=str
 )
 def test_a_fused_head_keeps_to_the_rule_of_the_loss(rule: LossConfig) -> None:
-    model = build_wild()
-    model.loss_config = rule
-    groups = torch.tensor([2, 0]) if rule.num_domains else None
-    plain = run(model, groups)
-    fuse(model, "head")
-    assert not model.blocks[0].fused
-    assert_alike(run(model, groups), plain)
+    plain, fused = build_wild(), build_wild(kernels="head")
+    plain.loss_config = fused.loss_config = rule
+    domains = torch.tensor([2, 0]) if rule.num_domains else None
+    assert_alike(run(fused, domains), run(plain, domains))
 
 
-def test_only_the_head_is_fused_where_no_more_is_wanted() -> None:
-    model = build_wild()
-    assert fuse(model, "head") == "head"
-    assert (model.fused_head, model.fused, model.blocks[0].fused) == (True, False, False)
-    assert describe_kernels(model) == "the head's kernel"
+def test_a_model_says_which_kernels_it_uses() -> None:
+    said = {kernels: describe_kernels(build_wild(kernels=kernels)) for kernels in MODELS}
+    assert said == {"none": "", "head": "the LM head's kernel", "auto": "all kernels"}
 
 
 class Replay(nn.Module):
@@ -102,23 +93,19 @@ class Replay(nn.Module):
 def test_a_fused_model_drops_what_a_plain_one_would(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both of them the same numbers. Dropout of attention and of embeddings, the same in both, is left out."""
     config = replace(COMPOSITIONS[name], dropout=0.4)
-    plain, fused = build_wild(config), build_wild(config)
+    plain, fused = build_wild(config), build_wild(config, kernels="auto")
     kept: list[Tensor] = []
-    draw = Block._drop
 
-    def watch(block: Block, branch: Branch) -> Branch:
-        branch = draw(block, branch)
-        assert branch.keep_BTC is not None
-        kept.append(branch.keep_BTC)
-        return branch
+    def watch(like: Tensor, p: float) -> Tensor:
+        kept.append(dropout_mask(like, p))
+        return kept[-1]
 
     for model in (plain, fused):
         model.dropout.p = 0.0
         for block in (*model.blocks, *model.extra_blocks):
             block.attention.dropout = 0.0
-    assert fuse(fused, "auto") == "auto"
     with monkeypatch.context() as patch:
-        patch.setattr(Block, "_drop", watch)
+        patch.setattr("gptmill.models.fused.pending_residual.dropout_mask", watch)
         found = run(fused)
     assert len(kept) == 2 * (config.num_layers + config.mtp_heads)
     assert 0.5 < torch.stack(kept).float().mean() < 0.7
@@ -130,21 +117,19 @@ def test_a_fused_model_drops_what_a_plain_one_would(name: str, monkeypatch: pyte
 
 def test_evaluation_drops_nothing_fused_either() -> None:
     tokens, targets = draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=3)
-    model = build_wild(replace(COMPOSITIONS["classic"], dropout=0.5)).eval()
-    wanted = model(tokens, targets).cross_entropy
-    fuse(model, "auto")
-    torch.testing.assert_close(model(tokens, targets).cross_entropy, wanted)
-    assert not torch.isclose(model.train()(tokens, targets).cross_entropy, wanted)
+    config = replace(COMPOSITIONS["classic"], dropout=0.5)
+    wanted = build_wild(config)(tokens, targets).cross_entropy
+    fused = build_wild(config, kernels="auto")
+    torch.testing.assert_close(fused(tokens, targets).cross_entropy, wanted)
+    assert not torch.isclose(fused.train()(tokens, targets).cross_entropy, wanted)
 
 
 def test_what_dropout_adds_is_right_on_average() -> None:
     torch.manual_seed(0)
-    block = build_wild(replace(COMPOSITIONS["classic"], dropout=0.3)).train().blocks[0]
-    block.fused = True
     x, y, bias = torch.randn(16), torch.randn(16), torch.randn(16)
-    stream = Stream(x.expand(100, 400, 16), block._drop(Branch(y.expand(100, 400, 16), bias)))
-    sums, _ = normalise(block.mlp_norm, stream, fused=True)
-    torch.testing.assert_close(sums, stream.settle())
+    pending = PendingResidual(x.expand(100, 400, 16), Branch(y.expand(100, 400, 16), bias).drop(0.3))
+    sums, _ = add_and_normalise(nn.LayerNorm(16), pending)
+    torch.testing.assert_close(sums, pending.materialize())
     added = sums - x
     dropped = added.isclose(torch.zeros(()), atol=1e-6)
     torch.testing.assert_close(added[~dropped], ((y + bias) / 0.7).expand_as(added)[~dropped])
@@ -161,8 +146,8 @@ def test_gradients_past_dropout_are_those_of_the_formula(is_rms: bool) -> None:
     leaves = [each.requires_grad_() for each in (x, y, y_bias, weight, *(() if is_rms else (bias,)))]
     total = x + torch.where(keep, (y + y_bias) / 0.6, 0.0)
     normed = F.rms_norm(total, (24,), weight, 1e-5) if is_rms else F.layer_norm(total, (24,), weight, bias, 1e-5)
-    branch = Branch(y, y_bias, keep, torch.tensor(1 / 0.6))
-    found = add_norm(x, branch, weight, None if is_rms else bias, 1e-5, is_rms=is_rms, narrow=True)
+    scale = torch.tensor(1 / 0.6)
+    found = add_norm(x, y, y_bias, keep, scale, weight, None if is_rms else bias, 1e-5, is_rms=is_rms, with_fp8=True)
     torch.testing.assert_close(found[:2], (total, normed))
     wanted = torch.autograd.grad((total, normed), leaves, (d_stream, d_normed))
     torch.testing.assert_close(torch.autograd.grad(found[:2], leaves, (d_stream, d_normed)), wanted)
@@ -172,12 +157,11 @@ def test_gradients_past_dropout_are_those_of_the_formula(is_rms: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["full", "selective"])
-def test_a_fused_block_that_is_computed_again_drops_the_same(how: Recompute) -> None:
-    model = build_wild(replace(COMPOSITIONS["extra heads"], dropout=0.4))
-    fuse(model, "auto")
+def test_a_fused_block_that_is_computed_again_drops_the_same(how: ActivationCheckpointing) -> None:
+    model = build_wild(replace(COMPOSITIONS["extra heads"], dropout=0.4), kernels="auto")
     torch.manual_seed(5)
     wanted = run(model)
-    model.recompute = how
+    model.set_activation_checkpointing(how)
     torch.manual_seed(5)
     assert_alike(run(model), wanted)
 
@@ -192,20 +176,15 @@ def test_the_gradient_of_swiglu_is_that_of_the_plain_formula() -> None:
 
 
 def test_kernels_are_for_gpus_and_for_formats_of_16_bits() -> None:
-    model, cpu = build_wild(), torch.device("cpu")
-    assert use_kernels(model, "auto", cpu, "bf16", host_keeps_up=True) == "none"
-    assert use_kernels(model, "none", torch.device("cuda"), "bf16", host_keeps_up=True) == "none"
-    assert use_kernels(model, "auto", torch.device("cuda"), "fp16", host_keeps_up=True) == "none"
-    assert (model.fused, model.fused_head) == (False, False)
-    assert describe_kernels(model) == ""
+    assert choose_kernels("auto", torch.device("cpu"), "bf16", host_keeps_up=True) == "none"
+    assert choose_kernels("none", torch.device("cuda"), "bf16", host_keeps_up=True) == "none"
+    assert choose_kernels("auto", torch.device("cuda"), "fp16", host_keeps_up=True) == "none"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("host_keeps_up", "chosen"), [(False, "head"), (True, "auto")])
 def test_a_gpu_gets_those_that_win(host_keeps_up: bool, chosen: str) -> None:
-    model = build_wild()
-    assert use_kernels(model, "auto", torch.device("cuda"), "bf16", host_keeps_up=host_keeps_up) == chosen
-    assert (model.fused, model.fused_head) == (chosen == "auto", True)
+    assert choose_kernels("auto", torch.device("cuda"), "bf16", host_keeps_up=host_keeps_up) == chosen
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does
@@ -216,36 +195,32 @@ def test_the_compiler_looks_into_every_operation_but_those_that_it_is_told_of() 
         met.update(str(node.target.name()) for node in graph.graph.nodes if isinstance(node.target, OpOverload))
         return make_boxed_func(graph.forward)
 
-    model = build_wild()
-    fuse(model, "auto")
+    model = build_wild(kernels="auto")
     model.compile_parts(backend=aot_autograd(fw_compiler=list_operations))
     run(model)
     assert {name for name in met if name.startswith("gptmill::")} == {"gptmill::linear_cross_entropy"}
-    assert set(OPAQUE) <= set(torch._C._dispatch_get_all_op_names())  # type: ignore[attr-defined]
+    assert set(OPAQUE_OPS) <= set(torch._C._dispatch_get_all_op_names())  # type: ignore[attr-defined]
 
 
 def test_the_compiler_is_told_of_what_it_does_not_look_into() -> None:
     with torch.compiler.config.patch(cache_key_tag=""):
         prepare_compiler()
         assert torch.compiler.config.cache_key_tag
-    assert set(OPAQUE) <= set(FALLBACK_ALLOW_LIST)
+    assert set(OPAQUE_OPS) <= set(FALLBACK_ALLOW_LIST)
 
 
-def test_the_stream_of_a_fused_model_is_as_narrow_as_autocast() -> None:
-    model, tokens = build_wild(), draw_tokens(2, CONTEXT)
-    for kind in (torch.float32, torch.bfloat16):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert model._run_blocks(tokens, None).stream.x_BTC.dtype == kind
-        fuse(model, "auto")
+def test_a_fused_model_in_autocast_hands_on_hidden_states_of_its_dtype() -> None:
+    tokens = draw_tokens(2, CONTEXT)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        dtypes = [build_wild(kernels=kernels).hidden_states(tokens).dtype for kernels in ("none", "auto")]
+    assert dtypes == [torch.float32, torch.bfloat16]
 
 
 def test_evaluation_needs_no_gradient_and_gives_the_same_loss() -> None:
-    model = build_wild().eval()
     tokens, targets = draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=3)
     with torch.no_grad():
-        plain = model(tokens, targets).cross_entropy
-        fuse(model, "auto")
-        torch.testing.assert_close(model(tokens, targets).cross_entropy, plain)
+        losses = [build_wild(kernels=kernels)(tokens, targets).cross_entropy for kernels in ("none", "auto")]
+    torch.testing.assert_close(losses[1], losses[0])
 
 
 @pytest.mark.parametrize("chunk", [None, 7])
@@ -266,10 +241,9 @@ def test_a_fused_head_matches_cross_entropy_when_its_sum_is_scaled(chunk: int | 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_fused_model_can_be_compiled(precision: str) -> None:
     """In bf16 the stream is narrow: its numbers are near those of the plain path, and its types are right."""
-    model = build_wild()
+    model = build_wild(kernels="auto")
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-        plain = run(model)
-        fuse(model, "auto")
+        plain = run(build_wild())
         model.compile_parts(backend="aot_eager")
         fused = run(model)
     if precision == "fp32":
@@ -281,10 +255,9 @@ def test_a_fused_model_can_be_compiled(precision: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does
 @pytest.mark.parametrize("how", ["none", "full"])
-def test_a_compiled_model_drops_what_it_would_uncompiled(how: Recompute) -> None:
-    model = build_wild(replace(COMPOSITIONS["classic"], num_layers=1, dropout=0.4))
-    model.recompute = how
-    fuse(model, "auto")
+def test_a_compiled_model_drops_what_it_would_uncompiled(how: ActivationCheckpointing) -> None:
+    model = build_wild(replace(COMPOSITIONS["classic"], num_layers=1, dropout=0.4), kernels="auto")
+    model.set_activation_checkpointing(how)
     torch.manual_seed(5)
     wanted = run(model)
     model.compile_parts(backend="aot_eager")
@@ -296,8 +269,7 @@ def test_a_compiled_model_drops_what_it_would_uncompiled(how: Recompute) -> None
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
 @pytest.mark.parametrize("name", ["classic", "llama"])
 def test_a_gpu_computes_the_same_with_the_kernels_compiled_into_the_model(name: str) -> None:
-    model = build_wild(COMPOSITIONS[name]).cuda()
-    fuse(model, "auto")
+    model = build_wild(COMPOSITIONS[name], kernels="auto").cuda()
     with torch.autocast("cuda", dtype=torch.bfloat16):
         wanted = run(model)
         model.compile_parts()
@@ -318,7 +290,7 @@ def test_dropout_compiled_into_a_norm_computes_the_same(device: str) -> None:
     keep, factor = torch.rand(8, 16, 96, device=device) >= 0.4, torch.tensor(1 / 0.6, device=device)
 
     def compute(x: Tensor, y: Tensor, y_bias: Tensor, keep: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-        total, normed = normalise(norm, Stream(x, Branch(y, y_bias, keep, factor)), fused=True)
+        total, normed = add_and_normalise(norm, PendingResidual(x, Branch(y, y_bias, keep, factor)))
         return total, normed.x_BTC
 
     wanted = compute(x, y, y_bias, keep, factor)
@@ -353,7 +325,7 @@ def test_a_gpu_finds_the_triton_kernels_equal_to_their_twins(width: int, is_rms:
     angles = torch.rand(heads.shape[1], 32, device="cuda") * 6
     for turn in ((None, None, True), (angles.cos(), angles.sin(), False)):
         found += torch.ops.gptmill.pack_qkv_gradients(heads, heads.contiguous(), heads, *turn)
-        wanted += join_reference(heads, heads, heads, *turn)
+        wanted += pack_gradients_reference(heads, heads, heads, *turn)
     for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one.dtype == other.dtype
         distance = (one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-9)

@@ -30,8 +30,8 @@ def test_what_lies_at_places_to_come_is_not_seen(config: ModelConfig) -> None:
     model, tokens = build_wild(config), draw_tokens(1, 7, seed=2)
     layers = build_kv_cache(config, 1, CPU).layers
     padded = torch.cat([tokens[:, :5], draw_tokens(1, 5, seed=3)], dim=1)
-    parts = [model.continue_logits(padded, torch.arange(10), layers)[:, :5]]
-    parts += [model.continue_logits(tokens[:, [place]], torch.tensor([place]), layers) for place in (5, 6)]
+    parts = [model.decode_step(padded, torch.arange(10), layers)[:, :5]]
+    parts += [model.decode_step(tokens[:, [place]], torch.tensor([place]), layers) for place in (5, 6)]
     torch.testing.assert_close(torch.cat(parts, dim=1), model.logits(tokens), atol=2e-5, rtol=2e-5)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gptmill.models.losses import IGNORE_INDEX, HeadLoss, LossConfig, compute_loss
+from gptmill.models.losses import IGNORE_INDEX, LossSums, LossConfig, compute_loss
 
 TOKENS, WIDTH, VOCAB, PADDED, GROUPS = 21, 3, 29, 32, 3
 
@@ -30,7 +30,7 @@ class Case:
     def project(self, x_NC: Tensor) -> Tensor:
         return F.linear(x_NC, self.weight_VC)
 
-    def measure(self, rule: LossConfig) -> HeadLoss:
+    def measure(self, rule: LossConfig) -> LossSums:
         return compute_loss(self.project, self.x_NC, self.targets_N, rule, VOCAB, self.domains_N)
 
     def take_gradients(self, loss: Tensor) -> tuple[Tensor, Tensor]:

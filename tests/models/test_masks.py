@@ -34,20 +34,20 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("window", [None, 1, 7, 128, 200])
 def test_both_forms_let_the_same_through(window: int | None, are_apart: bool) -> None:
     tokens, documents = torch.zeros(2, WIDTH, dtype=torch.int64), DOCUMENTS if are_apart else None
-    dense = make_mask(window, tokens, documents, in_blocks=False)
-    blocks = make_mask(window, tokens, documents, in_blocks=True)
+    dense = make_mask(window, tokens, documents, use_flex=False)
+    blocks = make_mask(window, tokens, documents, use_flex=True)
     if window is None and documents is None:
         assert dense == blocks == masks.Mask()
         return
     assert dense.dense_B1TS is not None
-    assert blocks.blocks is not None
+    assert blocks.block_mask is not None
     rows, places = torch.arange(2)[:, None, None], torch.arange(WIDTH)
-    let_through = blocks.blocks.mask_mod(rows, torch.zeros((), dtype=torch.int64), places[:, None], places)
+    let_through = blocks.block_mask.mask_mod(rows, torch.zeros((), dtype=torch.int64), places[:, None], places)
     assert torch.equal(let_through.expand(2, -1, -1), dense.dense_B1TS[:, 0].expand(2, -1, -1))
     # A tile is left out where nothing in it is seen, and only there.
     tiles = torch.nn.functional.pad(let_through.expand(2, -1, -1).float(), (0, 84, 0, 84))
     seen = torch.nn.functional.max_pool2d(tiles, 128).bool()
-    assert torch.equal(blocks.blocks.to_dense()[:, 0].bool().expand(2, -1, -1), seen)
+    assert torch.equal(blocks.block_mask.to_dense()[:, 0].bool().expand(2, -1, -1), seen)
 
 
 @pytest.mark.parametrize(("window", "seen"), [(None, [0, 1, 2, 3]), (1, [3]), (3, [1, 2, 3]), (9, [0, 1, 2, 3])])
@@ -65,11 +65,11 @@ def test_a_model_sees_the_same_through_both_forms(name: str, are_apart: bool, mo
     config = replace(COMPOSITIONS[name], context_length=WIDTH, attention_windows="150,full")
     model, tokens = build_wild(config, std=0.2), draw_tokens(2, WIDTH)
     documents = DOCUMENTS if are_apart else None
-    expected = model.encode(tokens, documents_BT=documents)
+    expected = model.hidden_states(tokens, documents_BT=documents)
     monkeypatch.setattr(gpt, "can_use_flex_attention", lambda *_arguments, **_named: True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*flex_attention called without torch.compile")
-        torch.testing.assert_close(model.encode(tokens, documents_BT=documents), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(model.hidden_states(tokens, documents_BT=documents), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_blocks_are_for_gpus_wide_heads_and_no_dropout(monkeypatch: pytest.MonkeyPatch) -> None:

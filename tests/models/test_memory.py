@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gptmill.config.model import ModelConfig, Moe, RmsNorm, Rope, SwiGlu
-from gptmill.config.run import Recompute
+from gptmill.config.run import ActivationCheckpointing
 from gptmill.models.gpt import build_gpt
 from gptmill.models.losses import LossConfig
 from gptmill.models.memory import MemoryEstimate, estimate_memory
@@ -61,10 +61,11 @@ class Peak(TorchDispatchMode):
         return result
 
 
-def measure_step(config: ModelConfig, how: Recompute, precision: str, chunk: int | None) -> int:
+def measure_step(config: ModelConfig, how: ActivationCheckpointing, precision: str, chunk: int | None) -> int:
     """What two micro-batches take at their peak: casts of weights, gradients, activations and logits."""
     model = build_gpt(config, VOCAB, seed=0)
-    model.recompute, model.loss_config = how, LossConfig(chunk_tokens=chunk)
+    model.set_activation_checkpointing(how)
+    model.loss_config = LossConfig(chunk_tokens=chunk)
     tokens = torch.randint(VOCAB, (WINDOWS, config.context_length))
     with Peak(model.parameters()) as peak:
         for _ in range(2):
@@ -74,9 +75,9 @@ def measure_step(config: ModelConfig, how: Recompute, precision: str, chunk: int
     return peak.most
 
 
-@pytest.mark.parametrize("how", get_args(Recompute))
+@pytest.mark.parametrize("how", get_args(ActivationCheckpointing))
 @pytest.mark.parametrize("name", COMPOSITIONS)
-def test_a_real_step_takes_what_was_estimated(name: str, how: Recompute) -> None:
+def test_a_real_step_takes_what_was_estimated(name: str, how: ActivationCheckpointing) -> None:
     check_estimate(COMPOSITIONS[name], how, "bf16", None)
 
 
@@ -86,7 +87,7 @@ def test_so_does_one_in_fp32_and_one_with_a_chunked_loss(name: str, chunk: int |
     check_estimate(COMPOSITIONS[name], "none", "fp32", chunk)
 
 
-def check_estimate(config: ModelConfig, how: Recompute, precision: str, chunk: int | None) -> None:
+def check_estimate(config: ModelConfig, how: ActivationCheckpointing, precision: str, chunk: int | None) -> None:
     said = estimate_memory(config, VOCAB, WINDOWS, precision=precision, recompute=how, loss_chunk=chunk)
     there_before = count_parameters(config, VOCAB).total * 4 + said.optimizer
     # Not quite 1: on a CPU attention's result is copied once more, for it comes in another order than a GPU's.
@@ -123,8 +124,8 @@ def test_every_way_to_save_memory_saves_some() -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-@pytest.mark.parametrize("how", get_args(Recompute))
-def test_more_of_anything_takes_more(change: dict[str, Any], how: Recompute) -> None:
+@pytest.mark.parametrize("how", get_args(ActivationCheckpointing))
+def test_more_of_anything_takes_more(change: dict[str, Any], how: ActivationCheckpointing) -> None:
     assert (
         estimate(replace(GPT2, **change), recompute=how, loss_chunk=1024).total
         > estimate(recompute=how, loss_chunk=1024).total

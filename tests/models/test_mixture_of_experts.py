@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gptmill.config.model import Moe
 from gptmill.config.run import ModelConfig
-from gptmill.models.mixture_of_experts import MixtureOfExperts, can_group, make_stats
+from gptmill.models.mixture_of_experts import MixtureOfExperts, has_grouped_gemm, make_stats
 
 WIDTH = 16
 
@@ -82,8 +82,8 @@ def test_the_grouped_matmul_is_the_loop_over_experts(per_token: int) -> None:
     exact_BTC = mixture(x_BTC)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result_BTC = mixture(x_BTC)[0]
-    assert can_group(x_BTC.bfloat16(), mixture.gate_up)
-    assert not can_group(x_BTC, mixture.gate_up)
+    assert has_grouped_gemm(x_BTC.bfloat16(), mixture.gate_up)
+    assert not has_grouped_gemm(x_BTC, mixture.gate_up)
     inputs = [x_BTC, *mixture.parameters()]
     assert_near(result_BTC, exact_BTC)
     for loss in (lambda y: y.float().square().sum(), lambda y: y.float().sum()):  # the second's gradient is a view
@@ -100,7 +100,7 @@ def test_sizes_that_no_kernel_takes_work_too() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result_BTC = mixture(x_BTC)[0]
     assert_near(result_BTC, mix_token_by_token(mixture, x_BTC))
-    assert not can_group(x_BTC.bfloat16(), mixture.gate_up)
+    assert not has_grouped_gemm(x_BTC.bfloat16(), mixture.gate_up)
 
 
 def test_one_expert_is_a_plain_swiglu() -> None:
@@ -143,9 +143,9 @@ def test_the_balance_loss_is_one_when_even_and_the_number_of_experts_when_collap
         mixture.router.weight.zero_()
         mixture.router.weight[:, :4] = 100 * torch.eye(4)
     even_BTC = torch.eye(4, WIDTH).repeat(1, 3, 1)  # every expert is the choice of as many tokens
-    torch.testing.assert_close(mixture(even_BTC)[1].router_aux_loss, torch.tensor(1.0))
+    torch.testing.assert_close(mixture(even_BTC)[1].aux_loss, torch.tensor(1.0))
     collapsed_BTC = torch.eye(1, WIDTH).repeat(1, 12, 1)
-    torch.testing.assert_close(mixture(collapsed_BTC)[1].router_aux_loss, torch.tensor(4.0))
+    torch.testing.assert_close(mixture(collapsed_BTC)[1].aux_loss, torch.tensor(4.0))
 
 
 def test_the_z_loss_is_the_mean_squared_log_partition() -> None:
@@ -166,7 +166,7 @@ def test_the_balance_loss_teaches_the_router_to_share() -> None:
     before = measure_busiest()
     for _ in range(60):
         optimizer.zero_grad()
-        mixture(x_BTC)[1].router_aux_loss.backward()
+        mixture(x_BTC)[1].aux_loss.backward()
         optimizer.step()
     assert before > 1.8
     assert measure_busiest() < 1.3
@@ -190,7 +190,7 @@ def test_it_compiles_whole() -> None:
     for run in (mixture, compiled):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             result_BTC, stats = run(x_BTC)
-        loss = result_BTC.float().square().sum() + stats.router_aux_loss + stats.z_loss
+        loss = result_BTC.float().square().sum() + stats.aux_loss + stats.z_loss
         gradients.append(torch.autograd.grad(loss, [x_BTC, *mixture.parameters()]))
     for plain, traced in zip(*gradients, strict=True):
         assert_near(traced, plain)
@@ -210,4 +210,4 @@ def test_the_balance_loss_is_one_when_all_are_as_busy(per_token: int) -> None:
     probabilities_NE = torch.full((6, 3), 1 / 3)
     counts_N = torch.ones(6, dtype=torch.bool)
     stats = make_stats(torch.zeros(6, 3), probabilities_NE, counts_N.repeat(per_token), ends_E, counts_N)
-    assert stats.router_aux_loss.item() == pytest.approx(1.0)
+    assert stats.aux_loss.item() == pytest.approx(1.0)

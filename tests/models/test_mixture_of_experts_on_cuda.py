@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gptmill.config.model import Moe
 from gptmill.config.run import ModelConfig
-from gptmill.models.mixture_of_experts import MixtureOfExperts, can_group
+from gptmill.models.mixture_of_experts import MixtureOfExperts, has_grouped_gemm
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0), reason="no GPU with bf16"
@@ -35,7 +35,7 @@ def measure_all(mixture: MixtureOfExperts, x_BTC: Tensor, is_autocast: bool) -> 
     x_BTC = x_BTC.detach().requires_grad_()
     with torch.autocast(x_BTC.device.type, dtype=torch.bfloat16, enabled=is_autocast):
         y_BTC, stats = mixture(x_BTC)
-    loss = y_BTC.float().square().sum() + stats.router_aux_loss + stats.z_loss
+    loss = y_BTC.float().square().sum() + stats.aux_loss + stats.z_loss
     return [stats.tokens_E, y_BTC.detach(), *torch.autograd.grad(loss, [x_BTC, *mixture.parameters()])]
 
 
@@ -51,7 +51,7 @@ def test_the_gpu_agrees_with_the_cpu(is_autocast: bool, tolerance: float, per_to
     mixture, x_BTC = build_wild(per_token), draw(3, 111, WIDTH)
     expected = measure_all(mixture, x_BTC, is_autocast=False)
     mixture.cuda()
-    assert can_group(x_BTC.cuda().bfloat16(), mixture.gate_up)
+    assert has_grouped_gemm(x_BTC.cuda().bfloat16(), mixture.gate_up)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

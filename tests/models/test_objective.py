@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from compositions import COMPOSITIONS, CONTEXT, build_wild, draw_tokens
 
 from gptmill.config.model import ModelConfig, Moe
-from gptmill.models.block import Block, BlockContext
-from gptmill.models.gpt import GPT, IGNORE_INDEX
-from gptmill.models.losses import LossConfig
+from gptmill.models.attention import BlockContext
+from gptmill.models.block import Block
+from gptmill.models.gpt import GPT
+from gptmill.models.losses import IGNORE_INDEX, LossConfig
 from gptmill.models.mixture_of_experts import RouterStats
-from gptmill.models.stream import Stream
 
 IGNORED = [[1, 2], [3, 7]]  # places in the rows of a batch
 
@@ -37,9 +37,8 @@ def look_further(model: GPT, head: int, tokens: torch.Tensor, targets: torch.Ten
     seen = (places[:, None] >= places) & (starts[:, :, None] == starts[:, None])
     context = BlockContext(mask=BlockContext().mask._replace(dense_B1TS=seen.unsqueeze(1)))
     for block in [*model.blocks, model.extra_blocks[head]]:
-        stream, _ = block(Stream(x), context)
-        x = stream.settle()
-    log_probabilities = model.project(model.final_norm(x)).log_softmax(dim=-1)
+        x, _ = block(x, context)
+    log_probabilities = model.lm_head(model.final_norm(x)).log_softmax(dim=-1)
     losses = []
     for row in range(len(tokens)):
         for place in range(CONTEXT - head - 1):
@@ -89,7 +88,7 @@ def test_the_routers_losses_are_added_for_each_valid_target(name: str) -> None:
     losses = model.train()(tokens, targets)
     moe = config.feed_forward
     assert isinstance(moe, Moe)
-    balance = sum(stats.router_aux_loss for stats in seen) / config.num_layers
+    balance = sum(stats.aux_loss for stats in seen) / config.num_layers
     z_loss = sum(stats.z_loss for stats in seen) / config.num_layers
     added = (targets != IGNORE_INDEX).sum() * (moe.router_aux_loss * balance + moe.router_z_loss * z_loss)
     assert added.item() > 0
@@ -141,7 +140,7 @@ def test_recomputing_blocks_changes_no_gradient(name: str) -> None:
     gradients = []
     for how in ("none", "full"):
         model = build_wild(config).train()
-        model.recompute = how
+        model.set_activation_checkpointing(how)
         torch.manual_seed(0)
         model(draw_tokens(3, CONTEXT), draw_targets()).objective.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])

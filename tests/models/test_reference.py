@@ -30,7 +30,7 @@ def test_logits_and_gradients_are_the_reference_s(config: ModelConfig, are_apart
     expected = torch.stack(
         [compute_logits(config, weights, row.tolist(), own) for row, own in zip(tokens, starts, strict=True)]
     )
-    logits = model.project(model.encode(tokens, documents_BT=documents))
+    logits = model.lm_head(model.hidden_states(tokens, documents_BT=documents))
     torch.testing.assert_close(logits, expected.float(), atol=2e-5, rtol=2e-4)
     push = torch.randn(logits.shape, generator=torch.Generator().manual_seed(3))
     (logits * push).sum().backward()

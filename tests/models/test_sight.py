@@ -70,7 +70,7 @@ def mark_documents(tokens_BT: torch.Tensor) -> torch.Tensor:
 
 def compute_losses(model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
     """The loss of every position, with documents kept apart."""
-    logits = model.project(model.encode(tokens_BT, documents_BT=mark_documents(tokens_BT)))
+    logits = model.lm_head(model.hidden_states(tokens_BT, documents_BT=mark_documents(tokens_BT)))
     return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten(), reduction="none").view(targets_BT.shape)
 
 
@@ -117,4 +117,4 @@ def test_a_document_that_began_before_the_row_counts_from_the_row_s_start() -> N
 def test_one_document_over_the_whole_row_changes_nothing() -> None:
     model, tokens = build_wild(), draw_tokens(3, 12)
     documents = torch.zeros_like(tokens)
-    torch.testing.assert_close(model.encode(tokens, documents_BT=documents), model.encode(tokens))
+    torch.testing.assert_close(model.hidden_states(tokens, documents_BT=documents), model.hidden_states(tokens))

@@ -20,7 +20,7 @@ from gptmill.data.batches.data_loader import open_data_loader
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards, open_shards
-from gptmill.models.gpt import IGNORE_INDEX
+from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import World
 from gptmill.training.step import train_step
@@ -58,7 +58,7 @@ def compute_by_hand(tiny: Tiny) -> float:
         for row in range(len(batch.tokens)):
             valid = batch.targets[row] != IGNORE_INDEX
             documents = None if batch.documents is None else batch.documents[row : row + 1]
-            logits = model.project(model.encode(batch.tokens[row : row + 1], documents_BT=documents))[0]
+            logits = model.lm_head(model.hidden_states(batch.tokens[row : row + 1], documents_BT=documents))[0]
             picked = -logits.log_softmax(dim=-1)[valid].gather(1, batch.targets[row][valid][:, None])
             losses.append(picked.flatten())
     return torch.cat(losses).mean().item()

@@ -31,7 +31,7 @@ def limit_rows(monkeypatch: pytest.MonkeyPatch, most: dict[str, int]) -> None:
     forward = GPT.forward
 
     def forward_or_run_out(model: GPT, tokens: torch.Tensor, *rest: Any) -> Losses:
-        if len(tokens) > most[model.recompute]:
+        if len(tokens) > most[model.activation_checkpointing]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
         return forward(model, tokens, *rest)
 

@@ -18,7 +18,8 @@ from gptmill.data.batches.data_loader import open_data_loader
 from gptmill.data.batches.samplers import build_sampler
 from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards
-from gptmill.models.fp8 import Fp8Linear
+from gptmill.models.fused.fp8_layers import Fp8Linear
+from gptmill.models.fused.fused_gpt import FusedGPT
 from gptmill.runs.events import Event, StepLogged
 from gptmill.runtime.precision import FP8_CAPABILITY, set_matmul_precision
 from gptmill.runtime.signals import StopFlag
@@ -146,9 +147,9 @@ def test_no_step_waits_for_the_device(shards: TokenShards, fields: dict[str, Any
 def test_no_step_with_all_kernels_waits_for_the_device(
     shards: TokenShards, precision: str, compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gptmill.models.kernels.choice.LEAST_WORK", 0)
+    monkeypatch.setattr("gptmill.models.dispatch.LEAST_WORK", 0)
     state, told = train(shards, precision=precision, compile=compile)
-    assert state.model.fused
+    assert isinstance(state.model, FusedGPT)
     assert_trained(told)
 
 

@@ -7,7 +7,8 @@ import math
 import torch
 
 from gptmill.data.batches.batch import Batch
-from gptmill.models.gpt import IGNORE_INDEX, Losses
+from gptmill.models.gpt import Losses
+from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.timing import Moment
 from gptmill.training.step_stats import Numbers, StepStats, Totals
 

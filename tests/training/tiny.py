@@ -19,7 +19,7 @@ from gptmill.data.batches.samplers import Stream, build_sampler
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards, open_shards
-from gptmill.models.gpt import IGNORE_INDEX
+from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import World
 from gptmill.training.plan import TrainPlan, make_plan

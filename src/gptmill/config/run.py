@@ -14,7 +14,7 @@ from gptmill.config.optimizer import OptimizerConfig as OptimizerConfig
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-emulated"]
 Fp8Layers = Literal["fused", "feed_forward", "blocks", "all"]
-Recompute = Literal["none", "selective", "full"]
+ActivationCheckpointing = Literal["none", "selective", "full"]
 KernelChoice = Literal["auto", "head", "none"]
 AttentionBackend = Literal["auto", "cudnn", "flash", "efficient", "math"]
 CudaGraphs = Literal["auto", "on", "off"]
@@ -162,7 +162,7 @@ class MachineConfig:
     """auto takes bf16 on a GPU that has it, fp16 on one that has not, fp32 elsewhere."""
     fp8_layers: Fp8Layers | None = None
     """With fp8, where: matmuls whose casts ride on other passes (fused, the default), feed_forward, blocks, or all."""
-    gradient_checkpointing: Recompute = "none"
+    gradient_checkpointing: ActivationCheckpointing = "none"
     """Memory for time: keep the matmuls' results alone (selective), or nothing inside a block (full)."""
     loss_chunk: int | None = None
     """Tokens whose logits are held at once, instead of all of a micro-batch's: less memory, a little slower."""

@@ -11,7 +11,8 @@ from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.validation import ValWindows
 from gptmill.data.run_corpora import Corpora
-from gptmill.models.gpt import GPT, IGNORE_INDEX
+from gptmill.models.gpt import GPT
+from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runs.events import EvalDone
 from gptmill.runtime.precision import choose_precision, make_autocast
 from gptmill.runtime.world import World

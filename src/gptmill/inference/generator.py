@@ -75,18 +75,18 @@ def _read_compiled(backend: str, model: GPT, tokens_1T: Tensor, caches: KVCache)
 
     What padding leaves in the caches lies at places that no token sees before they are filled anew.
     """
-    read = partial(model.continue_logits, build=partial(_compile, backend=backend))
-    size = min(CHUNK, caches.room)
+    read = partial(model.decode_step, compile_part=partial(_compile, backend=backend))
+    size = min(CHUNK, caches.capacity)
     start = caches.length
     positions_T, _ = caches.extend(tokens_1T.shape[1])
     if tokens_1T.shape[1] == 1 and start > 0:
         return read(tokens_1T, positions_T, caches.layers)[0, -1]
     assert start == 0, "a text is read from its beginning"
     places_T = torch.arange(size, device=tokens_1T.device)
-    padded_1T = F.pad(tokens_1T, (0, max(0, caches.room - tokens_1T.shape[1])))
+    padded_1T = F.pad(tokens_1T, (0, max(0, caches.capacity - tokens_1T.shape[1])))
     for begin in range(0, caches.length, size):
         # A chunk that would stick out of the context begins sooner, and reads some tokens a second time.
-        begin = min(begin, caches.room - size)
+        begin = min(begin, caches.capacity - size)
         logits_1TV = read(padded_1T[:, begin : begin + size].contiguous(), begin + places_T, caches.layers)
     return logits_1TV[0, caches.length - 1 - begin]
 

@@ -18,7 +18,8 @@ from gptmill.config.settings import read_settings
 from gptmill.config.validation import find_problems
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
-from gptmill.models.gpt import GPT, SkipInit, pad_vocab
+from gptmill.models.gpt import GPT, pad_vocab
+from gptmill.models.initialisation import SkipInit
 from gptmill.models.parameters import count_parameters
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runs.checkpoints.selection import has_checkpoints, load_chosen

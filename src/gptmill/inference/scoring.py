@@ -16,7 +16,8 @@ from gptmill.data.shards.opening import TokenShards
 from gptmill.data.shards.scores import ScoreArray
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.inference.loading import LoadedModel
-from gptmill.models.gpt import GPT, IGNORE_INDEX
+from gptmill.models.gpt import GPT
+from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.precision import choose_precision, make_autocast
 
 ROWS = 8  # full windows at once
@@ -57,9 +58,9 @@ def _sum_losses(model: GPT, batch: Batch) -> Tensor:
     """The summed loss of each row."""
     device = batch.tokens.device
     with make_autocast(choose_precision("auto", device), device):
-        x_NC = model.encode(batch.tokens).flatten(0, 1)
+        x_NC = model.hidden_states(batch.tokens).flatten(0, 1)
         parts = [
-            F.cross_entropy(model.project(x).float(), targets, reduction="none", ignore_index=IGNORE_INDEX)
+            F.cross_entropy(model.lm_head(x).float(), targets, reduction="none", ignore_index=IGNORE_INDEX)
             for x, targets in zip(
                 x_NC.split(LOGITS_AT_ONCE), batch.targets.flatten().split(LOGITS_AT_ONCE), strict=True
             )

@@ -1,4 +1,6 @@
-"""Memory for time: what a block computes on the way forward is computed again on the way back, instead of kept."""
+"""Activation checkpointing (gradient checkpointing): the backward pass recomputes a block instead of keeping its
+activations. It trades time for memory.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from gptmill.config.run import Recompute
+from gptmill.config.run import ActivationCheckpointing
 
-# What selective keeps, by the names of torch's operations: matmuls of every kind, and attention. Norms, activations
-# and residual sums cost next to nothing to compute again.
+# Results that selective checkpointing keeps, by the names of torch's operations: GEMMs of every kind, and attention.
+# Norms, activations and residual sums cost next to nothing to recompute.
 KEPT = frozenset(
     (
         "mm addmm bmm baddbmm _scaled_mm _scaled_mm_v2 _grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2 "
@@ -22,11 +24,11 @@ KEPT = frozenset(
 )
 
 
-def run_block(block: nn.Module, how: Recompute, *arguments: Any) -> Any:
-    """What `block` returns for these arguments. Random numbers, dropout's for one, are drawn again as they were."""
-    if how == "none" or not (block.training and torch.is_grad_enabled()):
+def run_block(block: nn.Module, mode: ActivationCheckpointing, *arguments: Any) -> Any:
+    """What `block` returns for these arguments. Recomputation draws the same random numbers, dropout's for one."""
+    if mode == "none" or not (block.training and torch.is_grad_enabled()):
         return block(*arguments)
-    if how == "full":
+    if mode == "full":
         return checkpoint(block, *arguments, use_reentrant=False)
     contexts = partial(create_selective_checkpoint_contexts, _choose)
     return checkpoint(block, *arguments, use_reentrant=False, context_fn=contexts)

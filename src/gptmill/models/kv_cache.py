@@ -1,9 +1,9 @@
-"""Keys and values of the tokens seen so far, so that generation does not compute them again.
+"""The KV cache: keys and values of the tokens seen so far, so that generation does not compute them again.
 
-The room is that of a whole context from the start. A shape that never changes is what a compiled model needs; one
-that is not compiled is shown the filled part only.
+It has the capacity of a whole context from the start: a compiled model needs a shape that never changes. An eager
+model is given a view of the filled part only.
 
-Shape suffixes: B batch, H heads of keys and values, T time, S places, D width of a head.
+Shape suffixes: B batch, H key/value heads, T sequence, S positions of the cache, D head dimension.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from gptmill.config.model import ModelConfig
 
 
 class LayerKVCache(NamedTuple):
-    """One layer's keys and values, by place."""
+    """One layer's keys and values, by position."""
 
     keys_BHSD: Tensor
     values_BHSD: Tensor
 
-    def put(self, k_BHTD: Tensor, v_BHTD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Puts them at their places, and returns those of all places."""
+    def update(self, k_BHTD: Tensor, v_BHTD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes keys and values at their positions, and returns those of all positions."""
         self.keys_BHSD.index_copy_(2, positions_T, k_BHTD.to(self.keys_BHSD.dtype))
         self.values_BHSD.index_copy_(2, positions_T, v_BHTD.to(self.values_BHSD.dtype))
         return self.keys_BHSD.to(k_BHTD.dtype), self.values_BHSD.to(v_BHTD.dtype)
 
-    def show(self, num_places: int) -> LayerKVCache:
-        """The first places, in the same memory."""
-        return LayerKVCache(self.keys_BHSD[:, :, :num_places], self.values_BHSD[:, :, :num_places])
+    def view(self, num_positions: int) -> LayerKVCache:
+        """The first positions, in the same memory."""
+        return LayerKVCache(self.keys_BHSD[:, :, :num_positions], self.values_BHSD[:, :, :num_positions])
 
 
 class KVCache:
     """The caches of all layers, and how many tokens they hold."""
 
     def __init__(self, config: ModelConfig, batch_size: int, device: torch.device) -> None:
-        # Zeros, not whatever was there: what is hidden is multiplied by 0, and 0 times infinity is not 0.
+        # Zeros, not empty memory: masked values are multiplied by 0, and 0 times infinity is NaN.
         shape = (batch_size, config.kv_heads, config.context_length, config.head_width)
         self.layers = [
             LayerKVCache(torch.zeros(shape, device=device), torch.zeros(shape, device=device))
@@ -46,18 +46,18 @@ class KVCache:
         self.length = 0
 
     @property
-    def room(self) -> int:
-        """Tokens that it can hold in all."""
+    def capacity(self) -> int:
+        """The number of tokens that fit."""
         return self.layers[0].keys_BHSD.shape[2]
 
     def extend(self, num_tokens: int) -> tuple[Tensor, list[LayerKVCache]]:
-        """Makes place for so many more; returns their positions_T and the layers as far as they are filled then."""
+        """Reserves positions for more tokens; returns these positions_T, and views of the layers up to the last."""
         start, self.length = self.length, self.length + num_tokens
-        assert self.length <= self.room, "the cache is full"
+        assert self.length <= self.capacity, "the KV cache is full"
         positions_T = torch.arange(start, self.length, device=self.layers[0].keys_BHSD.device)
-        return positions_T, [layer.show(self.length) for layer in self.layers]
+        return positions_T, [layer.view(self.length) for layer in self.layers]
 
 
 def build_kv_cache(config: ModelConfig, batch_size: int, device: torch.device) -> KVCache:
-    """Empty ones."""
+    """An empty cache for a model."""
     return KVCache(config, batch_size, device)

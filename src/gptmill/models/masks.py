@@ -1,9 +1,9 @@
-"""Who sees whom: nobody the future, a sliding window only what is near, and documents not each other.
+"""Attention masks: causal, with an optional sliding window, and without attention across documents.
 
-The same rule in two forms. Dense: a table of true and false, which any device can use. Blocks: which tiles of that
-table hold anything at all, for flex_attention on CUDA, which skips the others; there a sliding window saves work.
+One rule in two forms. A dense mask is a boolean matrix, which every device can use. A BlockMask lists the tiles of
+that matrix that are not empty, for FlexAttention on CUDA, which skips the others: there a sliding window saves work.
 
-Shape suffixes: B batch, T time of the queries, S time of the keys.
+Shape suffixes: B batch, T positions of the queries, S positions of the keys, H heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -18,76 +18,79 @@ from torch import Tensor
 
 from gptmill.config.model import ModelConfig
 
-if TYPE_CHECKING:  # where it is used it is imported: it brings torch's compiler along, which takes seconds
+if TYPE_CHECKING:  # imported where it is used: it brings torch's compiler along, which takes seconds
     from torch.nn.attention.flex_attention import BlockMask
 
-SMALLEST_FLEX_HEAD = 16  # flex_attention's kernels take no narrower heads
+SMALLEST_FLEX_HEAD = 16  # FlexAttention's kernels take no narrower heads
 HAS_TRITON = find_spec("triton") is not None
 
 
 class Mask(NamedTuple):
-    """One of two forms, or neither: then all of the past is seen."""
+    """A dense mask, a BlockMask, or neither: then attention is just causal."""
 
     dense_B1TS: Tensor | None = None
-    blocks: BlockMask | None = None
+    block_mask: BlockMask | None = None
 
 
-def make_mask(window: int | None, tokens_BT: Tensor, documents_BT: Tensor | None, *, in_blocks: bool) -> Mask:
-    """For a whole row. A query sees itself and the `window` - 1 places before it; `documents_BT` says where in the
-    row each token's document begins."""
+def make_mask(window: int | None, tokens_BT: Tensor, documents_BT: Tensor | None, *, use_flex: bool) -> Mask:
+    """The mask of a whole row.
+
+    A query sees its own position and the `window` - 1 before it. `documents_BT` holds, for each token, the position
+    at which its document begins; tokens of different documents do not see each other.
+    """
     T = tokens_BT.shape[1]
     window = None if window is None or window >= T else window
     if window is None and documents_BT is None:
         return Mask()
-    if in_blocks:
-        return Mask(blocks=_make_blocks(window, tokens_BT, documents_BT))
-    places_T = torch.arange(T, device=tokens_BT.device)
-    seen_TT = _see(places_T[:, None], places_T, window)
+    if use_flex:
+        return Mask(block_mask=_make_block_mask(window, tokens_BT, documents_BT))
+    positions_T = torch.arange(T, device=tokens_BT.device)
+    visible_TT = _is_visible(positions_T[:, None], positions_T, window)
     if documents_BT is None:
-        return Mask(seen_TT[None, None])
-    return Mask((seen_TT & (documents_BT[:, :, None] == documents_BT[:, None, :])).unsqueeze(1))
+        return Mask(visible_TT[None, None])
+    return Mask((visible_TT & (documents_BT[:, :, None] == documents_BT[:, None, :])).unsqueeze(1))
 
 
-def make_cached_mask(window: int | None, positions_T: Tensor, num_places: int) -> Mask:
-    """For queries at `positions_T` and keys at the places 0, 1, 2… of a cache, those that nobody filled yet too."""
-    places_S = torch.arange(num_places, device=positions_T.device)
-    return Mask(_see(positions_T[:, None], places_S, window)[None, None])
+def make_cached_mask(window: int | None, positions_T: Tensor, num_positions: int) -> Mask:
+    """The mask of queries at `positions_T` over a KV cache of `num_positions`, some of which may still be empty."""
+    positions_S = torch.arange(num_positions, device=positions_T.device)
+    return Mask(_is_visible(positions_T[:, None], positions_S, window)[None, None])
 
 
 def can_use_flex_attention(config: ModelConfig, device: torch.device, *, training: bool) -> bool:
-    """Whether flex_attention can compute what the config asks for; it knows no dropout."""
+    """Whether FlexAttention can compute what the config asks for; it has no dropout."""
     has_dropout = training and config.dropout > 0
     return device.type == "cuda" and HAS_TRITON and config.head_width >= SMALLEST_FLEX_HEAD and not has_dropout
 
 
-def flex_attend(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, blocks: BlockMask, *, shared: bool) -> Tensor:
-    """Attention to what the blocks let through; `shared`: several query heads have one head of keys and values."""
+def flex_attend(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, block_mask: BlockMask, *, is_grouped: bool) -> Tensor:
+    """FlexAttention; `is_grouped` for grouped-query attention."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    # As it is only inside a model that is compiled: alone it would fill the whole table.
+    # Uncompiled, it would materialise the whole score matrix. Inside a compiled model it is compiled already.
     attend: Any = flex_attention
     if not torch.compiler.is_compiling():
         attend = _compile(flex_attention)
-    return attend(q_BHTD, k_BHTD, v_BHTD, block_mask=blocks, enable_gqa=shared)  # type: ignore[no-any-return]
+    return attend(q_BHTD, k_BHTD, v_BHTD, block_mask=block_mask, enable_gqa=is_grouped)  # type: ignore[no-any-return]
 
 
-def _see(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    seen = query >= key
-    return seen if window is None else seen & (query - key < window)
+def _is_visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+    visible = query >= key
+    return visible if window is None else visible & (query - key < window)
 
 
-def _make_blocks(window: int | None, tokens_BT: Tensor, documents_BT: Tensor | None) -> BlockMask:
+def _make_block_mask(window: int | None, tokens_BT: Tensor, documents_BT: Tensor | None) -> BlockMask:
     from torch.nn.attention.flex_attention import create_block_mask
 
     B, T = tokens_BT.shape
 
-    def see(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
-        seen = _see(query, key, window)
-        return seen if documents_BT is None else seen & (documents_BT[b, query] == documents_BT[b, key])
+    def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
+        visible = _is_visible(query, key, window)
+        return visible if documents_BT is None else visible & (documents_BT[b, query] == documents_BT[b, key])
 
-    rows = None if documents_BT is None else B  # windows alone are the same in every row
-    make = _compile(create_block_mask)  # as it is, it would fill the whole table
-    return make(see, rows, None, T, T, device=tokens_BT.device)  # type: ignore[no-any-return]
+    rows = None if documents_BT is None else B  # a window alone is the same in every row
+    make = _compile(create_block_mask)  # uncompiled, it would materialise the whole matrix
+    return make(is_visible, rows, None, T, T, device=tokens_BT.device)  # type: ignore[no-any-return]
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gptmill.config.model import Gelu, ModelConfig, Moe, Relu2, RmsNorm, Rope
-from gptmill.config.run import Recompute
+from gptmill.config.run import ActivationCheckpointing
 from gptmill.models.parameters import count_parameters
 
 FP32 = 4
@@ -45,7 +45,7 @@ def estimate_memory(
     mini_batch_size: int,
     *,
     precision: str,
-    recompute: Recompute,
+    recompute: ActivationCheckpointing,
     loss_chunk: int | None,
     optimizer_bytes_per_parameter: int = 8,
     compiled: bool = False,
@@ -70,7 +70,7 @@ def estimate_memory(
     )
 
 
-def _count_activations(config: ModelConfig, number: int, recompute: Recompute) -> int:
+def _count_activations(config: ModelConfig, number: int, recompute: ActivationCheckpointing) -> int:
     """Bytes per token that the forward pass leaves of the trunk, the extra heads' blocks among it."""
     width, blocks = config.embd_size, config.num_layers + config.mtp_heads
     stream = FP32 * width
@@ -84,7 +84,7 @@ def _count_activations(config: ModelConfig, number: int, recompute: Recompute) -
     return blocks * kept + values + ends
 
 
-def _count_passing(config: ModelConfig, number: int, recompute: Recompute) -> int:
+def _count_passing(config: ModelConfig, number: int, recompute: ActivationCheckpointing) -> int:
     """Bytes per token that exist only while a block is on its way back: gradients, and what is computed again."""
     gradients = 3 * FP32 * config.embd_size + 2 * number * _count_hidden(config)
     return gradients + (0 if recompute == "none" else _count_block(config, number))

@@ -1,7 +1,9 @@
-"""A mixture of experts: a router sends each token to some of many SwiGLU parts. No token is ever dropped.
+"""A mixture of experts: a router dispatches each token to some of many SwiGLU experts. No token is ever dropped.
 
-Shape suffixes: B batch, T time, N = B x T tokens, K experts per token, M = N x K visits, E experts, C width,
-F width inside an expert.
+Tokens are sorted by expert, so that one grouped GEMM serves all experts, and are permuted back afterwards.
+
+Shape suffixes: B batch, T sequence, N = B x T tokens, K experts per token, M = N x K dispatched tokens, E experts,
+C channels, F hidden width of an expert.
 """
 
 from __future__ import annotations
@@ -15,25 +17,25 @@ from torch import Tensor, nn
 from gptmill.config.model import Moe
 from gptmill.config.run import ModelConfig
 
-ALIGNMENT_BYTES = 16  # of every row that the grouped matmul reads
+ALIGNMENT_BYTES = 16  # of every row that the grouped GEMM reads
 GROUPED_CAPABILITY = (8, 0)
 
 
 class RouterStats(NamedTuple):
-    """What one layer's router did with a micro-batch; the losses carry no weight yet."""
+    """What one layer's router did with a micro-batch; the losses are not weighted yet."""
 
-    router_aux_loss: Tensor
-    """1 when all experts are as busy, and more the less even their loads are."""
+    aux_loss: Tensor
+    """Load-balancing loss: 1 when all experts get equally many tokens, and more the less balanced their loads are."""
     z_loss: Tensor
     """Mean square of the router's log-partition: how large its logits have grown (ST-MoE, Zoph et al. 2022)."""
     tokens_E: Tensor
-    """How many tokens came to each expert."""
+    """How many tokens each expert got."""
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token's result is that of its K likeliest experts, mixed by their probabilities.
+    """Each token's result is the sum of its top K experts', weighted by their renormalised probabilities.
 
-    The experts' matrices are empty until the model's `init_weights` fills them.
+    The experts' matrices are uninitialised until `init_weights` fills them.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -47,9 +49,9 @@ class MixtureOfExperts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, width, hidden))
 
     def forward(self, x_BTC: Tensor, counts_BT: Tensor | None = None) -> tuple[Tensor, RouterStats]:
-        """`counts_BT` says which tokens the losses and counts are of; without it, all are."""
+        """`counts_BT` says which tokens the losses and counts include; without it, all."""
         x_NC = x_BTC.flatten(0, 1)
-        # A bf16 router would choose between experts by rounding errors.
+        # In bf16, rounding errors would choose between experts.
         with torch.autocast(x_BTC.device.type, enabled=False):
             logits_NE = F.linear(x_NC.float(), self.router.weight.float())
         probabilities_NE = logits_NE.softmax(dim=-1)
@@ -59,30 +61,30 @@ class MixtureOfExperts(nn.Module):
         experts_M, order_M = experts_NK.flatten().sort(stable=True)
         every_E = torch.arange(logits_NE.shape[1], device=x_BTC.device)
         ends_E = torch.searchsorted(experts_M, every_E, right=True, out_int32=True)
-        mixed_NC = self._visit(x_NC, weights_NK, order_M, ends_E)
+        mixed_NC = self._dispatch(x_NC, weights_NK, order_M, ends_E)
         counts_N = x_NC.new_ones(len(x_NC), dtype=torch.bool) if counts_BT is None else counts_BT.flatten()
-        visits_M = counts_N.repeat_interleave(self.experts_per_token)[order_M]
-        return mixed_NC.view_as(x_BTC), make_stats(logits_NE, probabilities_NE, visits_M, ends_E, counts_N)
+        counts_M = counts_N.repeat_interleave(self.experts_per_token)[order_M]
+        return mixed_NC.view_as(x_BTC), make_stats(logits_NE, probabilities_NE, counts_M, ends_E, counts_N)
 
-    def _visit(self, x_NC: Tensor, weights_NK: Tensor, order_M: Tensor, ends_E: Tensor) -> Tensor:
-        """Brings the tokens to their experts, in order of experts, and the results back."""
+    def _dispatch(self, x_NC: Tensor, weights_NK: Tensor, order_M: Tensor, ends_E: Tensor) -> Tensor:
+        """Permutes the tokens into the order of their experts, applies these, and permutes the results back."""
         kind = x_NC.device.type
-        # Autocast does not know the grouped matmul.
+        # Autocast does not know the grouped GEMM.
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_NC.dtype
-        places_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
-        x_MC = gather(x_NC.to(dtype), order_M, places_M, repeats=self.experts_per_token)
+        inverse_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
+        x_MC = permute(x_NC.to(dtype), order_M, inverse_M, repeats=self.experts_per_token)
         gate_MF, up_MF = grouped_gemm(x_MC, self.gate_up.to(dtype), ends_E).chunk(2, dim=-1)
         y_MC = grouped_gemm(F.silu(gate_MF) * up_MF, self.down_proj.to(dtype), ends_E)
-        y_NKC = gather(y_MC, places_M, order_M).unflatten(0, weights_NK.shape)
+        y_NKC = permute(y_MC, inverse_M, order_M).unflatten(0, weights_NK.shape)
         weighted_NKC: Tensor = y_NKC * weights_NK.to(dtype).unsqueeze(-1)
         return weighted_NKC.sum(dim=1)
 
 
 def make_stats(
-    logits_NE: Tensor, probabilities_NE: Tensor, visits_M: Tensor, ends_E: Tensor, counts_N: Tensor
+    logits_NE: Tensor, probabilities_NE: Tensor, counts_M: Tensor, ends_E: Tensor, counts_N: Tensor
 ) -> RouterStats:
-    """The losses of Switch Transformers (Fedus et al. 2021) and ST-MoE, and the count of visits."""
-    before_M = F.pad(visits_M.cumsum(dim=0), (1, 0))  # of whole numbers: the same in any order
+    """The load-balancing loss of Switch Transformers (Fedus et al. 2021), the z-loss of ST-MoE, and token counts."""
+    before_M = F.pad(counts_M.cumsum(dim=0), (1, 0))  # integers: the same sum in any order
     tokens_E = before_M[ends_E.long()].diff(prepend=before_M[:1]).float()
     count = counts_N.sum().clamp(min=1)
     shares_E = tokens_E / tokens_E.sum().clamp(min=1)
@@ -93,17 +95,17 @@ def make_stats(
 
 def grouped_gemm(x_MC: Tensor, matrices_EFC: Tensor, ends_E: Tensor) -> Tensor:
     """Rows up to `ends_E[0]` times the first matrix, the next ones up to `ends_E[1]` times the second, and so on."""
-    if can_group(x_MC, matrices_EFC):
-        # torch 2.9 has it under its private name alone.
+    if has_grouped_gemm(x_MC, matrices_EFC):
+        # torch 2.9 has it under its private name only.
         grouped_mm: Any = getattr(F, "grouped_mm", None) or torch._grouped_mm
         return grouped_mm(x_MC, matrices_EFC.transpose(-2, -1), offs=ends_E)  # type: ignore[no-any-return]
-    # Waits for the device, to learn where the groups end: for sizes and formats that have no grouped matmul.
+    # Synchronises with the device to learn where the groups end; only for shapes and dtypes without a grouped GEMM.
     counts = ends_E.diff(prepend=ends_E.new_zeros(1)).tolist()
     return torch.cat([F.linear(x_GC, w_FC) for x_GC, w_FC in zip(x_MC.split(counts), matrices_EFC, strict=True)])
 
 
-def can_group(x_MC: Tensor, matrices_EFC: Tensor) -> bool:
-    """Whether one kernel multiplies all groups: in bf16 alone, if the rows are aligned."""
+def has_grouped_gemm(x_MC: Tensor, matrices_EFC: Tensor) -> bool:
+    """Whether one kernel multiplies all groups: only in bf16, and if the rows are aligned."""
     kind, widths = x_MC.device.type, matrices_EFC.shape[1:]
     if x_MC.dtype != torch.bfloat16 or any(width * x_MC.element_size() % ALIGNMENT_BYTES for width in widths):
         return False
@@ -112,24 +114,24 @@ def can_group(x_MC: Tensor, matrices_EFC: Tensor) -> bool:
     return kind == "cpu" and hasattr(F, "grouped_mm")
 
 
-def gather(x_NC: Tensor, order_M: Tensor, places_M: Tensor, repeats: int = 1) -> Tensor:
-    """Row i of the result is row `order_M[i] // repeats`; `places_M` undoes `order_M`."""
-    return _Gather.apply(x_NC, order_M, places_M, repeats)  # type: ignore[no-any-return, no-untyped-call]
+def permute(x_NC: Tensor, order_M: Tensor, inverse_M: Tensor, repeats: int = 1) -> Tensor:
+    """Row i of the result is row `order_M[i] // repeats`; `inverse_M` is the inverse permutation of `order_M`."""
+    return _Permute.apply(x_NC, order_M, inverse_M, repeats)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Gather(torch.autograd.Function):
-    """Plain indexing would add up its gradient row by row, slowly or in any order; this sums what it sorted back."""
+class _Permute(torch.autograd.Function):
+    """Indexing whose gradient is the inverse permutation: autograd's own adds row by row, slowly or in any order."""
 
     @staticmethod
-    def forward(ctx: Any, x_NC: Tensor, order_M: Tensor, places_M: Tensor, repeats: int) -> Tensor:
-        ctx.save_for_backward(places_M)
+    def forward(ctx: Any, x_NC: Tensor, order_M: Tensor, inverse_M: Tensor, repeats: int) -> Tensor:
+        ctx.save_for_backward(inverse_M)
         ctx.repeats = repeats
         return x_NC[order_M // repeats if repeats > 1 else order_M]
 
     @staticmethod
     def backward(ctx: Any, grad_MC: Tensor) -> tuple[Tensor, None, None, None]:
-        (places_M,) = ctx.saved_tensors
-        grad_NC = grad_MC[places_M]
+        (inverse_M,) = ctx.saved_tensors
+        grad_NC = grad_MC[inverse_M]
         if ctx.repeats > 1:
             grad_NC = grad_NC.unflatten(0, (-1, ctx.repeats)).sum(dim=1)
         return grad_NC, None, None, None

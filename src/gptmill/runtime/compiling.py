@@ -51,7 +51,7 @@ def keep_compiled_gradients() -> None:
     """Has torch.compile find again, in a later process, what it made of a model that has gradients of its own.
 
     It keeps only models without them by default. What it keeps is told apart by the code of both ways; for operations
-    that it does not look into, models.kernels.choice sees to that.
+    that it does not look into, models.kernels.compiler sees to that.
     """
     from torch._functorch import config as aot_config
 

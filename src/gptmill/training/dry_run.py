@@ -69,7 +69,7 @@ def dry_run(state: TrainState, config: RunConfig, plan: TrainPlan, world: World)
 def _find_advice(state: TrainState, config: RunConfig, plan: TrainPlan, world: World, alone: EagerPass) -> str:
     rows, own = config.training.mini_batch_size, config.machine.gradient_checkpointing
     for recompute in dict.fromkeys((own, "full")):
-        state.model.recompute = recompute
+        state.model.set_activation_checkpointing(recompute)
         smaller = rows // 2 if recompute == own else rows
         while smaller:
             if rows % smaller == 0 and _try_rows(state, config, plan, world, smaller, alone) is not None:

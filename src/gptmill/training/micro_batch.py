@@ -72,7 +72,7 @@ class GraphedPass:
         self._seen = 0
 
     def begin_step(self) -> None:
-        self._weights.renew()
+        self._weights.refresh()
 
     def dry_run(self, batch: Batch) -> None:
         """All that it does with a new shape, the recording too."""

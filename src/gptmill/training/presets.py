@@ -13,8 +13,9 @@ from gptmill.config.requests import PresetOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import merge_values
 from gptmill.config.sizes import load_size
+from gptmill.models.dispatch import PRECISIONS
 from gptmill.models.gpt import pad_vocab
-from gptmill.models.kernels.choice import FORMATS, has_kernels
+from gptmill.models.kernels.support import has_kernels
 from gptmill.models.memory import estimate_memory
 from gptmill.runtime.memory import read_device_memory
 
@@ -54,7 +55,7 @@ def resolve_presets(recipe: str | None, flags: dict[str, Any], options: PresetOp
             optimizer_bytes_per_parameter=STATE_BYTES[config.optimizer.optimizer.tag]
             + AVERAGE_BYTES * (average is not None),
             compiled=machine.compile,
-            fused_head=machine.kernels != "none" and precision in FORMATS and has_kernels(torch.device("cuda")),
+            fused_head=machine.kernels != "none" and precision in PRECISIONS and has_kernels(torch.device("cuda")),
         ).total
 
     return values if "mini_batch_size" in flags else fit_batch(values, estimate, memory)

@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from gptmill.config.composition import FP8
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
-from gptmill.models.fp8 import use_fp8
+from gptmill.models.dispatch import MODELS, choose_kernels, is_small
+from gptmill.models.fused.fp8_layers import use_fp8
 from gptmill.models.gpt import GPT, build_gpt
-from gptmill.models.kernels.choice import is_small, list_kernel_options, prepare_compiler, use_kernels
+from gptmill.models.kernels.compiler import list_kernel_options, prepare_compiler
 from gptmill.models.losses import LossConfig
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import allow_parts, keep_compiled_gradients, list_compile_options, load_compiler
@@ -134,18 +135,18 @@ class TrainState:
 def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     """A fresh state on the device, compiled and wrapped for the ranks as the config asks."""
     training, machine = config.training, config.machine
-    model = build_gpt(config.model, plan.padded_vocab_size, training.seed, plan.vocab_size).to(world.device)
+    small = is_small(training.mini_batch_size * config.model.context_length, config.model.embd_size)
+    is_graphed = choose_cuda_graphs(config, world, is_small=small)
+    kernels = choose_kernels(machine.kernels, world.device, plan.precision, host_keeps_up=is_graphed or not small)
+    model = build_gpt(config.model, plan.padded_vocab_size, training.seed, plan.vocab_size, MODELS[kernels])
+    model.to(world.device)
     if machine.compile:
         load_compiler().join()
     model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
-    model.recompute = machine.gradient_checkpointing
+    model.set_activation_checkpointing(machine.gradient_checkpointing)
     if plan.precision in FP8:
-        layers = machine.fp8_layers or "blocks"  # which runs meant that do not say, before there were others
+        layers = machine.fp8_layers or "blocks"  # what runs meant that do not say, before there was a choice
         use_fp8(model, layers, emulated=plan.precision == "fp8-emulated")
-    small = is_small(training.mini_batch_size * config.model.context_length, config.model.embd_size)
-    is_recorded = choose_cuda_graphs(config, world, is_small=small)
-    host_keeps_up = is_recorded or not small
-    kernels = use_kernels(model, machine.kernels, world.device, plan.precision, host_keeps_up=host_keeps_up)
     if machine.compile:
         prepare_compiler()
         keep_compiled_gradients()
@@ -154,13 +155,13 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
         model.compile_parts(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
     optimizer = build_optimizer(model, config.optimizer, world.device)
     optimizer.init_state()
-    optimizer.keeps_gradients = is_recorded
+    optimizer.keeps_gradients = is_graphed
     forward: nn.Module = model
     if world.is_distributed:
         forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     scaler = build_scaler(plan.precision, world.device)
     plain = EagerPass(forward, scaler, plan.precision, world.device)
-    passes = GraphedPass(plain, model) if is_recorded else plain
+    passes = GraphedPass(plain, model) if is_graphed else plain
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
     average = None if decay is None else WeightAverage.build(model, decay)

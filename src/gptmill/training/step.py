@@ -12,7 +12,7 @@ from gptmill.config.run import RunConfig
 from gptmill.config.stages import find_stage
 from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.data_loader import DataLoader
-from gptmill.models.gpt import IGNORE_INDEX
+from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.timing import Moment

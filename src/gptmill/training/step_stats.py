@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gptmill.data.batches.batch import Batch
-from gptmill.models.gpt import IGNORE_INDEX, Losses
+from gptmill.models.gpt import Losses
+from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.timing import Moment
 from gptmill.training.spike_detector import Entry
 

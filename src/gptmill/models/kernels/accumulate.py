@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gptmill.models.kernels.choice import has_kernels
+from gptmill.models.kernels.support import has_kernels
 
 
 def accumulate(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:

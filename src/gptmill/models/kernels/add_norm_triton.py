@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gptmill.models.fp8 import TINIEST_AMAX
+from gptmill.models.kernels.fp8 import TINIEST_AMAX
 from gptmill.models.kernels.wrapped_triton import wrap
 
 PROGRAMS_PER_PROCESSOR = 4  # of the backward pass, each with sums of its own

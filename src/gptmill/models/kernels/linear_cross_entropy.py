@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gptmill.models.fp8 import TILE, Fp8Format, Scaled, emulated_scaled_gemm, scale_to_fp8
+from gptmill.models.kernels.fp8 import TILE, Fp8Format, ScaledTensor, emulated_scaled_gemm, quantize_fp8
 from gptmill.models.kernels.gemm import gemm_fp32, multiply
 from gptmill.models.kernels.transpose import transpose_bytes
-from gptmill.models.targets import IGNORE_INDEX
+from gptmill.models.losses import IGNORE_INDEX
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
 GRADIENT_SCALE = 2.0**15  # a logit's gradient is a difference of probabilities: its largest value is known
@@ -45,13 +45,13 @@ class Head(NamedTuple):
 class Fp8Head(NamedTuple):
     """The same in fp8."""
 
-    x_NC: Scaled
-    weight_VC: Scaled
+    x_NC: ScaledTensor
+    weight_VC: ScaledTensor
     dtype: torch.dtype
     emulated: bool
 
     def make_logits(self, piece: slice) -> Tensor:
-        x_NC = Scaled(self.x_NC.fp8[piece], self.x_NC.inverse_scale)
+        x_NC = ScaledTensor(self.x_NC.fp8[piece], self.x_NC.inverse_scale)
         return self._multiply(x_NC, self.weight_VC)
 
     def make_gradient(self, logits_NV: Tensor) -> Tensor:
@@ -59,13 +59,13 @@ class Fp8Head(NamedTuple):
 
     def go_back(self, gradient_NV: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
         inverse_scale = torch.full((), 1 / GRADIENT_SCALE, device=gradient_NV.device)
-        x_CN = Scaled(transpose_bytes(self.x_NC.fp8[piece]), self.x_NC.inverse_scale)
-        weight_CV = Scaled(transpose_bytes(self.weight_VC.fp8), self.weight_VC.inverse_scale)
-        dx_NC = self._multiply(Scaled(gradient_NV, inverse_scale), weight_CV, is_gradient=True)
-        d_weight_VC = self._multiply(Scaled(transpose_bytes(gradient_NV), inverse_scale), x_CN, is_gradient=True)
+        x_CN = ScaledTensor(transpose_bytes(self.x_NC.fp8[piece]), self.x_NC.inverse_scale)
+        weight_CV = ScaledTensor(transpose_bytes(self.weight_VC.fp8), self.weight_VC.inverse_scale)
+        dx_NC = self._multiply(ScaledTensor(gradient_NV, inverse_scale), weight_CV, is_gradient=True)
+        d_weight_VC = self._multiply(ScaledTensor(transpose_bytes(gradient_NV), inverse_scale), x_CN, is_gradient=True)
         return dx_NC, d_weight_VC
 
-    def _multiply(self, a_MK: Scaled, b_NK: Scaled, *, is_gradient: bool = False) -> Tensor:
+    def _multiply(self, a_MK: ScaledTensor, b_NK: ScaledTensor, *, is_gradient: bool = False) -> Tensor:
         if self.emulated:
             return emulated_scaled_gemm(a_MK, b_NK).to(self.dtype)
         scales = a_MK.inverse_scale, b_NK.inverse_scale
@@ -86,7 +86,7 @@ def linear_cross_entropy(
     if fp8 is None or any(size % TILE for size in (*x_NC.shape, len(weight_VC), chunk)):
         total, losses_N, _, _ = _head_loss(x_NC, weight_VC, targets_N, chunk, with_gradient)
         return total, losses_N.detach()
-    x8, weight8 = (scale_to_fp8(each.detach(), torch.float8_e4m3fn) for each in (x_NC, weight_VC))
+    x8, weight8 = (quantize_fp8(each.detach(), torch.float8_e4m3fn) for each in (x_NC, weight_VC))
     total, losses_N, _, _ = _fp8_head_loss(
         x_NC, weight_VC, *x8, *weight8, targets_N, chunk, with_gradient, fp8 == "fp8-emulated"
     )
@@ -116,7 +116,7 @@ def _fp8_head_loss(
     x_NC: Tensor, weight_VC: Tensor, x8_NC: Tensor, x_scale: Tensor, weight8_VC: Tensor, weight_scale: Tensor,
     targets_N: Tensor, chunk: int, with_gradient: bool, emulated: bool,
 ) -> Results:  # fmt: skip
-    head = Fp8Head(Scaled(x8_NC, x_scale), Scaled(weight8_VC, weight_scale), x_NC.dtype, emulated)
+    head = Fp8Head(ScaledTensor(x8_NC, x_scale), ScaledTensor(weight8_VC, weight_scale), x_NC.dtype, emulated)
     return run_chunks(head, x_NC, targets_N, chunk, weight_VC.dtype if with_gradient else None)
 
 

@@ -20,7 +20,7 @@ from gptmill.config.model import (
     SwiGlu,
 )
 from gptmill.config.run import KernelChoice
-from gptmill.models.dispatch import MODELS
+from gptmill.models.fused.dispatch import MODELS
 from gptmill.models.gpt import GPT, build_gpt
 
 VOCAB = 50

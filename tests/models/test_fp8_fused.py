@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from gptmill.config.model import ModelConfig
-from gptmill.models.dispatch import MODELS
 from gptmill.models.fused import fp8_layers
+from gptmill.models.fused.dispatch import MODELS
 from gptmill.models.fused.fp8_layers import Fp8Linear, use_fp8
 from gptmill.models.gpt import GPT, build_gpt
 from gptmill.models.kernels import fp8, qkv_projection

@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 
 from gptmill.config.model import ModelConfig
 from gptmill.config.run import ActivationCheckpointing
-from gptmill.models.dispatch import MODELS, choose_kernels, describe_kernels
+from gptmill.models.fused.dispatch import MODELS, choose_kernels, describe_kernels
 from gptmill.models.fused.pending_residual import Branch, PendingResidual, add_and_normalise
 from gptmill.models.gpt import GPT
 from gptmill.models.kernels.add_norm import add_norm, add_norm_backward_reference, add_norm_reference

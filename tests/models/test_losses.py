@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gptmill.models.losses import IGNORE_INDEX, LossSums, LossConfig, compute_loss
+from gptmill.models.losses import IGNORE_INDEX, LossConfig, LossSums, compute_loss
 
 TOKENS, WIDTH, VOCAB, PADDED, GROUPS = 21, 3, 29, 32, 3
 

@@ -14,7 +14,7 @@ from tiny import CPU, Tiny, make_config, make_shards, open_tiny
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config as load_recipe_config
 from gptmill.data.shards.opening import TokenShards
-from gptmill.models.dispatch import is_small
+from gptmill.models.fused.dispatch import is_small
 from gptmill.models.gpt import Losses
 from gptmill.runtime.world import World
 from gptmill.training.micro_batch import WARM_UP, EagerPass, GraphedPass, Replay, check_cuda_graphs, choose_cuda_graphs

@@ -147,7 +147,7 @@ def test_no_step_waits_for_the_device(shards: TokenShards, fields: dict[str, Any
 def test_no_step_with_all_kernels_waits_for_the_device(
     shards: TokenShards, precision: str, compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gptmill.models.dispatch.LEAST_WORK", 0)
+    monkeypatch.setattr("gptmill.models.fused.dispatch.LEAST_WORK", 0)
     state, told = train(shards, precision=precision, compile=compile)
     assert isinstance(state.model, FusedGPT)
     assert_trained(told)

@@ -13,7 +13,7 @@ from gptmill.config.requests import PresetOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import merge_values
 from gptmill.config.sizes import load_size
-from gptmill.models.dispatch import PRECISIONS
+from gptmill.models.fused.dispatch import PRECISIONS
 from gptmill.models.gpt import pad_vocab
 from gptmill.models.kernels.support import has_kernels
 from gptmill.models.memory import estimate_memory

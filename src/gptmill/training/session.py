@@ -27,7 +27,7 @@ from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
 from gptmill.inference.loading import check_size
-from gptmill.models.dispatch import describe_kernels
+from gptmill.models.fused.dispatch import describe_kernels
 from gptmill.models.huggingface.layouts import describe_layout
 from gptmill.runs.checkpoints.disk_space import check_disk_space
 from gptmill.runs.code_fingerprint import make_code_fingerprint

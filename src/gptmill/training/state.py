@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gptmill.config.composition import FP8
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
-from gptmill.models.dispatch import MODELS, choose_kernels, is_small
+from gptmill.models.fused.dispatch import MODELS, choose_kernels, is_small
 from gptmill.models.fused.fp8_layers import use_fp8
 from gptmill.models.gpt import GPT, build_gpt
 from gptmill.models.kernels.compiler import list_kernel_options, prepare_compiler

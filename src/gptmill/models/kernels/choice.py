@@ -28,7 +28,7 @@ OPAQUE = (
     "gptmill::dropout_mask",
     "gptmill::fp8_linear_cross_entropy",
     "gptmill::linear_cross_entropy",
-    "gptmill::multiply",
+    "gptmill::gemm",
     "gptmill::gemm_gelu",
     "gptmill::gemm_dgelu",
     "gptmill::gemm_fp32",

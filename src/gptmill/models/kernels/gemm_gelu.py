@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptmill.models.fp8 import Scaled, find_fp8_input, multiply, scale_to_fp8
-from gptmill.models.kernels.cublaslt import Epilogue, Numbers
+from gptmill.models.kernels.cublaslt import Epilogue, Operands
 from gptmill.models.kernels.custom_ops import define_opaque_op
 from gptmill.models.kernels.gemm import gemm_reference, tuned_gemm
 from gptmill.models.stream import Normed
@@ -68,7 +68,7 @@ def gemm_gelu(
 ) -> tuple[Tensor, Tensor]:
     """GELU of `x @ weight` plus a bias, and what goes into it; of numbers in fp8 each matrix has a scale."""
     inner_NF = bias_F.new_empty(x_NC.shape[0], weight_CF.shape[1])
-    numbers = Numbers(x_NC, weight_CF, bias_F, scale_x, scale_weight, inner_NF)
+    numbers = Operands(x_NC, weight_CF, bias_F, scale_x, scale_weight, inner_NF)
     y_NF = tuned_gemm(
         numbers,
         Epilogue.GELU_AUX_BIAS,
@@ -78,7 +78,7 @@ def gemm_gelu(
     return gemm_gelu_reference(numbers) if y_NF is None else (y_NF, inner_NF)
 
 
-def gemm_gelu_reference(numbers: Numbers) -> tuple[Tensor, Tensor]:
+def gemm_gelu_reference(numbers: Operands) -> tuple[Tensor, Tensor]:
     """The twin."""
     inner_NF = gemm_reference(numbers, use_fast_accum=numbers.scale_a is not None)
     return F.gelu(inner_NF, approximate="tanh"), inner_NF
@@ -86,26 +86,26 @@ def gemm_gelu_reference(numbers: Numbers) -> tuple[Tensor, Tensor]:
 
 def gemm_dgelu(grad_NC: Tensor, weight_CF: Tensor, inner_NF: Tensor) -> Tensor:
     """The gradient of what went into GELU; `grad @ weight` is that of what came out."""
-    numbers = Numbers(grad_NC, weight_CF, beside=inner_NF)
+    numbers = Operands(grad_NC, weight_CF, aux=inner_NF)
     d_inner_NF = tuned_gemm(numbers, Epilogue.DGELU)
     return gemm_dgelu_reference(numbers) if d_inner_NF is None else d_inner_NF
 
 
-def gemm_dgelu_reference(numbers: Numbers) -> Tensor:
+def gemm_dgelu_reference(numbers: Operands) -> Tensor:
     """The twin."""
-    assert numbers.beside is not None
+    assert numbers.aux is not None
     grad_NF = gemm_reference(numbers)
-    d_inner_NF: Tensor = torch.ops.aten.gelu_backward(grad_NF, numbers.beside, approximate="tanh")
+    d_inner_NF: Tensor = torch.ops.aten.gelu_backward(grad_NF, numbers.aux, approximate="tanh")
     return d_inner_NF
 
 
 define_opaque_op(
-    "multiply_gelu(Tensor x, Tensor weight, Tensor bias, Tensor? scale_x, Tensor? scale_weight) -> (Tensor, Tensor)",
+    "gemm_gelu(Tensor x, Tensor weight, Tensor bias, Tensor? scale_x, Tensor? scale_weight) -> (Tensor, Tensor)",
     gemm_gelu,
     lambda x, _weight, bias, *_: tuple(bias.new_empty(x.shape[0], bias.shape[0]) for _ in range(2)),
 )
 define_opaque_op(
-    "multiply_gelu_gradient(Tensor grad, Tensor weight, Tensor inner) -> Tensor",
+    "gemm_dgelu(Tensor grad, Tensor weight, Tensor inner) -> Tensor",
     gemm_dgelu,
     lambda _grad, _weight, inner: inner.new_empty(inner.shape),
 )

@@ -23,7 +23,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.model import ModelConfig, SwiGlu
 from gptmill.config.recipes import make_config
 from gptmill.models.gpt import pad_vocab
-from gptmill.models.kernels.cublaslt import Algorithm, Epilogue, Numbers, Plan, find_version, has_library
+from gptmill.models.kernels.cublaslt import Algorithm, Epilogue, GemmPlan, Operands, find_version, has_library
 from gptmill.models.kernels.gemm import describe
 
 TURNS = 9
@@ -61,7 +61,7 @@ def main() -> int:
                 f"| {name} | {layer.count} | {times[0]:.0f} | {times[way]:.0f} | {way} | {format_times(times)} |",
                 flush=True,
             )
-            if epilogue == Epilogue.NOTHING:
+            if epilogue == Epilogue.DEFAULT:
                 guessed, best = guessed + layer.count * times[0], best + layer.count * times[way]
     print(f"\nmatmuls of a step without GELU's work: {guessed / 1000:.1f} ms as guessed, {best / 1000:.1f} ms at best")
     return 0
@@ -79,19 +79,19 @@ def list_layers(model: ModelConfig) -> list[Layer]:
     ]
 
 
-def list_matmuls(layer: Layer, tokens: int) -> list[tuple[str, Numbers, Epilogue]]:
+def list_matmuls(layer: Layer, tokens: int) -> list[tuple[str, Operands, Epilogue]]:
     """Forward, the gradients of input and weight; and with GELU's work, for those next to it."""
     x, weight, gradient = draw(tokens, layer.inputs), draw(layer.outputs, layer.inputs), draw(tokens, layer.outputs)
     found = [
-        (layer.name, Numbers(x, weight.t()), Epilogue.NOTHING),
-        (f"{layer.name}, gradient of x", Numbers(gradient, weight), Epilogue.NOTHING),
-        (f"{layer.name}, gradient of the weight", Numbers(gradient.t(), x), Epilogue.NOTHING),
+        (layer.name, Operands(x, weight.t()), Epilogue.DEFAULT),
+        (f"{layer.name}, gradient of x", Operands(gradient, weight), Epilogue.DEFAULT),
+        (f"{layer.name}, gradient of the weight", Operands(gradient.t(), x), Epilogue.DEFAULT),
     ]
     if layer.name == "up":
         bias, beside = draw(1, layer.outputs)[0], torch.empty_like(gradient)
-        found.append(("up and GELU", Numbers(x, weight.t(), bias, beside=beside), Epilogue.GELU_AUX_BIAS))
+        found.append(("up and GELU", Operands(x, weight.t(), bias, aux=beside), Epilogue.GELU_AUX_BIAS))
     if layer.name == "down":
-        found.append(("down and GELU, gradient of x", Numbers(gradient, weight, beside=x), Epilogue.DGELU))
+        found.append(("down and GELU, gradient of x", Operands(gradient, weight, aux=x), Epilogue.DGELU))
     return found
 
 
@@ -106,11 +106,11 @@ def keep_busy(seconds: float) -> None:
         torch.cuda.synchronize()
 
 
-def time_ways(numbers: Numbers, epilogue: Epilogue) -> list[float]:
+def time_ways(numbers: Operands, epilogue: Epilogue) -> list[float]:
     """Microseconds of each."""
     matmul = describe(numbers, epilogue)
     assert matmul is not None, "such matrices lie as the library wants them"
-    plan = Plan(matmul, numbers)
+    plan = GemmPlan(matmul, numbers)
     times: list[list[float]] = [[] for _ in plan.algorithms]
     for _ in range(TURNS):
         for way, found in zip(plan.algorithms, times, strict=True):
@@ -118,7 +118,7 @@ def time_ways(numbers: Numbers, epilogue: Epilogue) -> list[float]:
     return [statistics.median(found) for found in times]
 
 
-def time_way(plan: Plan, numbers: Numbers, way: Algorithm) -> float:
+def time_way(plan: GemmPlan, numbers: Operands, way: Algorithm) -> float:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     plan.run(numbers, way)
     begin.record()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from zygote import Zygote
 
-from gptmill.models.kernels.gemm import choices
+from gptmill.models.kernels.gemm import autotuned
 
 PROJECT = Path(__file__).parent.parent
 
@@ -33,11 +33,11 @@ def _one_thread() -> None:
 @pytest.fixture
 def no_choices() -> Iterator[None]:
     """No matmul's fastest way is known; what was known before is known again afterwards."""
-    kept = dict(choices)
-    choices.clear()
+    kept = dict(autotuned)
+    autotuned.clear()
     yield
-    choices.clear()
-    choices.update(kept)
+    autotuned.clear()
+    autotuned.update(kept)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""Compiles every Triton kernel for GPUs that need not be there, and prints their names.
+"""Compiles every Triton kernel for GPUs that need not be present, and prints the kernels' names.
 
-The interpreter lets things pass that the compiler refuses.
+The compiler refuses some code that the interpreter accepts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from triton.runtime.jit import JITFunction
 from gptmill.models.kernels import (
     accumulate_triton,
     add_norm_triton,
-    draw_triton,
-    gelu_triton,
-    head_triton,
-    queries_triton,
+    bias_gelu_triton,
+    dropout_mask_triton,
+    linear_cross_entropy_triton,
+    qkv_projection_triton,
     swiglu_triton,
-    turn_triton,
+    transpose_triton,
 )
+from gptmill.models.kernels.bias_gelu import CUBE, SLOPE
 
 BF16 = torch.bfloat16
 launch = JITFunction.run
@@ -30,13 +31,13 @@ compiled: dict[str, None] = {}
 
 
 class Driver:
-    """As much of one as compiling needs."""
+    """The part of Triton's driver that compiling needs."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
 
     def get_current_device(self) -> int:
-        return self.capability  # what is compiled is kept by device
+        return self.capability  # compiled kernels are cached by device
 
     def get_current_stream(self, _device: int) -> int:
         return 0
@@ -51,27 +52,27 @@ def compile_only(kernel: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def compile_all(width: int, *, with_fp8: bool) -> None:
-    """By the functions that start them, for rows of so many numbers."""
-    x, y, d_stream, d_normed = torch.zeros(4, 32, width, dtype=BF16)
+    """Calls every function that launches a kernel, with rows of `width` elements."""
+    x, y, d_residual, d_normed = torch.zeros(4, 32, width, dtype=BF16)
     weight, bias, rows = torch.ones(width), torch.zeros(width), torch.zeros(32)
-    drops = (torch.ones(32, width, dtype=torch.bool), torch.tensor(1.25))
+    mask_and_scale = (torch.ones(32, width, dtype=torch.bool), torch.tensor(1.25))
     for is_rms in (False, True):
-        for dropout in ((None, None), drops):
+        for dropout in ((None, None), mask_and_scale):
             for y_bias in (None, bias):
                 more = (None if is_rms else bias, 1e-5, is_rms, with_fp8)
                 add_norm_triton.run_forward(x, y, y_bias, *dropout, weight, *more)
-            add_norm_triton.run_backward(d_stream, d_normed, x, rows, rows, *dropout, weight, is_rms)
-    gelu_triton.run_backward(x, y, bias)
+            add_norm_triton.run_backward(d_residual, d_normed, x, rows, rows, *dropout, weight, is_rms)
+    bias_gelu_triton.run_backward(x, y, bias, SLOPE, CUBE)
     swiglu_triton.run_backward(x[:, : width // 2].contiguous(), y)
     accumulate_triton.run_accumulate(bias, bias.bfloat16())
     logits, targets = torch.zeros(32, width, dtype=BF16), torch.zeros(32, dtype=torch.int64)
     for gradient in (None, logits, *([logits.to(torch.float8_e5m2)] if with_fp8 else [])):
-        head_triton.run_cross_entropy(logits, targets, -100, gradient, 1.0)
+        linear_cross_entropy_triton.run_cross_entropy(logits, targets, -100, gradient, 1.0)
     heads, angles = torch.zeros(2, 16, width // 32, 32, dtype=BF16), torch.zeros(16, 32)
-    for turn in ((None, None, True), (angles, angles, False), (angles, angles, True)):
-        queries_triton.run_join(heads, heads, heads, *turn)
-    turn_triton.run_transpose(torch.zeros(64, width, dtype=torch.uint8))
-    draw_triton.run_dropout_mask(1000, 0.1, torch.tensor(1))
+    for rope in ((None, None, True), (angles, angles, False), (angles, angles, True)):
+        qkv_projection_triton.run_pack(heads, heads, heads, *rope)
+    transpose_triton.run_transpose(torch.zeros(64, width, dtype=torch.uint8))
+    dropout_mask_triton.run_dropout_mask(1000, 0.1, torch.tensor(1))
 
 
 if __name__ == "__main__":

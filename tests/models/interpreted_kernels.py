@@ -1,4 +1,4 @@
-"""Runs every Triton kernel on the CPU, by Triton's interpreter, and compares it with its twin."""
+"""Runs every Triton kernel on the CPU, in Triton's interpreter, and compares it with its reference implementation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gptmill.models.kernels import (
     accumulate_triton,
     add_norm,
     add_norm_triton,
-    draw_triton,
-    gelu,
-    gelu_triton,
-    head,
-    head_triton,
-    queries,
-    queries_triton,
-    rows,
+    bias_gelu,
+    bias_gelu_triton,
+    dropout_mask_triton,
+    linear_cross_entropy,
+    linear_cross_entropy_triton,
+    qkv_projection,
+    qkv_projection_triton,
     swiglu,
     swiglu_triton,
-    turn,
-    turn_triton,
+    transpose,
+    transpose_triton,
+    triton_launch,
 )
 
 
@@ -34,7 +34,7 @@ def assert_all_close(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape
         if one.dtype == torch.float8_e4m3fn and one.numel():
-            # The interpreter loses what rounding carries into the exponent, in one number of fifty.
+            # The interpreter loses the carry of rounding into the exponent, in one element of fifty.
             assert torch.isclose(one.float(), other.float(), rtol=0.13, atol=0.01).float().mean() > 0.95
         else:
             torch.testing.assert_close(one.float(), other.float(), rtol=1e-4, atol=1e-5)
@@ -42,65 +42,69 @@ def assert_all_close(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor
 
 def check_add_norm() -> None:
     rows, width = 37, 96
-    x, y, d_stream, d_normed = torch.randn(4, rows, width)
+    x, y, d_residual, d_normed = torch.randn(4, rows, width)
     y_bias, weight, bias = torch.randn(3, width)
-    drops = (torch.rand(rows, width) >= 0.2, torch.tensor(1.25))
-    for is_rms, dropout in itertools.product((False, True), ((None, None), drops)):
+    mask_and_scale = (torch.rand(rows, width) >= 0.2, torch.tensor(1.25))
+    for is_rms, dropout in itertools.product((False, True), ((None, None), mask_and_scale)):
         for extra in (None, y_bias):
             norm = (weight, None if is_rms else bias, 1e-5, is_rms, extra is None)
             arguments = (x, y, extra, *dropout, *norm)
             wanted = add_norm.add_norm_reference(*arguments)
             found = add_norm_triton.run_forward(*arguments)
-            scale = slice(3, 3 if extra is None else 4)  # of nothing, where fp8 was not asked for
+            scale = slice(3, 3 if extra is None else 4)  # undefined without fp8
             assert_all_close(found[: scale.start] + found[scale.stop :], wanted[: scale.start] + wanted[scale.stop :])
-            stream, *_, mean, rstd = wanted
-            back = (d_stream, d_normed, stream, mean, rstd, *dropout, weight, is_rms)
+            residual, *_, mean, rstd = wanted
+            back = (d_residual, d_normed, residual, mean, rstd, *dropout, weight, is_rms)
             assert_all_close(add_norm_triton.run_backward(*back), add_norm.add_norm_backward_reference(*back))
 
 
-def check_gelu() -> None:
-    rows.PROGRAMS = 2  # so that each has several blocks of them
+def check_bias_gelu() -> None:
+    triton_launch.MAX_PROGRAMS = 2  # so that each has several blocks of rows
     d_y, x = torch.randn(2, 70, 600)
     bias = torch.randn(600)
-    assert_all_close(gelu_triton.run_backward(d_y, x, bias), gelu.gelu_backward_reference(d_y, x, bias))
+    found = bias_gelu_triton.run_backward(d_y, x, bias, bias_gelu.SLOPE, bias_gelu.CUBE)
+    assert_all_close(found, bias_gelu.gelu_backward_reference(d_y, x, bias))
 
 
-def check_head() -> None:
+def check_linear_cross_entropy() -> None:
     logits, targets = torch.randn(20, 333), torch.randint(333, (20,))
-    logits[7, 300] = 200.0  # further above the first block's than an exponential can tell
+    logits[7, 300] = 200.0  # so far above the first block's that its exponential overflows
     targets[3] = -100
-    head_triton.BLOCK = 128
+    linear_cross_entropy_triton.BLOCK = 128
     for with_gradient in (True, False):
         found, wanted = logits.clone(), logits.clone()
-        losses = head_triton.run_cross_entropy(found, targets, -100, found if with_gradient else None, 1.0)
-        torch.testing.assert_close(losses, head.measure_reference(wanted, targets, wanted if with_gradient else None))
+        losses = linear_cross_entropy_triton.run_cross_entropy(
+            found, targets, -100, found if with_gradient else None, 1.0
+        )
+        expected = linear_cross_entropy.cross_entropy_reference(wanted, targets, wanted if with_gradient else None)
+        torch.testing.assert_close(losses, expected)
         torch.testing.assert_close(found, wanted)
 
 
-def check_head_in_fp8() -> None:
-    """The interpreter rounds some numbers of fp8 wrongly."""
+def check_linear_cross_entropy_in_fp8() -> None:
+    """Nearly everywhere: the interpreter rounds some elements to fp8 wrongly."""
     logits, targets = torch.randn(20, 333), torch.randint(333, (20,))
     targets[3] = -100
-    head_triton.BLOCK = 128
+    linear_cross_entropy_triton.BLOCK = 128
     found, wanted = (torch.full((20, 333), 7.0).to(torch.float8_e5m2) for _ in range(2))
     before = logits.clone()
-    head_triton.run_cross_entropy(logits, targets, -100, found, head.GRADIENT_SCALE)
-    head.measure_reference(logits, targets, wanted)
+    linear_cross_entropy_triton.run_cross_entropy(logits, targets, -100, found, linear_cross_entropy.GRADIENT_SCALE)
+    linear_cross_entropy.cross_entropy_reference(logits, targets, wanted)
     assert logits.equal(before)
     assert not found[3].float().any()
     assert torch.isclose(found.float(), wanted.float(), rtol=0.26, atol=0.01).float().mean() > 0.95
 
 
-def check_draw() -> None:
-    """Every number is drawn, for itself, with its chance; another seed draws otherwise, the same one the same."""
-    draw_triton.BLOCK = 64
+def check_dropout_mask() -> None:
+    """Elements are drawn independently, with the right probability; the mask is a function of the seed."""
+    dropout_mask_triton.BLOCK = 64
     drawn = []
     for seed in (1, 1, 2**62):
-        keep = draw_triton.run_dropout_mask(7 * 512 + 301, 0.2, torch.tensor(seed))
-        assert len(keep) == 7 * 512 + 301
-        assert keep.view(torch.uint8).max() == 1
-        drawn.append(keep.float() - 0.8)
-        assert abs(drawn[-1].mean()) < 4 * 0.4 / len(keep) ** 0.5
+        mask = dropout_mask_triton.run_dropout_mask(7 * 512 + 301, 0.2, torch.tensor(seed))
+        assert len(mask) == 7 * 512 + 301
+        assert mask.view(torch.uint8).max() == 1
+        drawn.append(mask.float() - 0.8)
+        assert abs(drawn[-1].mean()) < 4 * 0.4 / len(mask) ** 0.5
     assert drawn[0].equal(drawn[1])
     for one, other in (
         (drawn[0], drawn[2]),
@@ -109,21 +113,21 @@ def check_draw() -> None:
         assert abs((one * other).mean()) < 4 * 0.16 / len(one) ** 0.5
 
 
-def check_turn() -> None:
-    numbers = torch.randint(256, (152, 332), dtype=torch.uint8)
-    assert turn_triton.run_transpose(numbers).equal(turn.transpose_reference(numbers))
+def check_transpose() -> None:
+    matrix = torch.randint(256, (152, 332), dtype=torch.uint8)
+    assert transpose_triton.run_transpose(matrix).equal(transpose.transpose_reference(matrix))
 
 
 def check_nan() -> None:
-    """A number that is none stays none in the copy that is meant for fp8; here in fp32, which the interpreter knows."""
+    """NaN stays NaN in the copy meant for fp8; tested in fp32, which the interpreter supports."""
     x, y, weight = torch.randn(4, 32), torch.randn(4, 32), torch.ones(32)
     x[2, 3] = float("nan")
     empty = torch.empty(4, 32)
-    stream, normed, scale = empty.clone(), empty.clone(), torch.empty(())
+    residual, normed, scale = empty.clone(), empty.clone(), torch.empty(())
     add_norm_triton.add_norm_forward_kernel[(4,)](
-        x, y, None, None, None, weight, None, stream, normed, empty, scale, torch.empty(4), torch.empty(4), 32,
-        EPS=1e-5, LARGEST=448.0, TINIEST=1e-30, HAS_Y_BIAS=False, HAS_KEEP=False, HAS_BIAS=False,
-        IS_RMS=True, NARROW=True, BLOCK=32,
+        x, y, None, None, None, weight, None, residual, normed, empty, scale, torch.empty(4), torch.empty(4), 32,
+        EPS=1e-5, FP8_MAX=448.0, MIN_AMAX=1e-30, HAS_Y_BIAS=False, HAS_MASK=False, HAS_BIAS=False,
+        IS_RMS=True, WITH_FP8=True, BLOCK=32,
     )  # fmt: skip
     assert normed.isnan().any()
     assert normed.isnan().equal(empty.isnan())
@@ -143,13 +147,14 @@ def check_accumulate() -> None:
     assert_all_close(tuple(totals), tuple(wanted))
 
 
-def check_join() -> None:
-    rows.PROGRAMS = 2
+def check_pack_qkv_gradients() -> None:
+    triton_launch.MAX_PROGRAMS = 2
     q, k, v = (torch.randn(2, 50, 3, 16) for _ in range(3))
     k = k.transpose(1, 2).contiguous().transpose(1, 2)
     angles = torch.rand(50, 16) * 6
     for more in ((None, None, True), (angles.cos(), angles.sin(), False), (angles.cos(), angles.sin(), True)):
-        assert_all_close(queries_triton.run_join(q, k, v, *more), queries.join_reference(q, k, v, *more))
+        found = qkv_projection_triton.run_pack(q, k, v, *more)
+        assert_all_close(found, qkv_projection.join_reference(q, k, v, *more))
 
 
 if __name__ == "__main__":
@@ -157,14 +162,14 @@ if __name__ == "__main__":
     for check in (
         check_accumulate,
         check_add_norm,
-        check_draw,
-        check_gelu,
-        check_head,
-        check_head_in_fp8,
-        check_join,
+        check_bias_gelu,
+        check_dropout_mask,
+        check_linear_cross_entropy,
+        check_linear_cross_entropy_in_fp8,
         check_nan,
+        check_pack_qkv_gradients,
         check_swiglu,
-        check_turn,
+        check_transpose,
     ):
         check()
         sys.stdout.write(check.__name__.removeprefix("check_") + "\n")

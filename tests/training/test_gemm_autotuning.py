@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptmill.models.kernels.gemm import choices
+from gptmill.models.kernels.gemm import autotuned
 from gptmill.runtime.world import World
 from gptmill.training.gemm_autotuning import autotune_run_gemms, find_file, read_autotuned, write_autotuned
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.usefixtures("no_choices")
 
 def test_what_processes_write_is_kept_together(tmp_path: Path) -> None:
     path = tmp_path / "new" / "matmuls.json"
-    choices["one"] = 3
+    autotuned["one"] = 3
     write_autotuned(path)
-    choices.clear()
-    choices.update({"other": -1, "one": 4})  # which another process uses already
+    autotuned.clear()
+    autotuned.update({"other": -1, "one": 4})  # which another process uses already
     write_autotuned(path)
     assert read_autotuned(path) == {"one": 3, "other": -1}
     assert [file.name for file in path.parent.iterdir()] == [path.name]

@@ -1,4 +1,4 @@
-"""Parameter counts by part, from the config alone. Everything that prints a count takes it from here."""
+"""Parameter counts by part of the model, from the config alone. Every printed count comes from here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gptmill.config.model import Gelu, LayerNorm, LearnedPositions, ModelConfig,
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """How many numbers each part of the model learns; a head that is the token embedding counts nothing."""
+    """The parameters of each part of the model; a head tied to the token embedding has none."""
 
     token_embedding: int
     position_embedding: int
@@ -18,8 +18,8 @@ class ParameterCount:
     final_norm: int
     head: int
     mtp_heads: int
-    idle: int
-    """Of the blocks', those of the experts that a token does not go to."""
+    inactive_experts: int
+    """The part of `blocks` in experts that a token is not routed to."""
 
     @property
     def total(self) -> int:
@@ -28,15 +28,15 @@ class ParameterCount:
 
     @property
     def active(self) -> int:
-        """Those that have a part in predicting one token."""
-        return self.total - self.mtp_heads - self.idle
+        """The parameters that take part in predicting one token."""
+        return self.total - self.mtp_heads - self.inactive_experts
 
 
 def count_parameters(config: ModelConfig, vocab_size: int) -> ParameterCount:
-    """Counts what `GPT(config, vocab_size)` would hold."""
+    """Counts the parameters of `GPT(config, vocab_size)`."""
     width, block = config.embd_size, _count_block(config)
     moe = config.feed_forward
-    idle = (moe.num_experts - moe.experts_per_token) * _count_expert(config) if isinstance(moe, Moe) else 0
+    inactive = (moe.num_experts - moe.experts_per_token) * _count_expert(config) if isinstance(moe, Moe) else 0
     value_gates = 2 * config.value_embeddings * config.kv_heads
     return ParameterCount(
         token_embedding=vocab_size * width,
@@ -46,14 +46,14 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> ParameterCount:
         final_norm=_count_norm(config),
         head=0 if config.tied_head else vocab_size * width,
         mtp_heads=config.mtp_heads * block,
-        idle=config.num_layers * idle,
+        inactive_experts=config.num_layers * inactive,
     )
 
 
 def count_block_matrices(config: ModelConfig) -> int:
-    """Weights of a block that a token is multiplied with: of experts, those that it goes to."""
+    """The weights of a block's GEMMs for one token: of experts, those that it is routed to."""
     moe, linears = config.feed_forward, sum(inputs * outputs for inputs, outputs in _list_linears(config))
-    return linears + (_count_mixture(config, moe, moe.experts_per_token) if isinstance(moe, Moe) else 0)
+    return linears + (_count_moe(config, moe, moe.experts_per_token) if isinstance(moe, Moe) else 0)
 
 
 def _count_block(config: ModelConfig) -> int:
@@ -61,13 +61,13 @@ def _count_block(config: ModelConfig) -> int:
         config.feed_forward,
         sum((inputs + config.bias) * outputs for inputs, outputs in _list_linears(config)),
     )
-    experts = _count_mixture(config, moe, moe.num_experts) if isinstance(moe, Moe) else 0
+    experts = _count_moe(config, moe, moe.num_experts) if isinstance(moe, Moe) else 0
     head_norms = 2 * config.head_width if config.qk_norm else 0
     return linears + experts + head_norms + 2 * _count_norm(config)
 
 
 def _list_linears(config: ModelConfig) -> list[tuple[int, int]]:
-    """Inputs and outputs of a block's linear layers; experts are apart, which have no biases."""
+    """Input and output widths of a block's linear layers, without experts, which have no biases."""
     width, hidden = config.embd_size, config.hidden_size
     queries, pairs = config.num_heads * config.head_width, 2 * config.kv_heads * config.head_width
     attention = [(width, queries + pairs), (queries, width)]
@@ -77,8 +77,8 @@ def _list_linears(config: ModelConfig) -> list[tuple[int, int]]:
     return [*attention, (width, branches * hidden), (hidden, width)]
 
 
-def _count_mixture(config: ModelConfig, moe: Moe, num_experts: int) -> int:
-    """The router, and so many of its experts."""
+def _count_moe(config: ModelConfig, moe: Moe, num_experts: int) -> int:
+    """The router, and `num_experts` of its experts."""
     return config.embd_size * moe.num_experts + num_experts * _count_expert(config)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gptmill.data.files import find_cache_dir
-from gptmill.models.kernels.gemm import PLAIN, autotune_gemms, choices
+from gptmill.models.kernels.gemm import USE_TORCH, autotune_gemms, autotuned
 from gptmill.runtime.world import World
 
 FILE_NAME = "matmuls.json"
@@ -22,11 +22,11 @@ def autotune_run_gemms(world: World) -> Iterator[None]:
         yield
         return
     path = find_file()
-    choices.update({} if path is None else read_autotuned(path))
-    known = dict(choices)
+    autotuned.update({} if path is None else read_autotuned(path))
+    known = dict(autotuned)
     with autotune_gemms():
         yield
-    if path is not None and choices != known and world.is_main:
+    if path is not None and autotuned != known and world.is_main:
         with suppress(OSError):  # a place that cannot be written to: then they are timed again
             write_autotuned(path)
 
@@ -46,12 +46,12 @@ def read_autotuned(path: Path) -> dict[str, int]:
     except (OSError, ValueError):
         return {}
     entries = found.items() if isinstance(found, dict) else ()
-    return {name: number for name, number in entries if type(number) is int and number >= PLAIN}
+    return {name: number for name, number in entries if type(number) is int and number >= USE_TORCH}
 
 
 def write_autotuned(path: Path) -> None:
     """Adds those of this process to what other processes have written meanwhile, and use already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({**choices, **read_autotuned(path)}, indent=0, sort_keys=True), encoding="utf-8")
+    partial.write_text(json.dumps({**autotuned, **read_autotuned(path)}, indent=0, sort_keys=True), encoding="utf-8")
     partial.replace(path)

@@ -1,4 +1,4 @@
-"""Which layout a composition has, and the settings that prevent one, each by name."""
+"""Which Hugging Face layout a composition has, and the settings that prevent one, each by name."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ def test_windows_of_one_length_are_qwen3s() -> None:
     assert choose_layout(replace(QWEN3_MOE, attention_windows="256")) == "qwen3_moe"
 
 
-def test_what_prevents_the_nearest_layout_is_told_in_one_sentence() -> None:
+def test_one_sentence_names_what_prevents_the_nearest_layout() -> None:
     config = replace(LLAMA, value_embeddings=2, logit_softcap=15.0)
     assert describe_layout(config) == "none: logit_softcap = 15.0, value_embeddings = 2"
     assert explain_no_layout(config) == (
-        "no published layout has a place for this model: llama is the nearest, and logit_softcap = 15.0 and "
-        "value_embeddings = 2 prevent it; only a model that was trained with those set otherwise can be exported"
+        "no Hugging Face layout can represent this model: llama is the nearest, and logit_softcap = 15.0 and "
+        "value_embeddings = 2 prevent it; only a model that was trained with other values can be exported"
     )
     mixture = replace(QWEN3_MOE, qk_norm=False)
     assert describe_layout(mixture) == "none: qk_norm = False"

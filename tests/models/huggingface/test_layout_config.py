@@ -1,4 +1,4 @@
-"""config.json: what is written is read back, what earlier releases wrote is read too, and strange values are named."""
+"""config.json: round trips, files of earlier releases, and unsupported values, each named."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ STRANGE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (GPT2, {"n_layer": 0}, "num_layers = 0: must lie between 1 and 10,000"),
     (GPT2, {"n_layer": 10**15}, "n_layer = 1000000000000000"),
     (LLAMA_1B, {"hidden_act": "gelu"}, "hidden_act = gelu"),
-    (LLAMA_1B, {"mlp_bias": True}, "mlp_bias = True beside attention_bias = False"),
+    (LLAMA_1B, {"mlp_bias": True}, "mlp_bias = True with attention_bias = False"),
     (LLAMA_1B, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type = yarn"),
     (LLAMA_1B, {"rope_scaling": LLAMA_1B["rope_scaling"] | {"low_freq_factor": 2.0}}, "low_freq_factor = 2.0"),
     (LLAMA_1B, {"rope_scaling": {"rope_type": "linear"}}, "no factor"),

@@ -59,7 +59,7 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 
 @torch.no_grad()
 def make_wild(model: torch.nn.Module) -> None:
-    """Every parameter at random, biases and norms too, so that none can be swapped or forgotten unseen."""
+    """Randomises every parameter, biases and norms too, so that a swapped or forgotten one is noticed."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         is_norm = parameter.dim() == 1 and name.endswith("weight")  # weak norms would hide what attention does
@@ -181,10 +181,10 @@ def test_weights_that_do_not_belong_to_the_config_are_refused() -> None:
     with pytest.raises(UserError, match=r"have model\.layers\.2\.\S+ and 8 more, unknown"):
         from_hf_weights(weights, "llama", replace(LLAMA, num_layers=2), 128)
     with pytest.raises(
-        UserError, match=r"layers\.0\.self_attn\.k_proj\.weight is 32 x 32, and their config makes it 16"
+        UserError, match=r"layers\.0\.self_attn\.k_proj\.weight is 32 x 32, but by their config it has 16 rows"
     ):
         from_hf_weights(weights, "llama", replace(LLAMA, num_kv_heads=2), 128)
-    with pytest.raises(UserError, match="100 tokens, and the tokenizer has room for 64"):
+    with pytest.raises(UserError, match="100 tokens, but the tokenizer only 64"):
         from_hf_weights(weights, "llama", LLAMA, 64)
     with pytest.raises(UserError, match=r"no transformer\.wte\.weight: they are not gpt2's"):
         from_hf_weights(weights, "gpt2", CLASSIC, 128)

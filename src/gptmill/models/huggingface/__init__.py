@@ -1,1 +1,1 @@
-"""Published layouts: a model's config and weights as `transformers`, vLLM and llama.cpp know them, and back."""
+"""Conversion to and from Hugging Face: config.json and weights as `transformers`, vLLM and llama.cpp read them."""

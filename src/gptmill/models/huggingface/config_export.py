@@ -1,7 +1,7 @@
-"""The config.json that stands beside published weights, made from a model's config.
+"""Makes the config.json of a Hugging Face checkpoint from a model's config.
 
-Written for `transformers` 5, with what 4.51 and later read in its place (`rope_theta`, `rope_scaling`). Attention
-windows are read by `transformers`, and by vLLM where all layers have them; llama.cpp passes over them.
+Written for `transformers` 5, with the keys that 4.51 and later read instead (`rope_theta`, `rope_scaling`).
+Sliding-window attention is read by `transformers`, and by vLLM where all layers have it; llama.cpp ignores it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
-# Our fields and theirs, where the values are the same.
+# Our field names and those of config.json, where the values are the same.
 GPT2_NAMES = {
     "num_layers": "n_layer",
     "embd_size": "n_embd",
@@ -45,7 +45,7 @@ MOE_NAMES = {
     "experts_per_token": "num_experts_per_tok",
 }
 NAMES = {"gpt2": GPT2_NAMES, "llama": LLAMA_NAMES, "qwen3": LLAMA_NAMES, "qwen3_moe": MOE_NAMES}
-# What the layouts can be and our parts cannot, with the values that agree.
+# Options of config.json that gptmill does not have, with the value that matches what it does.
 FIXED: dict[str, dict[str, Any]] = {
     "gpt2": {
         "activation_function": "gelu_new",
@@ -75,18 +75,18 @@ def make_hf_config(
     eos_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The content of config.json. Raises UserError where no layout has a place for the model."""
+    """The content of config.json. Raises UserError for a model that no layout can represent."""
     layout = choose_layout(config)
     if layout is None:
         raise UserError(explain_no_layout(config))
-    values = _list_resolved(config)
+    values = _resolve_values(config)
     return {
         "architectures": [ARCHITECTURES[layout]],
         "model_type": layout,
         "vocab_size": vocab_size,
         **{theirs: values[ours] for ours, theirs in NAMES[layout].items()},
         **FIXED[layout],
-        **(_make_gpt2_rest(config) if layout == "gpt2" else _make_rotary_rest(config, layout)),
+        **(_make_gpt2_options(config) if layout == "gpt2" else _make_rope_options(config, layout)),
         "bos_token_id": bos_token_id,
         "eos_token_id": eos_token_id,
         "use_cache": True,
@@ -94,32 +94,32 @@ def make_hf_config(
     }
 
 
-def _list_resolved(config: ModelConfig) -> dict[str, Any]:
-    """Fields by name, those that have a default by other fields in full."""
+def _resolve_values(config: ModelConfig) -> dict[str, Any]:
+    """Fields by name, with those that default to a function of others filled in."""
     values = vars(config) | vars(config.feed_forward)
     sizes = {"num_kv_heads": config.kv_heads, "head_size": config.head_width, "ffn_size": config.hidden_size}
     return values | sizes
 
 
-def _make_gpt2_rest(config: ModelConfig) -> dict[str, Any]:
+def _make_gpt2_options(config: ModelConfig) -> dict[str, Any]:
     dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
-    return {"n_ctx": config.context_length, **dropouts}  # llama.cpp reads the former
+    return {"n_ctx": config.context_length, **dropouts}  # llama.cpp reads n_ctx
 
 
-def _make_rotary_rest(config: ModelConfig, layout: str) -> dict[str, Any]:
+def _make_rope_options(config: ModelConfig, layout: str) -> dict[str, Any]:
     assert isinstance(config.positions, Rope)
     scaling = _make_scaling(config.positions)
-    rest: dict[str, Any] = {
+    options: dict[str, Any] = {
         "attention_dropout": config.dropout,
         "rope_theta": config.positions.rope_base,
         "rope_scaling": scaling,
         "rope_parameters": {"rope_theta": config.positions.rope_base, **(scaling or {"rope_type": "default"})},
     }
     if layout == "llama":
-        return rest | {"attention_bias": config.bias, "mlp_bias": config.bias}
-    if isinstance(config.feed_forward, Moe):  # for readers that ask all models for the width of a dense layer
-        rest["intermediate_size"] = config.feed_forward.experts_per_token * config.hidden_size
-    return rest | _make_windows(config, layout)
+        return options | {"attention_bias": config.bias, "mlp_bias": config.bias}
+    if isinstance(config.feed_forward, Moe):  # for software that expects the width of a dense layer in every model
+        options["intermediate_size"] = config.feed_forward.experts_per_token * config.hidden_size
+    return options | _make_windows(config, layout)
 
 
 def _make_scaling(positions: Rope) -> dict[str, Any] | None:
@@ -142,6 +142,6 @@ def _make_windows(config: ModelConfig, layout: str) -> dict[str, Any]:
     content: dict[str, Any] = {"use_sliding_window": bool(lengths), "sliding_window": lengths[0] if lengths else None}
     if layout == "qwen3":
         content["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in windows]
-        # Readers without layer_types take all layers from this one on for sliding.
-        content["max_window_layers"] = next((at for at, window in enumerate(windows) if window), len(windows))
+        # Software that does not know layer_types uses sliding windows from this layer on.
+        content["max_window_layers"] = next((layer for layer, window in enumerate(windows) if window), len(windows))
     return content

@@ -1,4 +1,4 @@
-"""Reads a published config.json, which may be a stranger's, into a model's config, or says why it cannot be one."""
+"""Reads an untrusted Hugging Face config.json into a model's config, or says why gptmill does not support it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gptmill.config.validation import find_problems
 from gptmill.models.huggingface.config_export import FIXED, LLAMA3_BOUNDS, NAMES
 from gptmill.models.huggingface.layouts import LAYOUTS, REQUIRED, find_obstacles
 
-# What `transformers` takes where the file is silent. Sizes have to be told, except those that follow from others.
+# The defaults of `transformers` for missing keys. Sizes must be given, except those that follow from others.
 LLAMA_DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rms_norm_eps": 1e-6,
@@ -31,25 +31,27 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {**LLAMA_DEFAULTS, "head_dim": 128},
     "qwen3_moe": {**LLAMA_DEFAULTS, "norm_topk_prob": False},
 }
-SAME_AS_FIXED: dict[str, Any] = {"activation_function": "gelu_pytorch_tanh", "mlp_only_layers": None}
-MOST_LAYERS = 10_000  # a damaged file may name any number
+FIXED_ALIASES: dict[str, Any] = {"activation_function": "gelu_pytorch_tanh", "mlp_only_layers": None}
+MAX_LAYERS = 10_000  # a damaged file may name any number
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def read_hf_config(content: Any) -> ModelConfig:
-    """The model that a config.json describes; raises UserError naming what gptmill has no part for.
+    """The model that a config.json describes; raises UserError with the first value that gptmill does not support.
 
-    Dropout is not read: it belongs to the training that made the weights, not to the model.
+    Dropout is not read: it belongs to the run that trained the weights, not to the model.
     """
     layout = content.get("model_type") if isinstance(content, dict) else None
     if layout not in LAYOUTS:
         known = ", ".join(LAYOUTS)
-        raise UserError(f"config.json has model_type {layout!r:.100}, and gptmill reads {known}; use a model of those")
+        raise UserError(
+            f"config.json has model_type {layout!r:.100}, and gptmill reads {known}; use a model of those types"
+        )
     content = FIXED[layout] | DEFAULTS[layout] | _rename_experts(content)
-    _refuse_unlike(content, layout)
+    _check_supported(content, layout)
     values = dict(REQUIRED[layout])
-    values |= {ours: _find(content, theirs) for ours, theirs in NAMES[layout].items()}
-    if isinstance(values["num_layers"], int) and values["num_layers"] > MOST_LAYERS:
+    values |= {ours: _require(content, theirs) for ours, theirs in NAMES[layout].items()}
+    if isinstance(values["num_layers"], int) and values["num_layers"] > MAX_LAYERS:
         raise _make_error(NAMES[layout]["num_layers"], values["num_layers"])
     if layout != "gpt2":
         values |= _read_rope(content)
@@ -57,31 +59,31 @@ def read_hf_config(content: Any) -> ModelConfig:
         values["bias"] = content["attention_bias"]
     elif layout in ("qwen3", "qwen3_moe"):
         values["attention_windows"] = _read_windows(content, layout)
-    config = _leave_out_defaults(_build(values))
+    config = _drop_defaults(_build(values))
     if obstacles := find_obstacles(config, layout):
-        raise UserError(f"config.json says {layout}, which has no {obstacles[0]}; use another model")
+        raise UserError(f"config.json is of type {layout}, which has no {obstacles[0]}; use another model")
     return config
 
 
 def _rename_experts(content: dict[str, Any]) -> dict[str, Any]:
-    """With the one name of two that Qwen publishes; `transformers` 5 saves the other."""
-    is_other = "num_local_experts" in content and "num_experts" not in content
-    return content | {"num_experts": content["num_local_experts"]} if is_other else content
+    """Renames num_local_experts, which `transformers` 5 saves, to the num_experts of Qwen's own files."""
+    is_local = "num_local_experts" in content and "num_experts" not in content
+    return content | {"num_experts": content["num_local_experts"]} if is_local else content
 
 
-def _refuse_unlike(content: dict[str, Any], layout: str) -> None:
-    """Raises for values that ask for a part which gptmill does not have."""
+def _check_supported(content: dict[str, Any], layout: str) -> None:
+    """Raises UserError for options that gptmill does not have."""
     for name, value in FIXED[layout].items():
-        if content[name] != value and content[name] != SAME_AS_FIXED.get(name, value):
+        if content[name] != value and content[name] != FIXED_ALIASES.get(name, value):
             raise _make_error(name, content[name])
     if content.get("quantization_config") is not None:
-        raise UserError("config.json has a quantization_config, and gptmill reads plain weights; use those")
+        raise UserError("config.json has a quantization_config, and gptmill reads unquantized weights only; use those")
     if layout == "llama" and content["attention_bias"] != content["mlp_bias"]:
-        raise _make_error("mlp_bias", f"{content['mlp_bias']} beside attention_bias = {content['attention_bias']}")
+        raise _make_error("mlp_bias", f"{content['mlp_bias']} with attention_bias = {content['attention_bias']}")
 
 
 def _read_rope(content: dict[str, Any]) -> dict[str, Any]:
-    """Rotary positions, from where `transformers` 5 has them or from where earlier ones had them."""
+    """RoPE's options, under the keys of `transformers` 5 or of earlier releases."""
     rope = content.get("rope_scaling") or content.get("rope_parameters") or {}
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
         raise _make_error("rope_parameters", rope)
@@ -95,7 +97,7 @@ def _read_rope(content: dict[str, Any]) -> dict[str, Any]:
         return values | {"rope_scaling": "none"}
     if kind not in ("linear", "llama3"):
         raise _make_error("rope_type", kind)
-    values["rope_factor"] = _find(rope, "factor")
+    values["rope_factor"] = _require(rope, "factor")
     if kind == "llama3":
         for name, value in LLAMA3_BOUNDS.items():
             if rope.get(name) != value:
@@ -106,7 +108,7 @@ def _read_rope(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_windows(content: dict[str, Any], layout: str) -> str | None:
-    """The shortest pattern of windows that layers repeat."""
+    """The shortest pattern of attention windows that the layers repeat."""
     window, num_layers = content["sliding_window"], content["num_hidden_layers"]
     if not content["use_sliding_window"] or window is None:
         return None
@@ -137,8 +139,8 @@ def _build(values: dict[str, Any]) -> ModelConfig:
     return config
 
 
-def _leave_out_defaults(config: ModelConfig) -> ModelConfig:
-    """Without the sizes that follow from others, as a person would have written it."""
+def _drop_defaults(config: ModelConfig) -> ModelConfig:
+    """Removes sizes that follow from others, as in a config written by hand."""
     plain = replace(config.feed_forward, ffn_size=None)
     is_same_width = replace(config, feed_forward=plain).hidden_size == config.hidden_size
     return replace(
@@ -149,11 +151,11 @@ def _leave_out_defaults(config: ModelConfig) -> ModelConfig:
     )
 
 
-def _find(content: dict[str, Any], name: str) -> Any:
+def _require(content: dict[str, Any], name: str) -> Any:
     if name not in content:
-        raise UserError(f"config.json has no {name}; use a complete one")
+        raise UserError(f"config.json has no {name}; use a complete file")
     return content[name]
 
 
 def _make_error(name: str, value: object) -> UserError:
-    return UserError(f"config.json has {name} = {value!s:.100}, and gptmill has no such part; use another model")
+    return UserError(f"config.json has {name} = {value!s:.100}, which gptmill does not support; use another model")

@@ -1,4 +1,8 @@
-"""Published tensors as pieces of ours: each is some rows of one, or, in GPT-2, one turned around."""
+"""Key mapping: how the tensors of a Hugging Face checkpoint make up ours.
+
+Each of our tensors is the concatenation, along its rows, of one or more tensors of the checkpoint: the packed QKV
+projection that of q_proj, k_proj and v_proj. GPT-2's are transposed besides.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from gptmill.config.errors import UserError
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A published tensor: so many rows of one of ours, of a stack's matrices one after the other."""
+class HfTensor:
+    """A tensor of a Hugging Face checkpoint: its key, and how many rows of ours it holds."""
 
     name: str
     rows: int
@@ -22,50 +26,54 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Source:
-    """The pieces of one of our tensors in their order, and of how many matrices it is a stack."""
+class KeyMapping:
+    """The checkpoint's tensors that make up one of ours, in order."""
 
-    pieces: tuple[Piece, ...]
+    tensors: tuple[HfTensor, ...]
     stacked: int | None = None
+    """How many matrices ours stacks along a first dimension; their rows follow one another in `tensors`."""
 
 
-Pieces = Mapping[str, Source]
+KeyMappings = Mapping[str, KeyMapping]
+"""By our tensors' names."""
 
 
-def cut(weights: Mapping[str, Tensor], pieces: Pieces) -> dict[str, Tensor]:
-    """Our tensors cut into their pieces: views of ours wherever nothing is turned."""
-    published: dict[str, Tensor] = {}
-    for name, source in pieces.items():
-        tensor = weights[name] if source.stacked is None else weights[name].flatten(0, 1)
-        parts = tensor.split([piece.rows for piece in source.pieces])
-        for piece, part in zip(source.pieces, parts, strict=True):
-            published[piece.name] = part.t().contiguous() if piece.is_transposed else part
-    return published
+def to_hf_tensors(weights: Mapping[str, Tensor], mappings: KeyMappings) -> dict[str, Tensor]:
+    """Our weights split into the checkpoint's tensors: views of ours, except where transposed."""
+    hf_weights: dict[str, Tensor] = {}
+    for name, mapping in mappings.items():
+        tensor = weights[name] if mapping.stacked is None else weights[name].flatten(0, 1)
+        parts = tensor.split([hf_tensor.rows for hf_tensor in mapping.tensors])
+        for hf_tensor, part in zip(mapping.tensors, parts, strict=True):
+            hf_weights[hf_tensor.name] = part.t().contiguous() if hf_tensor.is_transposed else part
+    return hf_weights
 
 
-def join(published: Mapping[str, Tensor], pieces: Pieces) -> dict[str, Tensor]:
-    """The inverse of `cut`; raises UserError where a piece is missing, or is none of the model that the config says."""
-    wanted = [piece for source in pieces.values() for piece in source.pieces]
-    if missing := [piece.name for piece in wanted if piece.name not in published]:
-        raise UserError(f"the weights have no {_list_names(missing)}, which their config asks for; use the right pair")
-    if unknown := published.keys() - {piece.name for piece in wanted}:
-        raise UserError(f"the weights have {_list_names(unknown)}, unknown to their config; use the right pair")
+def from_hf_tensors(hf_weights: Mapping[str, Tensor], mappings: KeyMappings) -> dict[str, Tensor]:
+    """The inverse of `to_hf_tensors`; raises UserError where keys or shapes do not match the config."""
+    expected = [hf_tensor for mapping in mappings.values() for hf_tensor in mapping.tensors]
+    if missing := [hf_tensor.name for hf_tensor in expected if hf_tensor.name not in hf_weights]:
+        raise UserError(f"the weights have no {_list_names(missing)}, which their config needs; use a matching pair")
+    if unknown := hf_weights.keys() - {hf_tensor.name for hf_tensor in expected}:
+        raise UserError(f"the weights have {_list_names(unknown)}, unknown to their config; use a matching pair")
     weights: dict[str, Tensor] = {}
-    for name, source in pieces.items():
-        parts = [_turn(published[piece.name], piece) for piece in source.pieces]
+    for name, mapping in mappings.items():
+        parts = [_read_tensor(hf_weights[hf_tensor.name], hf_tensor) for hf_tensor in mapping.tensors]
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-        weights[name] = tensor if source.stacked is None else tensor.unflatten(0, (source.stacked, -1))
+        weights[name] = tensor if mapping.stacked is None else tensor.unflatten(0, (mapping.stacked, -1))
     return weights
 
 
-def _turn(tensor: Tensor, piece: Piece) -> Tensor:
-    turned = tensor.t().contiguous() if piece.is_transposed else tensor
-    if turned.shape[:1] != (piece.rows,):
+def _read_tensor(tensor: Tensor, hf_tensor: HfTensor) -> Tensor:
+    """The checkpoint's tensor in our orientation; raises UserError for another number of rows."""
+    rows = tensor.t().contiguous() if hf_tensor.is_transposed else tensor
+    if rows.shape[:1] != (hf_tensor.rows,):
         shape = " x ".join(str(size) for size in tensor.shape)
         raise UserError(
-            f"the weights' {piece.name} is {shape}, and their config makes it {piece.rows}; use the right pair"
+            f"the weights' {hf_tensor.name} is {shape}, but by their config it has {hf_tensor.rows} rows; "
+            "use a matching pair"
         )
-    return turned
+    return rows
 
 
 def _list_names(names: Iterable[str]) -> str:

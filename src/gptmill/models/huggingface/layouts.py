@@ -1,4 +1,4 @@
-"""Which published layout a model has, and where it has none, what prevents it. Knows no weights, hence no torch."""
+"""Which Hugging Face layout a model can be exported to, or which settings prevent it. Needs no weights and no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gptmill.config.windows import parse_windows
 
 LAYOUTS = ("gpt2", "llama", "qwen3", "qwen3_moe")
 
-# What each layout has, by field. What a layout leaves open is not listed; extra heads serve training alone.
+# The values that each layout requires. Fields that are not listed may have any value; MTP heads are not exported.
 EVERYWHERE: dict[str, Any] = {"logit_softcap": None, "value_embeddings": 0}
 ROTARY: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope"}
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -30,46 +30,46 @@ REQUIRED: dict[str, dict[str, Any]] = {
 
 
 def choose_layout(config: ModelConfig) -> str | None:
-    """The first layout that has a place for all parts of the model."""
+    """The first layout that can represent the model; None if there is none."""
     return next((layout for layout in LAYOUTS if not find_obstacles(config, layout)), None)
 
 
 def find_obstacles(config: ModelConfig, layout: str) -> list[str]:
-    """What keeps the model out of a layout, each as the setting that does."""
+    """The settings that a layout cannot represent, each as "name = value"."""
     values, required = list_values(config), REQUIRED[layout] | EVERYWHERE
     obstacles = [f"{name} = {values[name]}" for name in required if name in values and values[name] != required[name]]
     return obstacles + [
-        phrase for phrase in (_find_wrong_heads(config, layout), _find_wrong_windows(config, layout)) if phrase
+        phrase for phrase in (_find_head_obstacle(config, layout), _find_window_obstacle(config, layout)) if phrase
     ]
 
 
 def describe_layout(config: ModelConfig) -> str:
-    """The layout's name, or none and what prevents the nearest."""
+    """The layout's name, or "none" and the settings that prevent the nearest."""
     layout = choose_layout(config)
     return layout or f"none: {', '.join(find_obstacles(config, _find_nearest(config)))}"
 
 
 def explain_no_layout(config: ModelConfig) -> str:
-    """Why the model has no published layout, as a sentence."""
+    """Why the model has no Hugging Face layout, as an error sentence."""
     nearest = _find_nearest(config)
     obstacles = find_obstacles(config, nearest)
     assert obstacles, nearest
-    verb, them = ("prevents", "that") if len(obstacles) == 1 else ("prevent", "those")
+    verb, values = ("prevents", "another value") if len(obstacles) == 1 else ("prevent", "other values")
     return (
-        f"no published layout has a place for this model: {nearest} is the nearest, and {_join(obstacles)} {verb} it; "
-        f"only a model that was trained with {them} set otherwise can be exported"
+        f"no Hugging Face layout can represent this model: {nearest} is the nearest, and "
+        f"{_enumerate(obstacles)} {verb} it; only a model that was trained with {values} can be exported"
     )
 
 
 def _find_nearest(config: ModelConfig) -> str:
-    """The layout with the fewest obstacles; among several, one with the model's kind of feed-forward part."""
+    """The layout with the fewest obstacles; among several, one with the model's kind of feed-forward layer."""
     kind = config.feed_forward.tag
     return min(
         LAYOUTS, key=lambda layout: (len(find_obstacles(config, layout)), REQUIRED[layout]["feed_forward"] != kind)
     )
 
 
-def _find_wrong_heads(config: ModelConfig, layout: str) -> str:
+def _find_head_obstacle(config: ModelConfig, layout: str) -> str:
     if layout == "gpt2" and config.kv_heads != config.num_heads:
         return f"num_kv_heads = {config.num_kv_heads}"
     if layout == "gpt2" and config.head_width * config.num_heads != config.embd_size:
@@ -79,7 +79,7 @@ def _find_wrong_heads(config: ModelConfig, layout: str) -> str:
     return ""
 
 
-def _find_wrong_windows(config: ModelConfig, layout: str) -> str:
+def _find_window_obstacle(config: ModelConfig, layout: str) -> str:
     windows = {None} if config.attention_windows is None else set(parse_windows(config.attention_windows))
     phrase = f"attention_windows = {config.attention_windows}"
     if layout == "qwen3":
@@ -89,5 +89,5 @@ def _find_wrong_windows(config: ModelConfig, layout: str) -> str:
     return phrase if windows != {None} else ""
 
 
-def _join(phrases: list[str]) -> str:
+def _enumerate(phrases: list[str]) -> str:
     return " and ".join([", ".join(phrases[:-1]), phrases[-1]] if len(phrases) > 1 else phrases)

@@ -1,9 +1,15 @@
-"""What torch.compile does not fuse or choose by itself, each an operation with two implementations.
+"""Fused operations and tuned GEMMs: what torch.compile neither fuses nor chooses by itself.
 
-NAME.py holds the operation, its gradient, and its plain twin in PyTorch, which serves the CPU and which tests compare
-with; NAME_triton.py the kernel for NVIDIA GPUs, imported when it is first used. Matmuls are those of NVIDIA's library.
+NAME.py holds an operation, its gradient, and its reference implementation in PyTorch, which runs on CPUs and which
+tests compare the kernel with. NAME_triton.py holds the Triton kernel for NVIDIA GPUs and is imported on first use.
+GEMMs run in cuBLASLt (`cublaslt.py`, `gemm.py`).
 
-torch.compile looks into the blocks' kernels. Before it does, it asks Triton which tensors a kernel writes to, with all
-numbers taken for constants by some releases; of a kernel that does not compile so, it copies every tensor:
-`tl.cast(number, ...)`, not `number.to(...)`.
+Except for the GEMMs, all of these operations are memory-bound: a GPU computes faster than it reads and writes, so the
+time of a kernel is about the bytes that it moves, divided by the bandwidth. Fusing operations into one kernel means
+that intermediate results stay in registers instead of going through memory. The docstrings therefore count bytes; `e`
+is the size of an element of the activations, 2 bytes in bf16. All arithmetic inside the kernels is fp32.
+
+A rule for kernels inside models: before torch.compile inlines a kernel, it asks Triton which tensors the kernel writes,
+and some releases pass every scalar as a constant for that. If the kernel does not compile this way, torch.compile
+assumes that it mutates all of its tensors and copies them. Hence `tl.cast(scalar, ...)`, not `scalar.to(...)`.
 """

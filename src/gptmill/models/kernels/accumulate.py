@@ -1,4 +1,7 @@
-"""Gradients in the format that they were computed in, added to sums in a wider one."""
+"""Gradient accumulation in mixed precision: adds gradients in bf16 to sums in fp32.
+
+PyTorch's multi-tensor add takes its fast path only where the dtypes of both sides agree.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from gptmill.models.kernels.support import has_kernels
 
 
 def accumulate(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """Adds each to its sum, which it has the shape of. PyTorch adds quickly only where formats are the same."""
+    """Adds each new tensor to its total, in place; the shapes of the two are the same."""
     if not totals or not has_kernels(totals[0].device):
         accumulate_reference(totals, new)
         return
@@ -22,6 +25,6 @@ def accumulate(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:
 
 
 def accumulate_reference(totals: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """The twin."""
+    """Reference implementation."""
     if totals:
         torch._foreach_add_(list(totals), list(new))

@@ -1,4 +1,8 @@
-"""Triton kernel that adds numbers of one format to sums in another: one pass at the speed of memory."""
+"""Triton kernel of `accumulate`: total += new, where the two may differ in dtype.
+
+Each program adds one block of BLOCK consecutive elements. The cast happens in registers, so that an fp32 total and a
+bf16 addend cost 4 + 2 bytes read and 4 written per element, the least possible.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ WARPS = 8
 
 @triton.jit
 def accumulate_kernel(total_ptr, new_ptr, size, BLOCK: tl.constexpr):
-    here = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    is_inside = here < size
-    total = tl.load(total_ptr + here, mask=is_inside, other=0.0)
-    new = tl.load(new_ptr + here, mask=is_inside, other=0.0)
-    tl.store(total_ptr + here, total + new.to(total.dtype), mask=is_inside)
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = offsets < size
+    total = tl.load(total_ptr + offsets, mask=is_inside, other=0.0)
+    new = tl.load(new_ptr + offsets, mask=is_inside, other=0.0)
+    tl.store(total_ptr + offsets, total + new.to(total.dtype), mask=is_inside)
 
 
 def run_accumulate(total: Tensor, new: Tensor) -> None:

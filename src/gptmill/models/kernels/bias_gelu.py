@@ -1,6 +1,18 @@
-"""A bias and GELU: the way back also sums up the bias' gradient, in the pass that it makes anyway.
+"""Bias and GELU, with a backward pass that also sums up the bias's gradient.
 
-N tokens, F width inside a feed-forward part.
+GELU (Hendrycks & Gimpel 2016) in its tanh approximation, of v = x + bias:
+
+    gelu(v) = v * (1 + tanh(u)) / 2,  u = sqrt(2 / pi) * (v + 0.044715 v^3)
+            = v * sigmoid(2u)
+
+since (1 + tanh(u)) / 2 is the logistic function of 2u, which is cheaper. With s = sigmoid(2u), the gradient is
+
+    dx = d_y * (s + v * s * (1 - s) * 2 sqrt(2 / pi) * (1 + 3 * 0.044715 v^2)),   d_bias = sum of dx over tokens
+
+The forward pass is elementwise, and torch.compile fuses it. Backward saves x without its bias and computes v and s
+again, so that nothing but x is kept for it.
+
+Shape suffixes: N tokens, F feed-forward width.
 """
 
 from __future__ import annotations
@@ -12,12 +24,12 @@ from torch import Tensor
 
 from gptmill.models.kernels.custom_ops import make_custom_op
 
-SLOPE = 1.5957691216057308  # twice the root of 2 / pi
+SLOPE = 1.5957691216057308  # 2 * sqrt(2 / pi)
 CUBE = 0.044715
 
 
 def bias_gelu(x: Tensor, bias_F: Tensor) -> Tensor:
-    """GELU, in its form with tanh, of x + bias; in x's format, computed in fp32."""
+    """GELU (tanh) of x + bias, computed in fp32 and returned in x's dtype."""
     result: Tensor = _BiasGelu.apply(x, bias_F)  # type: ignore[no-untyped-call]
     return result
 
@@ -26,9 +38,8 @@ class _BiasGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias_F: Tensor) -> Tensor:
         ctx.save_for_backward(x, bias_F)
-        wide = x.float() + bias_F.float()
-        # (1 + tanh(u)) / 2 is the logistic function of 2u, which costs less.
-        return (wide * torch.sigmoid(SLOPE * (wide + CUBE * wide**3))).to(x.dtype)
+        biased = x.float() + bias_F.float()
+        return (biased * torch.sigmoid(SLOPE * (biased + CUBE * biased**3))).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,11 +54,11 @@ def _gelu_backward(d_y_NF: Tensor, x_NF: Tensor, bias_F: Tensor) -> tuple[Tensor
         return gelu_backward_reference(d_y_NF, x_NF, bias_F)
     from gptmill.models.kernels.bias_gelu_triton import run_backward
 
-    return run_backward(d_y_NF.contiguous(), x_NF.contiguous(), bias_F)
+    return run_backward(d_y_NF.contiguous(), x_NF.contiguous(), bias_F, SLOPE, CUBE)
 
 
 def gelu_backward_reference(d_y_NF: Tensor, x_NF: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
-    """The twin."""
+    """Reference implementation: the gradients of x and, in fp32, of the bias."""
     x = x_NF.float() + bias_F.float()
     gate = torch.sigmoid(SLOPE * (x + CUBE * x**3))
     dx = d_y_NF.float() * (gate + x * gate * (1 - gate) * SLOPE * (1 + 3 * CUBE * x * x))

@@ -1,7 +1,26 @@
-"""cuBLASLt, NVIDIA's library for matmuls, as PyTorch itself has loaded it: of its ways to multiply, any can be taken.
+"""GEMMs by cuBLASLt, NVIDIA's library of matrix multiplications, called through ctypes with any of its algorithms.
 
-To it a matrix lies column by column, so that one that lies row by row is the transpose to it. What is asked of it for
-`a @ b` is therefore `b.T @ a.T`.
+PyTorch has loaded this library already, but takes the algorithm that its heuristic ranks first. This module asks for
+all candidates, so that the caller can time them (`gemm.py`). What one GEMM needs:
+
+- a description (cublasLtMatmulDesc_t) with attributes: which operands are transposed, the epilogue, scales of fp8
+  operands;
+- a layout of each matrix (cublasLtMatrixLayout_t): data type, sizes and leading dimension;
+- the candidates of the heuristic for these (cublasLtMatmulHeuristicResult_t): each an opaque algorithm (tile sizes,
+  stages, split-K, ...) and the bytes of workspace that it needs.
+
+The library is column-major: to it, a row-major matrix is the transpose of itself. Since (a @ b).T = b.T @ a.T, asking
+for the product of b and a, in this order, with row-major memory on all sides, gives `a @ b` without a copy. Hence
+operands and their scales are swapped below: the library's A is our b.
+
+An epilogue is applied to the fp32 sums in registers, before the result is stored, and saves a pass over it:
+
+- BIAS adds a bias: result = a @ b + bias;
+- GELU_AUX_BIAS is the forward pass of a linear layer and GELU: aux = a @ b + bias, result = gelu(aux). `aux`, an output
+  of the result's shape, is what the backward pass needs;
+- DGELU is the backward pass: result = (a @ b) * gelu'(aux), where a @ b is the gradient of GELU's output.
+
+The numbers of enums, attributes and struct fields are those of cublasLt.h, cublas_api.h and library_types.h.
 """
 
 from __future__ import annotations
@@ -18,45 +37,44 @@ from torch import Tensor
 
 WORKSPACE_BYTES = 32 * 2**20
 MAX_ALGORITHMS = 16
-SUM_IN_FP32, FP32 = 68, 0
-FORMATS = {
-    torch.float32: FP32,
+COMPUTE_32F = 68  # cublasComputeType_t
+R_32F = 0  # cudaDataType_t
+DATA_TYPES = {
+    torch.float32: R_32F,
     torch.bfloat16: 14,
     torch.float16: 2,
     torch.float8_e4m3fn: 28,
     torch.float8_e5m2: 29,
 }
-WORKSPACE_LIMIT = 1
+PREFERENCE_MAX_WORKSPACE_BYTES = 1
 
 
 class Epilogue(IntEnum):
-    """What is done with the sums before they are stored."""
+    """cublasLtEpilogue_t: what is applied to the sums before they are stored."""
 
-    NOTHING = 1
+    DEFAULT = 1
     BIAS = 4
     GELU_AUX_BIAS = 164
-    """The sums and a bias are stored beside the result, which is GELU (tanh) of them."""
     DGELU = 192
-    """The sums are gradients of a GELU, and become those of what went into it, which is read from beside."""
 
 
 class Attribute(IntEnum):
-    """Of the description of a matmul."""
+    """cublasLtMatmulDescAttributes_t."""
 
-    TRANSPOSES_A = 3
-    TRANSPOSES_B = 4
+    TRANSA = 3
+    TRANSB = 4
     EPILOGUE = 7
-    BIAS = 8
-    BESIDE = 11
-    WIDTH_BESIDE = 12
-    SCALE_OF_A = 17
-    SCALE_OF_B = 18
-    FORMAT_BESIDE = 22
+    BIAS_POINTER = 8
+    EPILOGUE_AUX_POINTER = 11
+    EPILOGUE_AUX_LD = 12
+    A_SCALE_POINTER = 17
+    B_SCALE_POINTER = 18
+    EPILOGUE_AUX_DATA_TYPE = 22
     FAST_ACCUM = 25
 
 
-class Matrix(NamedTuple):
-    """How one lies in memory: row by row, or turned, as the transpose of one that does."""
+class MatrixLayout(NamedTuple):
+    """A matrix in memory: row-major, or transposed, as the view `.t()` of a row-major one."""
 
     rows: int
     columns: int
@@ -65,11 +83,11 @@ class Matrix(NamedTuple):
     dtype: torch.dtype
 
 
-class Matmul(NamedTuple):
-    """All about `a @ b` but for the numbers."""
+class GemmProblem(NamedTuple):
+    """Everything about `a @ b` but the data: what an algorithm is chosen for."""
 
-    a: Matrix
-    b: Matrix
+    a: MatrixLayout
+    b: MatrixLayout
     result: torch.dtype
     epilogue: Epilogue
     is_scaled: bool
@@ -77,16 +95,16 @@ class Matmul(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For a file that remembers it."""
+        """Its part of a key in the autotuning cache, which is a file: it must not change."""
         parts = [" ".join(str(part).removeprefix("torch.") for part in matrix) for matrix in (self.a, self.b)]
         return ", ".join([*parts, *(str(part).removeprefix("torch.") for part in self[2:])])
 
 
 class Algorithm(ctypes.Structure):
-    """A way to multiply, as the library describes it."""
+    """cublasLtMatmulHeuristicResult_t: a candidate, and what it needs."""
 
     _fields_ = (
-        ("algorithm", c_uint64 * 8),
+        ("algo", c_uint64 * 8),
         ("workspace_bytes", c_size_t),
         ("status", c_int),
         ("waves", c_float),
@@ -94,89 +112,90 @@ class Algorithm(ctypes.Structure):
     )
 
 
-class Numbers(NamedTuple):
-    """What is multiplied, and with what."""
+class Operands(NamedTuple):
+    """The tensors of one GEMM."""
 
     a: Tensor
     b: Tensor
     bias: Tensor | None = None
     scale_a: Tensor | None = None
     scale_b: Tensor | None = None
-    beside: Tensor | None = None
+    aux: Tensor | None = None
+    """The epilogue's auxiliary matrix: an output of GELU_AUX_BIAS, an input of DGELU."""
 
 
-class Plan:
-    """A matmul on one device, with the ways that the library knows for it; first that which it thinks the fastest."""
+class GemmPlan:
+    """A GEMM on one device, with the library's candidates for it, the one that it estimates to be fastest first."""
 
-    def __init__(self, matmul: Matmul, numbers: Numbers) -> None:
-        self._matmul, self._device, self._lock = matmul, numbers.a.device, threading.Lock()
+    def __init__(self, problem: GemmProblem, operands: Operands) -> None:
+        self._problem, self._device, self._lock = problem, operands.a.device, threading.Lock()
         self._handle = open_handle(self._device.index)
-        self._description = create("cublasLtMatmulDescCreate", c_int(SUM_IN_FP32), c_int(FP32))
-        self._set(Attribute.TRANSPOSES_A, c_int32(matmul.b.is_transposed))
-        self._set(Attribute.TRANSPOSES_B, c_int32(matmul.a.is_transposed))
-        self._set(Attribute.EPILOGUE, c_int32(matmul.epilogue))
-        if matmul.use_fast_accum:
+        self._description = create("cublasLtMatmulDescCreate", c_int(COMPUTE_32F), c_int(R_32F))
+        self._set(Attribute.TRANSA, c_int32(problem.b.is_transposed))
+        self._set(Attribute.TRANSB, c_int32(problem.a.is_transposed))
+        self._set(Attribute.EPILOGUE, c_int32(problem.epilogue))
+        if problem.use_fast_accum:
             self._set(Attribute.FAST_ACCUM, c_int8(1))
-        if numbers.beside is not None:
-            self._set(Attribute.WIDTH_BESIDE, c_int64(matmul.b.columns))
-            self._set(Attribute.FORMAT_BESIDE, c_int32(FORMATS[matmul.result]))
-        self._point_to(numbers)  # the library looks at how pointers are aligned
-        self._layouts = [make_layout(matrix) for matrix in (matmul.b, matmul.a, self._find_result())]
-        self.algorithms = self._list_ways()
+        if operands.aux is not None:
+            self._set(Attribute.EPILOGUE_AUX_LD, c_int64(problem.b.columns))
+            self._set(Attribute.EPILOGUE_AUX_DATA_TYPE, c_int32(DATA_TYPES[problem.result]))
+        self._set_pointers(operands)  # the heuristic depends on the alignment of pointers
+        self._layouts = [make_layout(matrix) for matrix in (problem.b, problem.a, self._make_result_layout())]
+        self.algorithms = self._list_candidates()
 
-    def run(self, numbers: Numbers, way: Algorithm) -> Tensor:
-        """`a @ b`, scaled, and what else there is to it."""
-        matmul = self._matmul
-        result = torch.empty((matmul.a.rows, matmul.b.columns), dtype=matmul.result, device=self._device)
-        workspace = torch.empty(way.workspace_bytes, dtype=torch.uint8, device=self._device)
+    def run(self, operands: Operands, algorithm: Algorithm) -> Tensor:
+        """`a @ b` with its scales and its epilogue."""
+        problem = self._problem
+        result = torch.empty((problem.a.rows, problem.b.columns), dtype=problem.result, device=self._device)
+        workspace = torch.empty(algorithm.workspace_bytes, dtype=torch.uint8, device=self._device)
         first, second, third = self._layouts
-        with self._lock:  # the description is written to
-            self._point_to(numbers)
+        with self._lock:  # threads share the description, which holds the pointers
+            self._set_pointers(operands)
             status = load_library().cublasLtMatmul(
-                self._handle, self._description, byref(c_float(1.0)), c_void_p(numbers.b.data_ptr()), first,
-                c_void_p(numbers.a.data_ptr()), second, byref(c_float(0.0)), c_void_p(result.data_ptr()), third,
-                c_void_p(result.data_ptr()), third, byref(way.algorithm), c_void_p(workspace.data_ptr()),
-                c_size_t(way.workspace_bytes), c_void_p(torch.cuda.current_stream(self._device).cuda_stream),
+                self._handle, self._description, byref(c_float(1.0)), c_void_p(operands.b.data_ptr()), first,
+                c_void_p(operands.a.data_ptr()), second, byref(c_float(0.0)), c_void_p(result.data_ptr()), third,
+                c_void_p(result.data_ptr()), third, byref(algorithm.algo), c_void_p(workspace.data_ptr()),
+                c_size_t(algorithm.workspace_bytes), c_void_p(torch.cuda.current_stream(self._device).cuda_stream),
             )  # fmt: skip
         check("cublasLtMatmul", status)
         return result
 
-    def _point_to(self, numbers: Numbers) -> None:
+    def _set_pointers(self, operands: Operands) -> None:
         for attribute, tensor in (
-            (Attribute.BIAS, numbers.bias),
-            (Attribute.SCALE_OF_A, numbers.scale_b),
-            (Attribute.SCALE_OF_B, numbers.scale_a),
-            (Attribute.BESIDE, numbers.beside),
+            (Attribute.BIAS_POINTER, operands.bias),
+            (Attribute.A_SCALE_POINTER, operands.scale_b),
+            (Attribute.B_SCALE_POINTER, operands.scale_a),
+            (Attribute.EPILOGUE_AUX_POINTER, operands.aux),
         ):
             if tensor is not None:
                 self._set(attribute, c_void_p(tensor.data_ptr()))
 
-    def _find_result(self) -> Matrix:
-        rows, columns = self._matmul.a.rows, self._matmul.b.columns
-        return Matrix(rows, columns, columns, is_transposed=False, dtype=self._matmul.result)
+    def _make_result_layout(self) -> MatrixLayout:
+        rows, columns = self._problem.a.rows, self._problem.b.columns
+        return MatrixLayout(rows, columns, columns, is_transposed=False, dtype=self._problem.result)
 
     def _set(self, attribute: Attribute, value: Any) -> None:
         name = "cublasLtMatmulDescSetAttribute"
         size = c_size_t(ctypes.sizeof(value))
         check(name, load_library()[name](self._description, c_int(attribute), byref(value), size))
 
-    def _list_ways(self) -> list[Algorithm]:
+    def _list_candidates(self) -> list[Algorithm]:
         library, preference = load_library(), create("cublasLtMatmulPreferenceCreate")
+        name, attribute = "cublasLtMatmulPreferenceSetAttribute", c_int(PREFERENCE_MAX_WORKSPACE_BYTES)
         limit = c_size_t(WORKSPACE_BYTES)
-        name = "cublasLtMatmulPreferenceSetAttribute"
-        check(name, library[name](preference, c_int(WORKSPACE_LIMIT), byref(limit), c_size_t(ctypes.sizeof(limit))))
+        check(name, library[name](preference, attribute, byref(limit), c_size_t(ctypes.sizeof(limit))))
         algorithms, count = (Algorithm * MAX_ALGORITHMS)(), c_int()
         status = library.cublasLtMatmulAlgoGetHeuristic(
             self._handle, self._description, *self._layouts, self._layouts[2], preference, c_int(MAX_ALGORITHMS),
             algorithms, byref(count),
         )  # fmt: skip
         library.cublasLtMatmulPreferenceDestroy(preference)
-        return [way for way in algorithms[: count.value] if way.status == 0] if status == 0 else []
+        return [algorithm for algorithm in algorithms[: count.value] if algorithm.status == 0] if status == 0 else []
 
 
 @cache
 def load_library() -> Any:
-    """Raises OSError where there is none."""
+    """The library of PyTorch's CUDA version; raises OSError where there is none."""
     if torch.version.cuda is None:
         raise OSError("this PyTorch has no CUDA")
     return ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
@@ -192,7 +211,7 @@ def has_library() -> bool:
 
 
 def find_version() -> int:
-    """The library's; what it says of its ways holds for this one alone."""
+    """The library's version: the candidates and their order may differ in another."""
     library = load_library()
     library.cublasLtGetVersion.restype = c_size_t
     return int(library.cublasLtGetVersion())
@@ -204,18 +223,20 @@ def open_handle(device: int) -> c_void_p:
         return create("cublasLtCreate")
 
 
-def make_layout(matrix: Matrix) -> c_void_p:
-    long, short = (matrix.rows, matrix.columns) if matrix.is_transposed else (matrix.columns, matrix.rows)
+def make_layout(matrix: MatrixLayout) -> c_void_p:
+    """Of the matrix as it lies in memory, in the library's column-major terms: contiguous dimension first."""
+    inner, outer = (matrix.rows, matrix.columns) if matrix.is_transposed else (matrix.columns, matrix.rows)
     return create(
-        "cublasLtMatrixLayoutCreate", c_int(FORMATS[matrix.dtype]), c_uint64(long), c_uint64(short),
+        "cublasLtMatrixLayoutCreate", c_int(DATA_TYPES[matrix.dtype]), c_uint64(inner), c_uint64(outer),
         c_int64(matrix.stride),
     )  # fmt: skip
 
 
 def create(name: str, *arguments: Any) -> c_void_p:
-    made = c_void_p()
-    check(name, load_library()[name](byref(made), *arguments))
-    return made
+    """Calls one of the library's functions that return a new object through their first argument."""
+    created = c_void_p()
+    check(name, load_library()[name](byref(created), *arguments))
+    return created
 
 
 def check(name: str, status: int) -> None:

@@ -1,7 +1,16 @@
-"""How operations are told to torch.
+"""Registers the kernels' operations with torch, so that torch.compile can handle them.
 
-torch.compile looks into most: what it finds there, it starts itself, and fuses with what is around. Opaque ones it just
-calls.
+torch.compile traces a model with fake tensors, which have a shape, a dtype and a device but no data. It cannot trace a
+kernel launch through ctypes or plain Triton; a custom op stands for it in the graph. Each op has a fake implementation,
+which returns empty results of the right shape and dtype and is all that tracing runs. There are two kinds:
+
+- `make_custom_op`, by torch.library.triton_op, for Triton kernels. The compiler traces the function's body, sees the
+  kernel launches in it, generates code that launches them itself, and fuses the tensor operations around them.
+- `define_opaque_op`, by a bare torch.library definition, for library calls and for what is decided at run time. The
+  compiler calls the op as it is. This form has the least overhead on the host.
+
+The ops are functional: they change none of their inputs, so the compiler may reorder them freely. triton_op imports the
+compiler, which takes seconds, so ops of the first kind are registered on first use, or all at once before compiling.
 """
 
 from __future__ import annotations
@@ -13,24 +22,24 @@ from typing import Any
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-# Where there is no Triton, torch would say for each of them, to people who need no kernels, that it found none.
+# Without Triton, torch would warn once for each op, which is of no use where no kernel runs.
 logging.getLogger("torch._library.triton").addFilter(lambda record: "Triton not available" not in record.getMessage())
 
 
 _library = torch.library.Library("gptmill", "FRAGMENT")
 
 
-def define_opaque_op(schema: str, function: Callable[..., Any], make_empty: Callable[..., Any]) -> None:
-    """An operation that costs the host as little as one can. It changes none of its inputs; nor has it gradients."""
+def define_opaque_op(schema: str, function: Callable[..., Any], make_fake: Callable[..., Any]) -> None:
+    """Registers an op that the compiler does not look into. It has no gradient; `make_fake` returns empty results."""
     name = schema.partition("(")[0]
     _library.define(schema)
     for device in ("CPU", "CUDA"):
         _library.impl(name, function, device)
-    torch.library.register_fake(f"gptmill::{name}", make_empty, lib=_library)
+    torch.library.register_fake(f"gptmill::{name}", make_fake, lib=_library)
 
 
 class CustomOp:
-    """Is told to torch when it is first needed: that imports the compiler, which takes seconds."""
+    """An op that the compiler looks into. It is registered on first use."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name, self._function = name, function
@@ -43,16 +52,16 @@ class CustomOp:
         return getattr(torch.ops.gptmill, self._name)(*arguments)
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A decorator: the function makes empty results, which the compiler reads shapes and formats from."""
+        """A decorator: the function returns empty results, whose shapes and dtypes the compiler reads."""
         self._fake = function
         return function
 
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., Any]) -> None:
-        """The way back, and what is kept for it."""
+        """Sets the backward pass, and the function that saves what it needs."""
         self._gradient = backward, setup_context
 
     def register(self) -> None:
-        """Tells torch, once."""
+        """Registers the op with torch, unless that has been done."""
         if self._is_registered:
             return
         definition: CustomOpDef = torch.library.triton_op(f"gptmill::{self._name}", mutates_args=())(self._function)
@@ -63,20 +72,20 @@ class CustomOp:
         self._is_registered = True
 
 
-operations: list[CustomOp] = []
+_custom_ops: list[CustomOp] = []
 
 
 def make_custom_op(name: str) -> Callable[[Callable[..., Any]], CustomOp]:
-    """A decorator. The function tells by its inputs' device what to do, and changes none of them."""
+    """A decorator: makes an op of a function that chooses its implementation by the device of its inputs."""
 
     def make(function: Callable[..., Any]) -> CustomOp:
-        operations.append(CustomOp(name, function))
-        return operations[-1]
+        _custom_ops.append(CustomOp(name, function))
+        return _custom_ops[-1]
 
     return make
 
 
 def register_custom_ops() -> None:
-    """All of them, before the compiler meets one."""
-    for operation in operations:
-        operation.register()
+    """Registers all ops, before the compiler meets one."""
+    for op in _custom_ops:
+        op.register()

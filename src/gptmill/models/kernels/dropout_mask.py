@@ -1,4 +1,8 @@
-"""What dropout leaves of a tensor, drawn without the tensor."""
+"""The mask of dropout, drawn apart from the tensor that it is applied to.
+
+A kernel that applies the mask together with other operations (`add_norm`) needs it in the forward and in the backward
+pass; as a tensor of booleans it costs one byte per element.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ from torch import Tensor
 
 @torch.library.custom_op("gptmill::dropout_mask", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def dropout_mask(like: Tensor, p: float) -> Tensor:
-    """For each number of a tensor whether it is kept, which has a chance of 1 - p, up to a 65,536th."""
+    """Whether dropout keeps each element of a tensor: True with probability 1 - p, which a GPU rounds to 1 / 65,536."""
     if like.device.type != "cuda":
         return torch.empty(like.shape, dtype=torch.bool, device=like.device).bernoulli_(1 - p)
     from gptmill.models.kernels.dropout_mask_triton import run_dropout_mask
 
-    # On the device, so that what is recorded as a CUDA graph draws anew each time.
+    # A seed on the device, so that every replay of a CUDA graph draws another mask.
     seed = torch.randint(2**63 - 1, (), device=like.device)
     return run_dropout_mask(like.numel(), p, seed).view(like.shape)
 

@@ -4,7 +4,7 @@ An epilogue is what a GEMM does with its sums while they are still in registers,
 
 **What is fused.** h = x @ w_up.T + b and a = gelu(h) are one GEMM with cuBLASLt's epilogue GELU_AUX_BIAS, which stores
 a and, as its auxiliary output, h. Backward, dh = (g @ w_down) * gelu'(h) is one GEMM with the epilogue DGELU,
-which reads h and stores dh. Otherwise GELU reads and writes N x F numbers in a pass of its own each way, and its
+which reads h and stores dh. Otherwise GELU reads and writes N x F operands in a pass of its own each way, and its
 backward pass reads two such matrices: about 10 N F bytes in bf16 saved for 2 N F more written forward.
 
 **Formulas.** y = a @ w_down.T. With g = dL/dy:
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptmill.models.kernels.cublaslt import Epilogue, Numbers
+from gptmill.models.kernels.cublaslt import Epilogue, Operands
 from gptmill.models.kernels.custom_ops import define_opaque_op
 from gptmill.models.kernels.fp8 import Fp8Input, ScaledTensor, quantize_fp8, scaled_gemm
 from gptmill.models.kernels.gemm import gemm_reference, tuned_gemm
@@ -76,34 +76,34 @@ def gemm_gelu(
 ) -> tuple[Tensor, Tensor]:
     """gelu(x @ weight + bias), and its argument; operands in fp8 come with their inverse scales."""
     hidden_NF = bias_F.new_empty(x_NC.shape[0], weight_CF.shape[1])
-    numbers = Numbers(x_NC, weight_CF, bias_F, scale_x, scale_weight, hidden_NF)
+    operands = Operands(x_NC, weight_CF, bias_F, scale_x, scale_weight, hidden_NF)
     y_NF = tuned_gemm(
-        numbers,
+        operands,
         Epilogue.GELU_AUX_BIAS,
         use_fast_accum=scale_x is not None,
-        plain=lambda: gemm_gelu_reference(numbers),
+        plain=lambda: gemm_gelu_reference(operands),
     )
-    return gemm_gelu_reference(numbers) if y_NF is None else (y_NF, hidden_NF)
+    return gemm_gelu_reference(operands) if y_NF is None else (y_NF, hidden_NF)
 
 
-def gemm_gelu_reference(numbers: Numbers) -> tuple[Tensor, Tensor]:
+def gemm_gelu_reference(operands: Operands) -> tuple[Tensor, Tensor]:
     """Reference implementation."""
-    hidden_NF = gemm_reference(numbers, use_fast_accum=numbers.scale_a is not None)
+    hidden_NF = gemm_reference(operands, use_fast_accum=operands.scale_a is not None)
     return F.gelu(hidden_NF, approximate="tanh"), hidden_NF
 
 
 def gemm_dgelu(grad_NC: Tensor, weight_CF: Tensor, hidden_NF: Tensor) -> Tensor:
     """The gradient of GELU's argument; `grad @ weight` is the gradient of its result."""
-    numbers = Numbers(grad_NC, weight_CF, beside=hidden_NF)
-    d_hidden_NF = tuned_gemm(numbers, Epilogue.DGELU)
-    return gemm_dgelu_reference(numbers) if d_hidden_NF is None else d_hidden_NF
+    operands = Operands(grad_NC, weight_CF, aux=hidden_NF)
+    d_hidden_NF = tuned_gemm(operands, Epilogue.DGELU)
+    return gemm_dgelu_reference(operands) if d_hidden_NF is None else d_hidden_NF
 
 
-def gemm_dgelu_reference(numbers: Numbers) -> Tensor:
+def gemm_dgelu_reference(operands: Operands) -> Tensor:
     """Reference implementation."""
-    assert numbers.beside is not None
-    grad_NF = gemm_reference(numbers)
-    d_hidden_NF: Tensor = torch.ops.aten.gelu_backward(grad_NF, numbers.beside, approximate="tanh")
+    assert operands.aux is not None
+    grad_NF = gemm_reference(operands)
+    d_hidden_NF: Tensor = torch.ops.aten.gelu_backward(grad_NF, operands.aux, approximate="tanh")
     return d_hidden_NF
 
 

@@ -1,4 +1,20 @@
-"""Triton kernel of cross-entropy: each row of logits becomes its own gradient, in place, or in fp8 elsewhere."""
+"""Triton kernel of cross-entropy: the loss of each row of logits, and its gradient, in place or in fp8 elsewhere.
+
+One program per token, since a row of V logits is complete in itself. A row is too long for registers, so the program
+goes over it twice, in blocks of BLOCK columns:
+
+1. the sum of exponentials, relative to a maximum m so that they do not overflow: logsumexp = m + log(sum exp(x - m)). A
+   separate pass for the maximum is not needed: that of the first block serves, as any shift does whose exponentials fit
+   fp32. If the sum overflows nevertheless, it is computed again by online softmax (Milakov & Gimelshein 2018), which
+   rescales the sum so far whenever a block raises the maximum;
+2. the gradient p - one_hot(target), which overwrites the logits: p = exp(x - logsumexp) for all columns and, after a
+   barrier, p - 1 for the target's. This pass runs from the last block to the first: what was read last is most likely
+   still in the cache, and eviction hints keep it there. So of 2 N V e bytes read, about half come from memory, and N V
+   e are written.
+
+Exponentials and logarithms are to base 2, as the hardware has them: exp(x - m) = exp2(x * log2(e) - m * log2(e)) is one
+fused multiply-add and one instruction. It matters, since this kernel is limited by arithmetic as much as by memory.
+"""
 
 from __future__ import annotations
 
@@ -9,74 +25,73 @@ from torch import Tensor
 
 WARPS = 16
 BLOCK = 8192
-# Exponentials are powers of two here, with one multiplication and sum in one for each number: a card is as short of
-# arithmetic in this kernel as it is of memory.
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def cross_entropy_kernel(
     logits_ptr, targets_ptr, losses_ptr, gradient_ptr, vocab, scale,
-    IGNORED: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+    IGNORE_INDEX: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    place, gradient_place = logits_ptr + row * vocab, gradient_ptr + row * vocab
+    row_ptr, gradient_row_ptr = logits_ptr + row * vocab, gradient_ptr + row * vocab
     target = tl.load(targets_ptr + row)
-    if target == IGNORED:
+    if target == IGNORE_INDEX:
         tl.store(losses_ptr + row, 0.0)
         if WITH_GRADIENT:
             for start in range(0, vocab, BLOCK):
                 columns = start + tl.arange(0, BLOCK)
                 zeros = tl.zeros((BLOCK,), dtype=tl.float32).to(gradient_ptr.dtype.element_ty)
-                tl.store(gradient_place + columns, zeros, mask=columns < vocab)
+                tl.store(gradient_row_ptr + columns, zeros, mask=columns < vocab)
         return
-    # Before the sums, which all threads wait for: later another one may have put the gradient there already.
-    logit = tl.load(place + target).to(tl.float32) * LOG2_E
+    # Loaded before the reductions, at which all threads synchronise: after them, another thread may already have
+    # overwritten it with the gradient.
+    logit = tl.load(row_ptr + target).to(tl.float32) * LOG2_E
     columns = tl.arange(0, BLOCK)
-    x = tl.load(place + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
-    highest = tl.max(x, axis=0) * LOG2_E
-    sums = tl.exp2(x * LOG2_E - highest)
+    x = tl.load(row_ptr + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
+    maximum = tl.max(x, axis=0) * LOG2_E
+    sums = tl.exp2(x * LOG2_E - maximum)
     for start in range(BLOCK, vocab, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tl.load(place + columns, mask=columns < vocab, other=-float("inf"), eviction_policy="evict_last")
+        x = tl.load(row_ptr + columns, mask=columns < vocab, other=-float("inf"), eviction_policy="evict_last")
         x = x.to(tl.float32)
-        sums += tl.exp2(x * LOG2_E - highest)
+        sums += tl.exp2(x * LOG2_E - maximum)
     total = tl.sum(sums, axis=0)
     if total == float("inf"):
-        # A logit stands far above all of the first block. Once more, with the highest of all blocks so far.
+        # A logit lies far above the first block's maximum. Again, with the running maximum of online softmax.
         total = 0.0
-        highest = -float("inf")
+        maximum = -float("inf")
         for start in range(0, vocab, BLOCK):
             columns = start + tl.arange(0, BLOCK)
-            x = tl.load(place + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32) * LOG2_E
-            higher = tl.maximum(highest, tl.max(x, axis=0))
-            total = total * tl.exp2(highest - higher) + tl.sum(tl.exp2(x - higher), axis=0)
-            highest = higher
-    log_total = highest + tl.log2(total)
+            x = tl.load(row_ptr + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32) * LOG2_E
+            new_maximum = tl.maximum(maximum, tl.max(x, axis=0))
+            total = total * tl.exp2(maximum - new_maximum) + tl.sum(tl.exp2(x - new_maximum), axis=0)
+            maximum = new_maximum
+    log_total = maximum + tl.log2(total)
     tl.store(losses_ptr + row, (log_total - logit) / LOG2_E)
     if WITH_GRADIENT:
         scaled_total = log_total - tl.log2(scale)
         last = (vocab - 1) // BLOCK * BLOCK
         for start in range(0, vocab, BLOCK):
-            # The second look finds the row in the cache, first of all what was read last.
+            # From the last block on, which the first pass has left in the cache.
             columns = last - start + tl.arange(0, BLOCK)
-            x = tl.load(place + columns, mask=columns < vocab, other=-float("inf"), eviction_policy="evict_first")
+            x = tl.load(row_ptr + columns, mask=columns < vocab, other=-float("inf"), eviction_policy="evict_first")
             x = x.to(tl.float32)
             gradient = tl.exp2(x * LOG2_E - scaled_total)
-            tl.store(gradient_place + columns, gradient.to(gradient_ptr.dtype.element_ty), mask=columns < vocab)
-        tl.debug_barrier()  # before one number of these is replaced
+            tl.store(gradient_row_ptr + columns, gradient.to(gradient_ptr.dtype.element_ty), mask=columns < vocab)
+        tl.debug_barrier()  # all of the row is stored before the target's element is replaced
         gradient = (tl.exp2(logit - log_total) - 1.0) * scale
-        tl.store(gradient_place + target, gradient.to(gradient_ptr.dtype.element_ty))
+        tl.store(gradient_row_ptr + target, gradient.to(gradient_ptr.dtype.element_ty))
 
 
 def run_cross_entropy(
-    logits_NV: Tensor, targets_N: Tensor, ignored: int, gradient_NV: Tensor | None, scale: float
+    logits_NV: Tensor, targets_N: Tensor, ignore_index: int, gradient_NV: Tensor | None, scale: float
 ) -> Tensor:
-    """The losses. The gradient, times a scale, is written where it is wanted, which may be where the logits are."""
+    """Returns the losses, and writes the gradient, times a scale, to `gradient_NV`, which may be `logits_NV` itself."""
     rows, vocab = logits_NV.shape
     losses_N = logits_NV.new_empty(rows, dtype=torch.float32)
     cross_entropy_kernel[(rows,)](
         logits_NV, targets_N, losses_N, logits_NV if gradient_NV is None else gradient_NV, vocab, scale,
-        IGNORED=ignored, WITH_GRADIENT=gradient_NV is not None, BLOCK=BLOCK, num_warps=WARPS,
+        IGNORE_INDEX=ignore_index, WITH_GRADIENT=gradient_NV is not None, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return losses_N

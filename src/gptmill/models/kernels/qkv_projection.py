@@ -83,11 +83,11 @@ def _pack_gradients(
 ) -> tuple[Tensor, Tensor]:
     if q_BTHD.device.type != "cuda":
         return pack_gradients_reference(q_BTHD, k_BTHD, v_BTHD, cos_TD, sin_TD, with_sums)
-    from gptmill.models.kernels.qkv_projection_triton import run_join
+    from gptmill.models.kernels.qkv_projection_triton import run_pack
 
     q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q_BTHD, k_BTHD, v_BTHD))
     cos_TD, sin_TD = (None if angles is None else angles.contiguous() for angles in (cos_TD, sin_TD))
-    return run_join(q, k, v, cos_TD, sin_TD, with_sums)
+    return run_pack(q, k, v, cos_TD, sin_TD, with_sums)
 
 
 def pack_gradients_reference(

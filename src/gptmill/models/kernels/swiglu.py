@@ -1,6 +1,13 @@
-"""SiLU of one half of a layer's numbers, times the other half: the way back puts both gradients beside each other.
+"""SwiGLU's activation (Shazeer 2020), with a backward pass that writes both gradients into one tensor.
 
-N tokens, F width inside a feed-forward part, E = 2 x F; the gate is the first half.
+x holds the outputs of the packed gate and up projections side by side. With s = sigmoid(gate):
+
+    y      = silu(gate) * up = gate * s * up
+    d_gate = d_y * up * s * (1 + gate * (1 - s)),   d_up = d_y * gate * s
+
+The forward pass is elementwise, and torch.compile fuses it. Backward computes s again from x, the only tensor kept.
+
+Shape suffixes: N tokens, F feed-forward width, E = 2 F; the gate is the first half of E.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ from gptmill.models.kernels.custom_ops import make_custom_op
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """In x's format, computed in fp32."""
+    """silu(gate) * up, computed in fp32 and returned in x's dtype."""
     result: Tensor = _SwiGlu.apply(x)  # type: ignore[no-untyped-call]
     return result
 
@@ -43,11 +50,11 @@ def _swiglu_backward(d_y_NF: Tensor, x_NE: Tensor) -> Tensor:
 
 
 def swiglu_backward_reference(d_y_NF: Tensor, x_NE: Tensor) -> Tensor:
-    """The twin."""
+    """Reference implementation: the gradient of x."""
     (gate, up), d_y = x_NE.float().chunk(2, dim=-1), d_y_NF.float()
-    share = torch.sigmoid(gate)
-    d_gate = d_y * up * share * (1 + gate * (1 - share))
-    return torch.cat([d_gate, d_y * gate * share], dim=-1).to(x_NE.dtype)
+    sigmoid = torch.sigmoid(gate)
+    d_gate = d_y * up * sigmoid * (1 + gate * (1 - sigmoid))
+    return torch.cat([d_gate, d_y * gate * sigmoid], dim=-1).to(x_NE.dtype)
 
 
 @_swiglu_backward.register_fake

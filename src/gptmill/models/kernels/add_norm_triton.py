@@ -10,8 +10,8 @@ Forward, for each token (row) of C channels:
 As separate operations, bias (read, write), dropout (read, write), addition (2 reads, write) and norm (read, write) move
 9 N C e bytes; fused, x and y are read and residual and normed written: 4 N C e, plus N C for the mask. One program
 holds a whole row in registers, so that mean and variance need no second read, and the variance can be computed from
-centered values, without the cancellation of E[x^2] - E[x]^2. Programs start with the last row: it is the one that the
-GEMM before them wrote last, and still in the L2 cache.
+centered values, without the cancellation of E[x^2] - E[x]^2. Programs start with the last row: the GEMM before wrote it
+last, so it is still in the L2 cache.
 
 `normed` can be stored in fp8 (e4m3) as well, for N C more bytes. Its scale needs no amax pass over the data: the
 squares of x_hat sum up to at most C, so |normed| <= |weight| * sqrt(C) + |bias| in every row.
@@ -25,6 +25,8 @@ which moves 4 N C e bytes, or 5 N C e + N C with dropout, where separate operati
 multiprocessor stride over the rows and keep the three sums over their rows in registers. Each stores its partial sums
 once, P x 3 x C in fp32, and a reduction over P follows: no atomics, hence the same result every time. The loop over
 rows is software-pipelined: the loads of the next rows are in flight while a row is computed.
+
+Shape suffixes: N tokens, C channels, P programs.
 """
 
 from __future__ import annotations

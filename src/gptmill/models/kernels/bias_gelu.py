@@ -9,8 +9,8 @@ since (1 + tanh(u)) / 2 is the logistic function of 2u, which is cheaper. With s
 
     dx = d_y * (s + v * s * (1 - s) * 2 sqrt(2 / pi) * (1 + 3 * 0.044715 v^2)),   d_bias = sum of dx over tokens
 
-The forward pass is elementwise, and torch.compile fuses it. Backward saves x without its bias and computes v and s
-again, so that nothing but x is kept for it.
+The forward pass is elementwise, and torch.compile fuses it. It saves x and the bias alone; the backward pass computes v
+and s again.
 
 Shape suffixes: N tokens, F feed-forward width.
 """

@@ -1,16 +1,18 @@
 """Registers the kernels' operations with torch, so that torch.compile can handle them.
 
-torch.compile traces a model with fake tensors, which have a shape, a dtype and a device but no data. It cannot trace a
-kernel launch through ctypes or plain Triton; a custom op stands for it in the graph. Each op has a fake implementation,
-which returns empty results of the right shape and dtype and is all that tracing runs. There are two kinds:
+torch.compile traces a model with fake tensors, which have a shape, a dtype and a device but no data. What it cannot
+trace, such as a call of a C library, has to be a single node of the graph: a custom op. Each op has a fake
+implementation, which returns empty tensors and tells the compiler the shapes and dtypes of the results. There are three
+kinds:
 
-- `make_custom_op`, by torch.library.triton_op, for Triton kernels. The compiler traces the function's body, sees the
-  kernel launches in it, generates code that launches them itself, and fuses the tensor operations around them.
-- `define_opaque_op`, by a bare torch.library definition, for library calls and for what is decided at run time. The
-  compiler calls the op as it is. This form has the least overhead on the host.
+- `make_custom_op`, by torch.library.triton_op, for Triton kernels. The compiler looks into the op, finds the kernel
+  launches in it, generates code that launches them itself, and fuses the tensor operations around them.
+- `define_opaque_op`, by a bare torch.library definition, for GEMMs, whose algorithm is chosen at run time. The compiler
+  calls the op as it is. This form costs the host least, and has no gradient.
+- torch.library.custom_op itself, in the modules of ops that are opaque and need a gradient or a tag.
 
-The ops are functional: they change none of their inputs, so the compiler may reorder them freely. triton_op imports the
-compiler, which takes seconds, so ops of the first kind are registered on first use, or all at once before compiling.
+All ops are functional: they change none of their inputs. triton_op imports the compiler, which takes seconds, so ops of
+the first kind are registered on first use, or all at once before compiling.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @torch.library.custom_op("gptmill::dropout_mask", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def dropout_mask(like: Tensor, p: float) -> Tensor:
-    """Whether dropout keeps each element of a tensor: True with probability 1 - p, which a GPU rounds to 1 / 65,536."""
+    """Whether dropout keeps each element: True with probability 1 - p, on GPUs to the nearest multiple of 2^-16."""
     if like.device.type != "cuda":
         return torch.empty(like.shape, dtype=torch.bool, device=like.device).bernoulli_(1 - p)
     from gptmill.models.kernels.dropout_mask_triton import run_dropout_mask

@@ -3,7 +3,8 @@
 Philox (Salmon et al. 2011) is counter-based: a call maps (seed, counter) to four 32-bit words without any state, so
 that every thread draws independently and the mask depends on the seed alone, not on the schedule. Each word holds two
 16-bit draws; an element is kept if its draw is at least p * 2^16. Eight elements per call instead of four halve the
-arithmetic, which is what limits this kernel; the price is that p is rounded to a multiple of 2^-16.
+arithmetic, ten rounds of Philox per call, which limits this kernel more than its one byte per element does; the price
+is that p is rounded to a multiple of 2^-16.
 
 A boolean is one byte. Four decisions are packed into a 32-bit word and stored at once; the two words of a call go to
 the first and to the second half of the mask, so that neighbouring threads write neighbouring words in both stores.

@@ -6,8 +6,10 @@ stay calls of the library, with the algorithm that its heuristic ranks first. In
 generates code: there every GEMM of the model and of its gradients is one node, aten.mm, aten.addmm or aten._scaled_mm
 (fp8), and the pass replaces those that are large enough:
 
-    aten.mm(a, b), aten.addmm(bias, a, b), aten._scaled_mm(...)  ->  gptmill.gemm(a, b, bias, scale_a, scale_b, fast)
-    aten.mm(a, b), whose only use is a cast to fp32 that leaves the graph  ->  gptmill.gemm_fp32(a, b)
+    aten.mm, aten.addmm with a bias vector, aten._scaled_mm with a scale per tensor
+        ->  gptmill.gemm(a, b, bias, scale_a, scale_b, fast)
+    aten.mm whose only use is a cast to fp32 that leaves the graph
+        ->  gptmill.gemm_fp32(a, b)
 
 The second form is that of a weight's gradient under autocast. It stores the fp32 sums themselves, which saves a pass
 that reads 2 and writes 4 bytes per element and a rounding to bf16.

@@ -7,10 +7,10 @@ goes over it twice, in blocks of BLOCK columns:
    separate pass for the maximum is not needed: that of the first block serves, as any shift does whose exponentials fit
    fp32. If the sum overflows nevertheless, it is computed again by online softmax (Milakov & Gimelshein 2018), which
    rescales the sum so far whenever a block raises the maximum;
-2. the gradient p - one_hot(target), which overwrites the logits: p = exp(x - logsumexp) for all columns and, after a
-   barrier, p - 1 for the target's. This pass runs from the last block to the first: what was read last is most likely
-   still in the cache, and eviction hints keep it there. So of 2 N V e bytes read, about half come from memory, and N V
-   e are written.
+2. the gradient p - one_hot(target), times a scale, which overwrites the logits or goes to an fp8 tensor: p = exp(x -
+   logsumexp) for all columns and, after a barrier, p - 1 for the target's. This pass runs from the last block to the
+   first: what was read last is most likely still in the cache, and eviction hints help to keep it there. So about half
+   of the 2 N V e bytes read come from memory; N V e are written.
 
 Exponentials and logarithms are to base 2, as the hardware has them: exp(x - m) = exp2(x * log2(e) - m * log2(e)) is one
 fused multiply-add and one instruction. It matters, since this kernel is limited by arithmetic as much as by memory.

@@ -16,6 +16,8 @@ same row, hence in the cache.
 
 The third dimension of the grid is which of Q, K and V; the others are, as in `bias_gelu_triton.py`, a range of rows and
 a block of columns. Partial sums of each program, P x E in fp32, are added up afterwards, without atomics.
+
+Shape suffixes: B batch, T sequence, N = B x T tokens, H heads, D head dimension, E = 3 H D, P programs.
 """
 
 from __future__ import annotations

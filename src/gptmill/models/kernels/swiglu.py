@@ -5,7 +5,7 @@ x holds the outputs of the packed gate and up projections side by side. With s =
     y      = silu(gate) * up = gate * s * up
     d_gate = d_y * up * s * (1 + gate * (1 - s)),   d_up = d_y * gate * s
 
-The forward pass is elementwise, and torch.compile fuses it. Backward computes s again from x, the only tensor kept.
+The forward pass is elementwise, and torch.compile fuses it. It saves x alone; the backward pass computes s again.
 
 Shape suffixes: N tokens, F feed-forward width, E = 2 F; the gate is the first half of E.
 """

@@ -154,7 +154,7 @@ def check_pack_qkv_gradients() -> None:
     angles = torch.rand(50, 16) * 6
     for more in ((None, None, True), (angles.cos(), angles.sin(), False), (angles.cos(), angles.sin(), True)):
         found = qkv_projection_triton.run_pack(q, k, v, *more)
-        assert_all_close(found, qkv_projection.join_reference(q, k, v, *more))
+        assert_all_close(found, qkv_projection.pack_gradients_reference(q, k, v, *more))
 
 
 if __name__ == "__main__":

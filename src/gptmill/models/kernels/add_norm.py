@@ -1,27 +1,12 @@
 """Residual add and norm in one pass: the end of one part of a block and the beginning of the next.
 
-**What is fused.** A block computes r = x + dropout(y + b) and then norm(r), where y is the last GEMM's result without
-its bias. PyTorch does this in up to five passes over N x C numbers. Here one pass reads x and y (and one byte of
-dropout mask for each number), and writes r and norm(r). In bf16 that is 8 N C bytes of memory traffic; dropout, sum and
-norm one by one take 14 N C. The pass is limited by memory alone. Where the next GEMM runs in fp8, the same pass also
-writes norm(r) quantized, so that the cast costs one byte a number instead of a pass of its own.
+A block computes r = x + dropout(y + b) and then norm(r), where y is the last GEMM's result without its bias. The op
+does both: the pass that reads x and y writes r and norm(r). `add_norm_triton.py` has the formulas and counts the bytes.
+The backward pass returns the gradients of x and y and, summed up on the way, those of the norm's
+weight and bias and of b. Only r and each row's mean and 1 / deviation are kept for it.
 
-**Forward**, for each row r of C numbers, in fp32:
-    LayerNorm   h = (r - mean(r)) * rstd,  rstd = 1 / sqrt(var(r) + eps)
-    RMSNorm     h = r * rstd,              rstd = 1 / sqrt(mean(r^2) + eps)
-    out = h * weight + bias
-Only r, mean and rstd are kept for the backward pass; h is recomputed from them.
+Where the next GEMM runs in fp8, the same pass also writes norm(r) quantized. Its scale follows from the weights alone.
 
-**Backward**, with g = dL/d out, d = g * weight, and dr the gradient that arrives at r along the residual stream:
-    dx = dr + (d - h * mean(h * d) - mean(d)) * rstd        (RMSNorm: without mean(d))
-    dy = dx where dropout kept the number, scaled, else 0
-    d weight = sum over rows of g * h,  d bias = sum of g,  d b = sum of dy
-All of it is one pass, too: the three sums over rows are accumulated on the way, one partial sum for each program.
-
-**fp8 scale.** Looking for the largest number of norm(r) would take a pass of its own. It is bounded instead: no number
-of h exceeds sqrt(C), so max(|weight| * sqrt(C) + |bias|) bounds the result, whatever the activations are.
-
-LayerNorm is from Ba et al. 2016, RMSNorm from Zhang and Sennrich 2019.
 Shape suffixes: N tokens, C channels.
 """
 

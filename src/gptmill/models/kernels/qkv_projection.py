@@ -3,18 +3,11 @@
 One GEMM makes queries, keys and values side by side: qkv = x @ w.T + b, with E = 3 x H x D columns. The forward pass
 hands out three views of the result, the former two rotated by RoPE; torch.compile fuses the rotation by itself.
 
-**What is fused.** Attention's backward pass returns dq, dk and dv as three tensors, each with strides of its own. The
-gradients of x and w need them packed into one N x E matrix again, rotated back, and the bias needs their sum over all
-tokens. Left alone these are a copy, two rotations and a reduction: four passes. The Triton kernel does all of it in
-one, which reads and writes 2 N E bytes each in bf16.
+Attention's backward pass returns dq, dk and dv as three tensors. The gradients of x and w need them packed into one N x E
+matrix p again, rotated back, and the bias needs their sum over all tokens. One Triton kernel does all of it in a single
+pass (`qkv_projection_triton.py`); then dx = p @ w, dw = p.T @ x, and db is the sum.
 
-**Gradients.** A rotation is orthogonal, so its gradient is the rotation by the opposite angle. With j the channel that
-RoPE pairs with i, and g the gradient of the rotated queries: dq_i = g_i cos_i + g_j sin_j in the first half of a head's
-channels, and dq_i = g_i cos_i - g_j sin_j in the second. With p the packed gradient: dx = p @ w, dw = p.T @ x, db = the
-sum of p over tokens.
-
-The forward GEMM may run in fp8 (the input then comes in both formats); the backward GEMMs do not. RoPE is from Su et
-al. 2021.
+The forward GEMM may run in fp8 (the input then comes in both formats); the backward GEMMs do not.
 
 Shape suffixes: B batch, T sequence, N = B x T tokens, C channels, H heads, D head dimension, E = 3 x H x D.
 """

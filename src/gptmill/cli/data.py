@@ -47,7 +47,7 @@ def print_info(place: str, request: DataRequest) -> int:
 
     shards = open_corpus(place, request)
     manifest = shards.manifest
-    lines = [f"{shards.address}: {manifest.fingerprint}, {shards.tokenizer.vocab_size:,} ids as {manifest.dtype}"]
+    lines = [f"{shards.location}: {manifest.fingerprint}, {shards.tokenizer.vocab_size:,} ids as {manifest.dtype}"]
     for name, split in (("train", manifest.train), ("val", manifest.val)):
         documents = f" of {split.documents:,} documents" if split.documents else ""
         lines.append(f"{name:<6}{split.tokens:,} tokens{documents} in {len(split.shards):,} shard(s)")

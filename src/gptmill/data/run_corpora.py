@@ -34,7 +34,7 @@ class Corpora:
         return self.shards[0].manifest.fingerprint
 
     @cached_property
-    def shares(self) -> MixtureWeights:
+    def mixture(self) -> MixtureWeights:
         return MixtureWeights(self.weights)
 
     @property
@@ -46,20 +46,20 @@ class Corpora:
             hashes = [f"{digest} {hash_scores(shards, self.score)}" for digest, shards in parts]
         if len(hashes) == 1:
             return hashes[0]
-        lines = [f"{share} {digest}" for share, digest in zip(self.shares.weights, hashes, strict=True)]
+        lines = [f"{share} {digest}" for share, digest in zip(self.mixture.weights, hashes, strict=True)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(shards.address for shards in self.shards)
+        return tuple(shards.location for shards in self.shards)
 
     @property
     def name(self) -> str:
         """The folders, with their shares where there are several."""
         if len(self.shards) == 1:
-            return self.shards[0].address
+            return self.shards[0].location
         parts = zip(self.shards, self.weights, strict=True)
-        return ", ".join(f"{shards.address} ({float(weight / sum(self.weights)):.3g})" for shards, weight in parts)
+        return ", ".join(f"{shards.location} ({float(weight / sum(self.weights)):.3g})" for shards, weight in parts)
 
 
 def open_corpora(config: DataConfig) -> Corpora:
@@ -73,8 +73,8 @@ def open_corpora(config: DataConfig) -> Corpora:
     for other in opened[1:]:
         if other.manifest.fingerprint != first.manifest.fingerprint:
             raise UserError(
-                f"tokenizer mismatch in the mixture: {first.address} was prepared with {first.manifest.fingerprint}, "
-                f"{other.address} with {other.manifest.fingerprint}; prepare them with the same tokenizer"
+                f"tokenizer mismatch in the mixture: {first.location} was prepared with {first.manifest.fingerprint}, "
+                f"{other.location} with {other.manifest.fingerprint}; prepare them with the same tokenizer"
             )
     return Corpora(opened, tuple(weights.values()), score)
 

@@ -30,8 +30,8 @@ ONE = MixtureWeights([Fraction(1)])
 def read(num_windows: int, seed: int, start: int, size: int, *, shifted: bool = False) -> Batch:
     windows = make_windows(num_windows)
     shifts = [WindowOffset(windows, seed)] if shifted else None
-    stream = WindowSampler([windows], [Shuffle(num_windows, seed)], ONE, size, shifts)
-    return make_batch(make_reader(windows).read(stream.find(start)), IGNORED)
+    sampler = WindowSampler([windows], [Shuffle(num_windows, seed)], ONE, size, shifts)
+    return make_batch(make_reader(windows).read(sampler.find(start)), IGNORED)
 
 
 def list_numbers(tokens: torch.Tensor) -> list[int]:
@@ -151,7 +151,7 @@ def test_validation_windows_are_shared_out_by_weight(corpora: Corpora, wanted: i
     windows = ValWindows(corpora, 16, wanted)
     tokens, _ = read_whole_val(windows, windows.num_chosen)
     of_small = int((tokens == ord("x")).any(dim=1).sum())
-    assert of_small == corpora.shares.count(windows.num_chosen)[1]
+    assert of_small == corpora.mixture.count(windows.num_chosen)[1]
     assert abs(of_small - windows.num_chosen / 4) <= 0.5
     small = corpora.shards[1]
     if wanted == 10**6:  # as many as the smaller corpus has its share of

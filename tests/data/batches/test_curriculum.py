@@ -131,11 +131,11 @@ def test_scores_that_are_damaged_or_of_another_corpus_are_refused(shards: TokenS
 
 def test_training_by_length_begins_with_short_documents(shards: TokenShards) -> None:
     write_scores(shards.folder, "length", score_by_length(shards))
-    stream = build_sampler(make_config(order="curriculum", mini_batch_size=1), Corpora((shards,)))
+    sampler = build_sampler(make_config(order="curriculum", mini_batch_size=1), Corpora((shards,)))
     windows = shards.cut(shards.train, 16)
     by_window = score_windows(windows, shards.train_starts, score_by_length(shards))
     firsts = np.cumsum(windows.counts) - windows.counts
-    places = [stream.find(number) for number in range(stream.samples_per_epoch)]
+    places = [sampler.find(number) for number in range(sampler.samples_per_epoch)]
     read = np.array([firsts[place.shards[0]] + place.starts[0] // 16 for place in places])
     means = [part.mean() for part in np.array_split(by_window[read], 4)]
     assert means == sorted(means)

@@ -16,7 +16,7 @@ import torch
 from windows import CONTEXT_LENGTH, make_config, make_reader, make_train_reader, make_windows, prepare
 
 from gptmill.config.errors import UserError
-from gptmill.data.batches.data_loader import READ_AHEAD, DataLoaderStoppedError, open_data_loader
+from gptmill.data.batches.data_loader import PREFETCH_BATCHES, DataLoaderStoppedError, open_data_loader
 from gptmill.data.batches.mixture_weights import MixtureWeights
 from gptmill.data.batches.on_device import load_on_device
 from gptmill.data.batches.order import ShardOrder, Shuffle
@@ -28,7 +28,7 @@ from gptmill.data.shards.opening import SplitWindows
 CPU = torch.device("cpu")
 ONE = MixtureWeights([Fraction(1)])
 WINDOWS = make_windows(50)
-STREAM = WindowSampler([WINDOWS], [Shuffle(50, 1)], ONE, 4)
+SAMPLER = WindowSampler([WINDOWS], [Shuffle(50, 1)], ONE, 4)
 READER = make_reader(WINDOWS)
 
 
@@ -38,10 +38,10 @@ def count_feed_threads() -> int:
 
 @pytest.mark.parametrize(("first", "stride"), [(0, 4), (12, 8), (1000, 4)])
 def test_rows_come_in_the_order_of_their_numbers(first: int, stride: int) -> None:
-    with open_data_loader(STREAM, READER, CPU, count(first, stride)) as loader:
+    with open_data_loader(SAMPLER, READER, CPU, count(first, stride)) as loader:
         for turn in range(30):
-            expected = READER.read(STREAM.find(first + turn * stride))
-            assert torch.equal(loader.take().tokens, expected.tokens)
+            expected = READER.read(SAMPLER.find(first + turn * stride))
+            assert torch.equal(loader.next_batch().tokens, expected.tokens)
     assert count_feed_threads() == 0
 
 
@@ -70,41 +70,41 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("prefetch_batches", [1, READ_AHEAD])
+@pytest.mark.parametrize("prefetch_batches", [1, PREFETCH_BATCHES])
 def test_a_feed_reads_ahead_only_so_far(prefetch_batches: int) -> None:
     reader: Any = make_slow()
-    with open_data_loader(STREAM, reader, CPU, count(0, 4), prefetch_batches) as loader:
+    with open_data_loader(SAMPLER, reader, CPU, count(0, 4), prefetch_batches) as loader:
         wait_until(lambda: type(reader).reads == prefetch_batches)
-        loader.take()
+        loader.next_batch()
         wait_until(lambda: type(reader).reads == prefetch_batches + 1)
     assert type(reader).reads == prefetch_batches + 1
 
 
 def test_a_feed_that_reads_nothing_ahead_has_no_thread_and_gives_the_same_rows() -> None:
     reader: Any = make_slow()
-    with open_data_loader(STREAM, reader, CPU, count(8, 4), 0) as loader:
+    with open_data_loader(SAMPLER, reader, CPU, count(8, 4), 0) as loader:
         assert count_feed_threads() == 0
         for turn in range(5):
             assert type(reader).reads == turn
-            assert torch.equal(loader.take().tokens, READER.read(STREAM.find(8 + turn * 4)).tokens)
+            assert torch.equal(loader.next_batch().tokens, READER.read(SAMPLER.find(8 + turn * 4)).tokens)
     assert loader.waited_seconds > 0
 
 
 def test_what_goes_wrong_in_reading_without_a_thread_reaches_the_loop_too() -> None:
-    with open_data_loader(STREAM, make_slow(fails_at=1), CPU, count(0, 4), 0) as loader:
-        loader.take()
+    with open_data_loader(SAMPLER, make_slow(fails_at=1), CPU, count(0, 4), 0) as loader:
+        loader.next_batch()
         for _ in range(2):
             with pytest.raises(UserError, match="the disk is gone"):
-                loader.take()
+                loader.next_batch()
 
 
 def test_what_goes_wrong_in_reading_reaches_the_loop_in_its_turn() -> None:
-    with open_data_loader(STREAM, make_slow(fails_at=2), CPU, count(0, 4)) as loader:
-        loader.take()
-        loader.take()
+    with open_data_loader(SAMPLER, make_slow(fails_at=2), CPU, count(0, 4)) as loader:
+        loader.next_batch()
+        loader.next_batch()
         for _ in range(2):
             with pytest.raises(UserError, match="the disk is gone"):
-                loader.take()
+                loader.next_batch()
     assert count_feed_threads() == 0
 
 
@@ -117,19 +117,19 @@ def test_the_wish_to_stop_ends_a_wait_for_data() -> None:
             return super().read(places)
 
     reader = StalledReader(READER.arrays, READER.end_of_text, READER.vocab_size)
-    with open_data_loader(STREAM, reader, CPU, count(0, 4)) as loader:
+    with open_data_loader(SAMPLER, reader, CPU, count(0, 4)) as loader:
         with pytest.raises(DataLoaderStoppedError):
-            loader.take(lambda: True)
+            loader.next_batch(lambda: True)
         arrived.set()
-        loader.take(lambda: True)  # what is there is taken
+        loader.next_batch(lambda: True)  # what is there is taken
 
 
 @pytest.mark.parametrize("taken", [0, 1, 7])
 def test_an_error_in_the_loop_leaves_no_thread(taken: int) -> None:
     def train() -> None:
-        with open_data_loader(STREAM, READER, CPU, count(0, 4)) as loader:
+        with open_data_loader(SAMPLER, READER, CPU, count(0, 4)) as loader:
             for _ in range(taken):
-                loader.take()
+                loader.next_batch()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -138,13 +138,13 @@ def test_an_error_in_the_loop_leaves_no_thread(taken: int) -> None:
 
 
 def test_the_wait_for_data_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_data_loader(STREAM, READER, CPU, count(0, 4)) as loader:
+    with open_data_loader(SAMPLER, READER, CPU, count(0, 4)) as loader:
         assert loader.waited_seconds == 0
         clock = iter([10.0, 15.0, 20.0, 20.5])
         monkeypatch.setattr("gptmill.data.batches.data_loader.time.perf_counter", lambda: next(clock))
-        loader.take()
+        loader.next_batch()
         assert loader.waited_seconds == 5.0
-        loader.take()
+        loader.next_batch()
         assert loader.waited_seconds == 5.5
         monkeypatch.undo()
 
@@ -166,10 +166,10 @@ def test_shards_from_elsewhere_are_told_what_comes_next() -> None:
     counts = np.full(5, (CONTEXT_LENGTH * 8 - 1) // CONTEXT_LENGTH, dtype=np.int64)
     windows = SplitWindows(remote, CONTEXT_LENGTH)
     order = ShardOrder(counts, seed=3)
-    stream = WindowSampler([windows], [order], ONE, 7)
-    with open_data_loader(stream, HostReader([remote], 0, 1 << 16), CPU, count(0, 7)) as loader:
+    sampler = WindowSampler([windows], [order], ONE, 7)
+    with open_data_loader(sampler, HostReader([remote], 0, 1 << 16), CPU, count(0, 7)) as loader:
         for _ in range(10):
-            loader.take()
+            loader.next_batch()
     shards = [*order.list_shards(0), *order.list_shards(1), *order.list_shards(2), *order.list_shards(3)]
     assert remote.told[:10] == [[int(shard) for shard in shards[turn : turn + 3]] for turn in range(10)]
 
@@ -193,10 +193,10 @@ def test_resident_tokens_give_the_same_rows_bit_for_bit(
     if wide:
         corpora = widen(corpora)
     config = make_config(order=order, documents=documents, context_length=32)
-    stream = build_sampler(config, corpora)
+    sampler = build_sampler(config, corpora)
     resident, host = load_on_device(corpora, CPU), make_train_reader(corpora)
-    for start in range(0, stream.samples_per_epoch + 40, stream.samples_per_batch):
-        one, other = resident.read(stream.find(start)), host.read(stream.find(start))
+    for start in range(0, sampler.samples_per_epoch + 40, sampler.samples_per_batch):
+        one, other = resident.read(sampler.find(start)), host.read(sampler.find(start))
         assert one.tokens.dtype == other.tokens.dtype == torch.int64
         assert torch.equal(one.tokens, other.tokens)
         assert (one.lengths is None) == (other.lengths is None)

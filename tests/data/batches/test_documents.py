@@ -89,20 +89,20 @@ def test_rows_are_the_documents_themselves(tmp_path: Path, shard_tokens: int) ->
     shards = prepare(tmp_path / "corpus", texts, shard_tokens)
     corpora = Corpora((shards,))
     config = make_config(documents="whole", context_length=64, mini_batch_size=2)
-    stream, reader = build_sampler(config, corpora), make_train_reader(corpora)
+    sampler, reader = build_sampler(config, corpora), make_train_reader(corpora)
     end = shards.tokenizer.end_of_text
     inputs, pairs = Counter[int](), Counter[tuple[int, int]]()
     targets = 0
-    for number in range(stream.samples_per_epoch):
-        batch = make_batch(reader.read(stream.find(number)), IGNORED)
+    for number in range(sampler.samples_per_epoch):
+        batch = make_batch(reader.read(sampler.find(number)), IGNORED)
         assert batch.tokens.numel() <= 2 * 64
         valid = batch.targets != IGNORED
-        assert int(valid.sum()) == stream.count_targets(number, 1)
+        assert int(valid.sum()) == sampler.count_targets(number, 1)
         targets += int(valid.sum())
         inputs.update(batch.tokens[valid].tolist())
         pairs.update(zip(batch.tokens[valid].tolist(), batch.targets[valid].tolist(), strict=True))
         assert not (batch.tokens[:, 1:][valid[:, 1:]] == end).any(), "a document begins inside a row"
-    assert stream.count_targets(0, stream.samples_per_epoch) == targets
+    assert sampler.count_targets(0, sampler.samples_per_epoch) == targets
     stored = np.concatenate(shards.train).tolist()
     expected = Counter(zip(stored, [*stored[1:], end], strict=True))
     # Where a document goes on in the next shard, the pair across the shards' edge is left out.
@@ -115,6 +115,6 @@ def test_rows_are_the_documents_themselves(tmp_path: Path, shard_tokens: int) ->
 def test_a_mixture_of_groups_keeps_the_shares(tmp_path: Path) -> None:
     one, two = (prepare(tmp_path / name, [name * (5 + number % 40) for number in range(60)]) for name in "ab")
     corpora = Corpora((one, two), (Fraction(3), Fraction(1)))
-    stream = build_sampler(make_config(documents="whole"), corpora)
-    drawn = Counter(int(stream.find(number).corpora[0]) for number in range(40))
+    sampler = build_sampler(make_config(documents="whole"), corpora)
+    drawn = Counter(int(sampler.find(number).corpora[0]) for number in range(40))
     assert drawn == {0: 30, 1: 10}

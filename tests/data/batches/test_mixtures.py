@@ -36,23 +36,23 @@ def build_mixture(sizes: list[int], kind: str, batch_size: int) -> tuple[WindowS
     return WindowSampler(windows, orders, shares, batch_size), shares, firsts
 
 
-def read_numbers(stream: WindowSampler, sizes: list[int], start: int, batches: int) -> list[int]:
+def read_numbers(sampler: WindowSampler, sizes: list[int], start: int, batches: int) -> list[int]:
     """The numbers, over all corpora, of the windows of some micro-batches."""
     firsts = [sum(sizes[:corpus]) for corpus in range(len(sizes))]
     reader = make_reader(
         *(make_windows(size, first * CONTEXT_LENGTH) for size, first in zip(sizes, firsts, strict=True))
     )
-    places = [stream.find(start + turn * stream.samples_per_batch) for turn in range(batches)]
+    places = [sampler.find(start + turn * sampler.samples_per_batch) for turn in range(batches)]
     return [int(row[0]) // CONTEXT_LENGTH for place in places for row in reader.read(place).tokens]
 
 
 @given(sizes=SIZES, kind=st.sampled_from(["shuffle", "shards"]), epochs=st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
 def test_each_corpus_is_read_in_epochs_of_its_own(sizes: list[int], kind: str, epochs: int) -> None:
-    stream, shares, firsts = build_mixture(sizes, kind, batch_size=7)
-    assert stream.samples_per_epoch == sum(sizes)
+    sampler, shares, firsts = build_mixture(sizes, kind, batch_size=7)
+    assert sampler.samples_per_epoch == sum(sizes)
     length = epochs * sum(sizes)
-    numbers = read_numbers(stream, sizes, 0, -(-length // 7))
+    numbers = read_numbers(sampler, sizes, 0, -(-length // 7))
     for corpus, (size, first, count) in enumerate(zip(sizes, firsts, shares.count(len(numbers)), strict=True)):
         own = [number for number in numbers if first <= number < first + size]
         assert len(own) == count, corpus
@@ -83,8 +83,8 @@ def test_a_mixture_opens_with_its_shares() -> None:
     corpora = open_corpora(DataConfig(mixture="a=0.7, b=0.3"))
     assert [str(shards.folder) for shards in corpora.shards] == ["a", "b"]
     assert corpora.name == "a (0.7), b (0.3)"
-    stream = build_sampler(make_config(mixture="a=0.7,b=0.3"), corpora)
-    drawn = Counter(int(corpus) for start in range(0, 100, 4) for corpus in stream.find(start).corpora)
+    sampler = build_sampler(make_config(mixture="a=0.7,b=0.3"), corpora)
+    drawn = Counter(int(corpus) for start in range(0, 100, 4) for corpus in sampler.find(start).corpora)
     assert drawn == {0: 70, 1: 30}
 
 

@@ -39,11 +39,11 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
     "fields", [{"order": "shuffle"}, {"order": "shards"}, {"order": "curriculum"}, {"documents": "whole"}], ids=str
 )
 def test_corpora_of_a_mixture_have_orders_of_their_own(twins: Corpora, fields: dict[str, str], epoch: int) -> None:
-    stream = build_sampler(make_config(**fields, mini_batch_size=2), twins)
+    sampler = build_sampler(make_config(**fields, mini_batch_size=2), twins)
     read: tuple[list[tuple[int, int]], ...] = ([], [])
-    first = epoch * stream.samples_per_epoch
-    for start in range(first, first + min(400, stream.samples_per_epoch), stream.samples_per_batch):
-        places = stream.find(start)
+    first = epoch * sampler.samples_per_epoch
+    for start in range(first, first + min(400, sampler.samples_per_epoch), sampler.samples_per_batch):
+        places = sampler.find(start)
         for corpus, shard, place in zip(places.corpora, places.shards, places.starts, strict=True):
             read[corpus].append((int(shard), int(place)))
     size = min(map(len, read))
@@ -52,9 +52,9 @@ def test_corpora_of_a_mixture_have_orders_of_their_own(twins: Corpora, fields: d
 
 
 def test_shards_ahead_in_a_mixture_are_those_of_each_corpus_own_place(twins: Corpora) -> None:
-    stream = build_sampler(make_config(order="sequential"), twins)
-    for start in range(0, stream.samples_per_epoch, 4):
-        places, ahead = stream.find(start), stream.list_next_shards(start)
+    sampler = build_sampler(make_config(order="sequential"), twins)
+    for start in range(0, sampler.samples_per_epoch, 4):
+        places, ahead = sampler.find(start), sampler.list_next_shards(start)
         for corpus in range(2):
             assert ahead[corpus][0] == places.shards[places.corpora == corpus][0]
 
@@ -74,11 +74,11 @@ def test_resident_tokens_may_come_in_two_widths(twins: Corpora, wide_first: bool
         train=tuple(array.astype(np.uint32) for array in two.train),
     )
     mixed = replace(twins, shards=(wide, one) if wide_first else (one, wide))
-    stream = build_sampler(make_config(), twins)
+    sampler = build_sampler(make_config(), twins)
     cpu = torch.device("cpu")
     for start in (0, 40, 400):
-        expected = load_on_device(twins, cpu).read(stream.find(start)).tokens
-        assert torch.equal(load_on_device(mixed, cpu).read(stream.find(start)).tokens, expected)
+        expected = load_on_device(twins, cpu).read(sampler.find(start)).tokens
+        assert torch.equal(load_on_device(mixed, cpu).read(sampler.find(start)).tokens, expected)
 
 
 def test_validation_of_a_mixture_is_spread_over_each_corpus(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_validation_of_a_mixture_is_spread_over_each_corpus(tmp_path: Path) -> N
     large, small = prepare(tmp_path / "l", texts), prepare(tmp_path / "s", texts[:150])
     corpora = Corpora((large, small), (Fraction(3), Fraction(1)))
     chosen = ValWindows(corpora, 16, 40)
-    counts = corpora.shares.count(40)
+    counts = corpora.mixture.count(40)
     for corpus, shards in enumerate(corpora.shards):
         windows = shards.cut(shards.val, 16)
         own = chosen.read(0, 40).tokens.tolist()
@@ -94,21 +94,21 @@ def test_validation_of_a_mixture_is_spread_over_each_corpus(tmp_path: Path) -> N
         expected = [
             shards.val[shard][start : start + 17].tolist() for shard, start in zip(*windows.locate(spread), strict=True)
         ]
-        corpora_of, _ = corpora.shares.assign(0, 40)
+        corpora_of, _ = corpora.mixture.assign(0, 40)
         assert [row for row, of in zip(own, corpora_of, strict=True) if of == corpus] == expected
 
 
 @pytest.mark.parametrize("documents", ["packed", "whole"])
 def test_every_row_of_a_mixture_names_its_corpus_wherever_its_tokens_are(twins: Corpora, documents: str) -> None:
-    stream = build_sampler(make_config(documents=documents), replace(twins, weights=(Fraction(3), Fraction(1))))
+    sampler = build_sampler(make_config(documents=documents), replace(twins, weights=(Fraction(3), Fraction(1))))
     for reader in (make_train_reader(twins), load_on_device(twins, CPU)):
-        starts = range(0, 8 * stream.samples_per_batch, stream.samples_per_batch)
-        with open_data_loader(stream, reader, CPU, starts) as loader:
-            taken = [make_batch(loader.take(), -100) for _ in starts]
+        starts = range(0, 8 * sampler.samples_per_batch, sampler.samples_per_batch)
+        with open_data_loader(sampler, reader, CPU, starts) as loader:
+            taken = [make_batch(loader.next_batch(), -100) for _ in starts]
         for start, batch in zip(starts, taken, strict=True):
             assert batch.groups is not None
             assert batch.groups.dtype == torch.int64
-            assert batch.groups.tolist() == stream.find(start).corpora.tolist()
+            assert batch.groups.tolist() == sampler.find(start).corpora.tolist()
         assert {group for batch in taken if batch.groups is not None for group in batch.groups.tolist()} == {0, 1}
 
 

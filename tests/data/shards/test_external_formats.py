@@ -241,4 +241,4 @@ def test_a_folder_without_token_files_holds_none(tmp_path: Path) -> None:
 def test_a_corpus_keeps_its_address(tmp_path: Path) -> None:
     write_layout(tmp_path, "nanoGPT")
     shards: TokenShards = open_shards(str(tmp_path))
-    assert (shards.address, shards.folder) == (str(tmp_path), tmp_path)
+    assert (shards.location, shards.folder) == (str(tmp_path), tmp_path)

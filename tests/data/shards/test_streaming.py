@@ -115,7 +115,7 @@ def measure_cache(shards: TokenShards) -> int:
 def test_a_corpus_from_afar_is_the_one_that_was_prepared(folder: Path, store: Store) -> None:
     here, there = open_shards(folder), open_shards(ADDRESS, "byte")
     assert there.manifest == here.manifest
-    assert there.address == ADDRESS
+    assert there.location == ADDRESS
     assert list_all(there) == list_all(here)
     store.list_fetched()
     assert list_all(open_shards(ADDRESS)) == list_all(here)
@@ -142,8 +142,8 @@ def test_windows_in_random_order_are_those_of_here(folder: Path, store: Store) -
 
 
 def test_an_address_that_went_through_path_is_still_one(store: Store) -> None:
-    assert open_shards(Path(ADDRESS)).address == ADDRESS
-    assert open_shards(ADDRESS + "/").address == ADDRESS
+    assert open_shards(Path(ADDRESS)).location == ADDRESS
+    assert open_shards(ADDRESS + "/").location == ADDRESS
     assert holds_shards(Path(ADDRESS))
     assert store.list_fetched() == []
 

@@ -17,9 +17,9 @@ import torch
 
 from gptmill.config.run import DataConfig
 from gptmill.data.batches.row_reader import Reader, Rows
-from gptmill.data.batches.samplers import Stream
+from gptmill.data.batches.samplers import Sampler
 
-READ_AHEAD = DataConfig.prefetch_batches
+PREFETCH_BATCHES = DataConfig.prefetch_batches
 JOIN_SECONDS = 10.0
 POLL_SECONDS = 0.5
 
@@ -44,14 +44,14 @@ class DataLoader:
 
     def __init__(
         self,
-        stream: Stream,
+        sampler: Sampler,
         reader: Reader,
         device: torch.device,
         starts: Iterable[int],
-        prefetch_batches: int = READ_AHEAD,
+        prefetch_batches: int = PREFETCH_BATCHES,
     ) -> None:
         self.waited_seconds = 0.0
-        self.stream = stream
+        self.sampler = sampler
         self._reader, self._device, self._starts = reader, device, iter(starts)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" and prefetch_batches else None
         self._deliveries: SimpleQueue[Delivery | BaseException] = SimpleQueue()
@@ -63,7 +63,7 @@ class DataLoader:
             self._thread = threading.Thread(target=self._deliver_all, name="gptmill-feed", daemon=True)
             self._thread.start()
 
-    def take(self, is_stopped: Callable[[], bool] = lambda: False) -> Rows:
+    def next_batch(self, is_stopped: Callable[[], bool] = lambda: False) -> Rows:
         """The next micro-batch's rows, for the current stream of the device. Raises what went wrong in reading them.
 
         Raises FeedStoppedError where the wish to stop comes while it waits: a shard may be minutes away.
@@ -119,13 +119,13 @@ class DataLoader:
 
     def _announce(self, start: int) -> None:
         """Tells the reader what comes next, whenever that changes."""
-        upcoming = self.stream.list_next_shards(start)
+        upcoming = self.sampler.list_next_shards(start)
         if upcoming != self._upcoming:
             self._upcoming = upcoming
             self._reader.prefetch(upcoming)
 
     def _deliver(self, start: int) -> Delivery:
-        places = self.stream.find(start)
+        places = self.sampler.find(start)
         if self._copies is None:
             return Delivery(self._reader.read(places).to(self._device), None)
         with torch.cuda.stream(self._copies):
@@ -135,10 +135,14 @@ class DataLoader:
 
 @contextmanager
 def open_data_loader(
-    stream: Stream, reader: Reader, device: torch.device, starts: Iterable[int], prefetch_batches: int = READ_AHEAD
+    sampler: Sampler,
+    reader: Reader,
+    device: torch.device,
+    starts: Iterable[int],
+    prefetch_batches: int = PREFETCH_BATCHES,
 ) -> Iterator[DataLoader]:
     """A feed that is closed at the end, whatever ends it."""
-    loader = DataLoader(stream, reader, device, starts, prefetch_batches)
+    loader = DataLoader(sampler, reader, device, starts, prefetch_batches)
     try:
         yield loader
     finally:

@@ -48,7 +48,7 @@ def load_on_device(corpora: Corpora, device: torch.device) -> OnDeviceReader:
     for shards in corpora.shards:
         if hasattr(shards.train, "prefetch"):
             raise UserError(
-                f"data_on_device keeps whole corpora, and the shards of {shards.address} come from elsewhere; "
+                f"data_on_device keeps whole corpora, and the shards of {shards.location} come from elsewhere; "
                 f"copy them to this machine or leave it out"
             )
     # Other projects' files may be wider than their tokens need.
@@ -64,7 +64,7 @@ def load_on_device(corpora: Corpora, device: torch.device) -> OnDeviceReader:
         firsts.append(place + np.cumsum(sizes) - sizes)
         for shard, array in enumerate(shards.train):
             if (largest := int(array.max())) >= corpora.tokenizer.vocab_size:
-                where = f"shard {shard} of {shards.address}"
+                where = f"shard {shard} of {shards.location}"
                 raise make_vocabulary_error(where, largest, corpora.tokenizer.vocab_size)
             closed = np.append(array.astype(dtype), np.array(corpora.tokenizer.end_of_text, dtype=dtype))
             signed = closed.view(np.int16 if dtype == "uint16" else np.int32)

@@ -1,6 +1,6 @@
 """What a run is trained on, by running number: pure arithmetic, no tokens are read here.
 
-A stream counts in units: windows, or groups of whole documents. Its whole state is the number of units read.
+A sampler counts in units: windows, or groups of whole documents. Its whole state is the number of units read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gptmill.data.shards.scores import read_scores
 SHARDS_AHEAD = 3
 
 
-class Stream(Protocol):
+class Sampler(Protocol):
     """The training data of a run. An epoch has as many units as all corpora hold together."""
 
     samples_per_epoch: int
@@ -110,7 +110,7 @@ class DocumentSampler:
         return [[] for _ in self._groups]
 
 
-def build_sampler(config: RunConfig, corpora: Corpora) -> Stream:
+def build_sampler(config: RunConfig, corpora: Corpora) -> Sampler:
     """Raises UserError for data that cannot be read as the config asks."""
     data, seed, context_length = config.data, config.training.seed, config.model.context_length
     for shards in corpora.shards:
@@ -125,14 +125,14 @@ def build_sampler(config: RunConfig, corpora: Corpora) -> Stream:
             sizes = shards.cut(shards.train, context_length).lengths
             pieces = cut_documents(sizes, shards.train_starts, context_length)
             groups.append(DocumentGroups(pieces, context_length, budget, seed, corpus))
-        return DocumentSampler(groups, corpora.shares)
+        return DocumentSampler(groups, corpora.mixture)
     windows = [shards.cut(shards.train, context_length) for shards in corpora.shards]
     orders = [
         _build_order(data, seed, corpus, shards, part)
         for corpus, (shards, part) in enumerate(zip(corpora.shards, windows, strict=True))
     ]
     shifts = [WindowOffset(part, seed, corpus) for corpus, part in enumerate(windows)] if data.shift_windows else None
-    return WindowSampler(windows, orders, corpora.shares, config.training.mini_batch_size, shifts)
+    return WindowSampler(windows, orders, corpora.mixture, config.training.mini_batch_size, shifts)
 
 
 def _build_order(data: DataConfig, seed: int, corpus: int, shards: TokenShards, windows: SplitWindows) -> Order:
@@ -150,7 +150,7 @@ def _check_long_enough(shards: TokenShards, windows: SplitWindows, name: str, ad
     if windows.num_windows == 0:
         longest = windows.lengths.max(initial=0)
         raise UserError(
-            f"the {name} split of {shards.address} has {longest:,} tokens, less than one window of context_length + 1 "
+            f"the {name} split of {shards.location} has {longest:,} tokens, less than one window of context_length + 1 "
             f"= {windows.context_length + 1:,}; {advice} or a smaller --context_length"
         )
 
@@ -160,6 +160,6 @@ def _check_can_jump(shards: TokenShards, data: DataConfig) -> None:
     jumps = data.documents == "whole" or data.order in ("shuffle", "curriculum")
     if jumps and not getattr(shards.train, "holds_all", True):
         raise UserError(
-            f"the shards of {shards.address} do not all fit in their cache, and this order jumps between them; "
+            f"the shards of {shards.location} do not all fit in their cache, and this order jumps between them; "
             f"use --order shards with documents packed or masked, or a larger cache"
         )

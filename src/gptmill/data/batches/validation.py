@@ -12,7 +12,7 @@ class ValWindows:
     """`num_chosen` windows in a fixed order, at most as many as were asked for and as the shares allow."""
 
     def __init__(self, corpora: Corpora, context_length: int, wanted: int) -> None:
-        self._shares = corpora.shares
+        self._shares = corpora.mixture
         self._windows = [shards.cut(shards.val, context_length) for shards in corpora.shards]
         tokenizer = corpora.tokenizer
         self._reader = HostReader(

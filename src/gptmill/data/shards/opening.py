@@ -79,7 +79,7 @@ class TokenShards:
     from afar its cache. `train_starts` and `val_starts` have the places in each shard at which documents start.
     """
 
-    address: str
+    location: str
     folder: Path
     manifest: Manifest
     tokenizer: Tokenizer

@@ -83,8 +83,8 @@ def read_windows(
     windows = shards.cut(reader.tokens, context_length)
     if not 0 <= first < windows.num_windows:
         raise UserError(
-            f"the {split} split of {shards.address} has windows 0 to {windows.num_windows - 1:,} of {context_length:,} "
-            f"tokens, and none of number {first:,}; give a smaller --window or --context_length"
+            f"the {split} split of {shards.location} has windows 0 to {windows.num_windows - 1:,} of "
+            f"{context_length:,} tokens, and none of number {first:,}; give a smaller --window or --context_length"
         )
     chosen = np.arange(first, min(first + count, windows.num_windows), dtype=np.int64)
     for shard, start in zip(*windows.locate(chosen), strict=True):

@@ -60,7 +60,7 @@ def print_info(place: str, request: DataRequest) -> int:
 
 def verify(place: str, request: DataRequest) -> int:
     from gptmill.cli.progress import show_amount
-    from gptmill.data.shards.remote_folder import is_remote
+    from gptmill.data.remote_fs import is_remote
     from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
     from gptmill.data.shards.verification import verify_corpus
 

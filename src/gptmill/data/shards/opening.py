@@ -16,6 +16,7 @@ import numpy as np
 
 from gptmill.config.errors import UserError
 from gptmill.data.files import hash_file
+from gptmill.data.remote_fs import is_remote
 from gptmill.data.shards.arrays import (
     IndexArray,
     LazyArrays,
@@ -26,7 +27,6 @@ from gptmill.data.shards.arrays import (
     find_array,
 )
 from gptmill.data.shards.external_formats import find_external_files, open_external
-from gptmill.data.shards.remote_folder import is_remote
 from gptmill.data.shards.remote_shards import CACHE_BYTES, open_remote
 from gptmill.data.shards.shard_manifest import DOCUMENTS_DIR, Manifest, Split, read_manifest
 from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
@@ -112,8 +112,8 @@ def open_shards(
     """
     if is_remote(place):
         remote = open_remote(place, cache_dir, cache_bytes)
-        tokenizer = restore_expected_tokenizer(remote.manifest, remote.address, expected_tokenizer)
-        return TokenShards(remote.address, remote.folder, remote.manifest, tokenizer, **remote.arrays)
+        tokenizer = restore_expected_tokenizer(remote.manifest, remote.uri, expected_tokenizer)
+        return TokenShards(remote.uri, remote.folder, remote.manifest, tokenizer, **remote.arrays)
     folder = Path(place)
     if not (folder / MANIFEST_NAME).exists() and find_external_files(folder):
         foreign = open_external(folder, expected_tokenizer)

@@ -30,7 +30,7 @@ class RemoteShards(LazyArrays):
     """Arrays far away. Opening one waits until it is here; `prefetch` says what comes next, so that it is by then."""
 
     def __init__(self, files: Sequence[RemoteFile], cache: ShardCache) -> None:
-        super().__init__([f"{cache.address}/{file.name}" for file in files])
+        super().__init__([f"{cache.uri}/{file.name}" for file in files])
         self._files = files
         self._cache = cache
 
@@ -58,7 +58,7 @@ class RemoteShards(LazyArrays):
 class RemoteCorpus:
     """A corpus of which nothing but the manifest has been fetched. `folder` is its cache."""
 
-    address: str
+    uri: str
     folder: Path
     manifest: Manifest
     arrays: dict[str, RemoteShards]
@@ -67,22 +67,22 @@ class RemoteCorpus:
 def open_remote(place: Path | str, cache_dir: Path | None, cache_bytes: int) -> RemoteCorpus:
     """Raises UserError where there is no corpus at the address, or the cache cannot hold two of its shards."""
     remote = RemoteFolder(place)
-    folder = (cache_dir or find_cache_dir()) / "shards" / hashlib.sha256(remote.address.encode()).hexdigest()[:16]
+    folder = (cache_dir or find_cache_dir()) / "shards" / hashlib.sha256(remote.uri.encode()).hexdigest()[:16]
     manifest = _fetch_manifest(remote, folder)
     files: dict[str, list[RemoteFile]] = {}
     for name, split in (("train", manifest.train), ("val", manifest.val)):
         files |= _list_files(name, split, np.dtype(manifest.dtype))
     everything = [file for listed in files.values() for file in listed]
     if not all(SHA256.fullmatch(file.sha256) for file in everything):
-        raise UserError(f"{remote.address}/{MANIFEST_NAME} has checksums that are none; upload the corpus again")
+        raise UserError(f"{remote.uri}/{MANIFEST_NAME} has checksums that are none; upload the corpus again")
     needed_bytes = 2 * max((file.size_bytes for file in everything), default=0)  # one in use, one on its way
     if cache_bytes < needed_bytes:
         raise UserError(
-            f"a cache of {cache_bytes:,} bytes does not hold two shards of {remote.address}; allow {needed_bytes:,}"
+            f"a cache of {cache_bytes:,} bytes does not hold two shards of {remote.uri}; allow {needed_bytes:,}"
         )
     cache = ShardCache(remote, folder, cache_bytes, everything)
     arrays = {name: RemoteShards(listed, cache) for name, listed in files.items()}
-    return RemoteCorpus(remote.address, folder, manifest, arrays)
+    return RemoteCorpus(remote.uri, folder, manifest, arrays)
 
 
 def _list_files(name: str, split: Split, dtype: np.dtype[Any]) -> dict[str, list[RemoteFile]]:
@@ -106,7 +106,7 @@ def _fetch_manifest(remote: RemoteFolder, folder: Path) -> Manifest:
             try:
                 manifest = read_manifest(Path(fresh))
             except UserError as error:
-                raise UserError(str(error).replace(fresh, remote.address)) from None
+                raise UserError(str(error).replace(fresh, remote.uri)) from None
             (Path(fresh) / MANIFEST_NAME).replace(folder / MANIFEST_NAME)
     except OSError as error:
         raise UserError(

@@ -54,7 +54,7 @@ class ShardCache:
     """Remote files as local arrays: fetched when opened, or ahead of it in the background."""
 
     def __init__(self, remote: RemoteFolder, folder: Path, max_bytes: int, files: Sequence[RemoteFile]) -> None:
-        self.address = remote.address
+        self.uri = remote.uri
         self.holds_all = sum(file.size_bytes for file in files) <= max_bytes
         self._remote = remote
         self._folder = folder
@@ -99,7 +99,7 @@ class ShardCache:
             stored, found = None, str(error)
         if stored is None or (stored.dtype, stored.length) != (file.dtype, file.length):
             raise UserError(
-                f"{self.address}/{file.name} holds {found}, its manifest says {file.dtype} ({file.length},); "
+                f"{self.uri}/{file.name} holds {found}, its manifest says {file.dtype} ({file.length},); "
                 f"upload the corpus again"
             )
         self._pool.open(stored)

@@ -32,8 +32,8 @@ SAMPLER = WindowSampler([WINDOWS], [Shuffle(50, 1)], ONE, 4)
 READER = make_reader(WINDOWS)
 
 
-def count_feed_threads() -> int:
-    return sum(thread.name == "gptmill-feed" for thread in threading.enumerate())
+def count_loader_threads() -> int:
+    return sum(thread.name == "gptmill-data-loader" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(("first", "stride"), [(0, 4), (12, 8), (1000, 4)])
@@ -42,7 +42,7 @@ def test_rows_come_in_the_order_of_their_numbers(first: int, stride: int) -> Non
         for turn in range(30):
             expected = READER.read(SAMPLER.find(first + turn * stride))
             assert torch.equal(loader.next_batch().tokens, expected.tokens)
-    assert count_feed_threads() == 0
+    assert count_loader_threads() == 0
 
 
 class SlowReader(HostReader):
@@ -83,7 +83,7 @@ def test_a_feed_reads_ahead_only_so_far(prefetch_batches: int) -> None:
 def test_a_feed_that_reads_nothing_ahead_has_no_thread_and_gives_the_same_rows() -> None:
     reader: Any = make_slow()
     with open_data_loader(SAMPLER, reader, CPU, count(8, 4), 0) as loader:
-        assert count_feed_threads() == 0
+        assert count_loader_threads() == 0
         for turn in range(5):
             assert type(reader).reads == turn
             assert torch.equal(loader.next_batch().tokens, READER.read(SAMPLER.find(8 + turn * 4)).tokens)
@@ -105,7 +105,7 @@ def test_what_goes_wrong_in_reading_reaches_the_loop_in_its_turn() -> None:
         for _ in range(2):
             with pytest.raises(UserError, match="the disk is gone"):
                 loader.next_batch()
-    assert count_feed_threads() == 0
+    assert count_loader_threads() == 0
 
 
 def test_the_wish_to_stop_ends_a_wait_for_data() -> None:
@@ -134,7 +134,7 @@ def test_an_error_in_the_loop_leaves_no_thread(taken: int) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         train()
-    assert count_feed_threads() == 0
+    assert count_loader_threads() == 0
 
 
 def test_the_wait_for_data_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ class Remote(tuple[np.ndarray, ...]):
     """Shards that come from elsewhere, and remember what they were told."""
 
     told: list[list[int]]
-    holds_all = False
+    fits_in_cache = False
 
     def prefetch(self, upcoming: list[int]) -> None:
         self.told.append(upcoming)

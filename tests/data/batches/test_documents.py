@@ -55,7 +55,7 @@ def test_an_epoch_of_groups_holds_every_piece_once(
     pieces = cut_documents(*split_into_shards(lengths, 10**6), longest)
     groups = DocumentGroups(pieces, longest, rows * longest, seed)
     seen: Counter[int] = Counter()
-    for number in range(epoch * groups.num_domains, (epoch + 1) * groups.num_domains):
+    for number in range(epoch * groups.num_groups, (epoch + 1) * groups.num_groups):
         chosen, width, count = groups.find(number)
         assert width in list_widths(longest)
         assert count == rows * longest // width
@@ -72,7 +72,7 @@ def test_epochs_seeds_and_corpora_have_orders_of_their_own() -> None:
     for seed, corpus in ((1, 0), (2, 0), (1, 1)):
         groups = DocumentGroups(pieces, 64, 4 * 64, seed, corpus)
         for epoch in range(2):
-            numbers = range(epoch * groups.num_domains, (epoch + 1) * groups.num_domains)
+            numbers = range(epoch * groups.num_groups, (epoch + 1) * groups.num_groups)
             orders.append(np.concatenate([groups.find(number)[0] for number in numbers]))
     for first, order in enumerate(orders):
         assert all((order == other).mean() < 0.05 for other in orders[:first])

@@ -125,7 +125,7 @@ def test_bytes_as_tokens_can_be_asked_for(tmp_path: Path) -> None:
 def test_tokens_of_another_vocabulary_are_noticed_when_read(tmp_path: Path) -> None:
     write_layout(tmp_path, "nanoGPT")
     shards = open_shards(tmp_path, "byte")
-    with pytest.raises(UserError, match=r"train\.bin at place .* holds token.*tokenizer"):
+    with pytest.raises(UserError, match=r"train\.bin at position .* holds token.*tokenizer"):
         read_windows(shards.cut(shards.train, 64), np.arange(4), shards.tokenizer.vocab_size)
 
 
@@ -161,13 +161,13 @@ def refuse(folder: Path, write: Callable[[Path], object], name: str = "x_val.bin
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
-        (lambda path: write_llmc(path, make_tokens(1), magic=20240522), "begins with 20240522"),
-        (lambda path: write_raw(path, make_tokens(1)), "begins with"),
+        (lambda path: write_llmc(path, make_tokens(1), magic=20240522), "starts with 20240522"),
+        (lambda path: write_raw(path, make_tokens(1)), "starts with"),
         (lambda path: write_llmc(path, make_tokens(1), version=2), "version 2, not 1"),
-        (lambda path: write_llmc(path, make_tokens(1), excess=1), "5,001 tokens by its header make 11,026 bytes"),
+        (lambda path: write_llmc(path, make_tokens(1), excess=1), "implies 5,001 tokens in 11,026 bytes"),
         (lambda path: write_llmc(path, make_tokens(1), excess=-1), "4,999 tokens"),
         (lambda path: path.write_bytes(b"\x88\xd8\x34\x01"), "version 0"),
-        (lambda path: path.write_bytes(b""), "begins with 0"),
+        (lambda path: path.write_bytes(b""), "starts with 0"),
         (lambda path: write_llmc(path, make_tokens(1)[:0]), "no token"),
     ],
     ids=["eval", "no_header", "version", "short", "long", "torn", "empty", "no_tokens"],
@@ -222,14 +222,14 @@ def test_a_missing_split_is_named(layout: str, missing: str, tmp_path: Path) -> 
 )
 def test_files_of_several_kinds_are_not_mixed(write: Write, name: str, tmp_path: Path) -> None:
     message = refuse(tmp_path, lambda path: write(path, make_tokens(1)), name)
-    assert "several kinds" in message
+    assert "several formats" in message
     assert name in message
     assert "x_train.bin" in message
 
 
 def test_tokens_of_several_widths_are_not_mixed(tmp_path: Path) -> None:
     wide = make_tokens(1).astype(np.uint32)
-    assert "several kinds" in refuse(tmp_path, lambda path: write_llmc(path, wide, magic=20240801, version=7))
+    assert "several formats" in refuse(tmp_path, lambda path: write_llmc(path, wide, magic=20240801, version=7))
 
 
 def test_a_folder_without_token_files_holds_none(tmp_path: Path) -> None:

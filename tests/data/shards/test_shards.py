@@ -97,14 +97,14 @@ def test_a_token_outside_the_vocabulary_is_refused_with_its_place() -> None:
     windows = SplitWindows(arrays, 2)
     assert read_windows(windows, np.arange(7), vocab_size=7).max() == 6
     assert read_windows(windows, np.arange(6), vocab_size=6).max() == 4
-    with pytest.raises(UserError, match=r"shard 1 at place 6 holds token 6"):
+    with pytest.raises(UserError, match=r"shard 1 at position 6 holds token 6"):
         read_windows(windows, np.array([6, 0, 5]), vocab_size=6)
 
 
 def test_a_strange_token_is_told_with_the_name_of_its_file(folder: Path) -> None:
     shards = open_shards(folder)
     windows = shards.cut(shards.train, 16)
-    with pytest.raises(UserError, match=r"train_000001\.npy at place \d+ holds token \d+.*vocabulary of 3"):
+    with pytest.raises(UserError, match=r"train_000001\.npy at position \d+ holds token \d+.*vocabulary of 3"):
         read_windows(windows, windows.counts[:1], vocab_size=3)
 
 

@@ -27,7 +27,7 @@ from gptmill.config.requests import PrepareRequest
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards import remote_folder
 from gptmill.data.shards.opening import TokenShards, holds_shards, open_shards
-from gptmill.data.shards.shard_cache import ROOM_LOCK, hold_lock
+from gptmill.data.shards.shard_cache import SPACE_LOCK, hold_lock
 
 URI = "memory://bucket/corpus"
 SHARD_TOKENS = 3000
@@ -94,7 +94,7 @@ def store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 def join_prefetch() -> None:
     """Waits until the background prefetch is idle."""
     for thread in threading.enumerate():
-        if thread.name == "gptmill-read-ahead":
+        if thread.name == "gptmill-prefetch":
             thread.join(WAIT_SECONDS)
             assert not thread.is_alive()
 
@@ -105,7 +105,7 @@ def list_all(shards: TokenShards) -> list[list[int]]:
 
 
 def measure_cache(shards: TokenShards) -> int:
-    with hold_lock(shards.folder / ROOM_LOCK):
+    with hold_lock(shards.folder / SPACE_LOCK):
         return sum(path.stat().st_size for path in shards.folder.iterdir() if path.suffix in (".npy", ".partial"))
 
 
@@ -186,7 +186,7 @@ def test_the_cache_is_where_it_is_asked_for(
 def test_the_cache_never_exceeds_its_limit(folder: Path, store: Store) -> None:
     bound = 5 * SHARD_BYTES // 2
     here, there = open_shards(folder), open_shards(URI, cache_bytes=bound)
-    assert not there.train.holds_all  # type: ignore[attr-defined]
+    assert not there.train.fits_in_cache  # type: ignore[attr-defined]
     sizes: list[int] = []
     store.on_fetch = lambda _name, _path: sizes.append(measure_cache(there))
     for _ in range(2):
@@ -203,7 +203,7 @@ def test_the_cache_never_exceeds_its_limit(folder: Path, store: Store) -> None:
 
 def test_a_cache_large_enough_for_all_shards_keeps_them(store: Store) -> None:
     shards = open_shards(URI)
-    assert shards.train.holds_all  # type: ignore[attr-defined]
+    assert shards.train.fits_in_cache  # type: ignore[attr-defined]
     for _ in range(2):
         list_all(shards)
     assert set(Counter(store.list_fetched()).values()) == {1}

@@ -69,7 +69,7 @@ def change_array(folder: Path, name: str, change: Callable[[np.ndarray], Any]) -
 def test_a_token_outside_the_vocabulary_is_told_with_its_place(folder: Path) -> None:
     change_array(folder, "train_000001.npy", lambda array: array.__setitem__([777, 900], 300))
     (problem,) = verify(folder)
-    assert problem.endswith("train_000001.npy holds token 300 at place 777, outside the vocabulary of 257")
+    assert problem.endswith("train_000001.npy holds token 300 at position 777, outside the vocabulary of 257")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_token_files_of_other_projects_are_checked_as_far_as_they_can_be(
     assert verify(tmp_path) == []
     problems = verify(tmp_path, "byte")
     assert [problem.partition(",")[0] for problem in problems] == [
-        f"{tmp_path / name} holds token 257 at place 257" for name in ("train.bin", "val.bin")
+        f"{tmp_path / name} holds token 257 at position 257" for name in ("train.bin", "val.bin")
     ]
     (tmp_path / "val.bin").write_bytes(b"abc")
     (problem,) = verify(tmp_path)

@@ -1,4 +1,4 @@
-"""Several corpora in one run: each has its own order, its own place, and its own share of validation."""
+"""Several corpora in one run: each has its own order, its own position, and its own share of validation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXTS = [("abc " * 100)[: 5 + 37 * number % 301] for number in range(400)]
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
-    """The same text twice: only the corpus' number can tell their orders apart."""
+    """The same text twice: only the index of the corpus distinguishes their orders."""
     folder: Path = tmp_path_factory.mktemp("twins")
     parts = tuple(prepare(folder / name, TEXTS, shard_tokens=2000) for name in "ab")
     for part in parts:
@@ -43,30 +43,30 @@ def test_corpora_of_a_mixture_have_orders_of_their_own(twins: Corpora, fields: d
     read: tuple[list[tuple[int, int]], ...] = ([], [])
     first = epoch * sampler.samples_per_epoch
     for start in range(first, first + min(400, sampler.samples_per_epoch), sampler.samples_per_batch):
-        places = sampler.find(start)
-        for corpus, shard, place in zip(places.corpora, places.shards, places.starts, strict=True):
+        locations = sampler.find(start)
+        for corpus, shard, place in zip(locations.corpora, locations.shards, locations.starts, strict=True):
             read[corpus].append((int(shard), int(place)))
     size = min(map(len, read))
     same = sum(one == other for one, other in zip(read[0][:size], read[1][:size], strict=True))
     assert same < size / 2
 
 
-def test_shards_ahead_in_a_mixture_are_those_of_each_corpus_own_place(twins: Corpora) -> None:
+def test_upcoming_shards_follow_the_position_of_each_corpus(twins: Corpora) -> None:
     sampler = build_sampler(make_config(order="sequential"), twins)
     for start in range(0, sampler.samples_per_epoch, 4):
-        places, ahead = sampler.find(start), sampler.list_next_shards(start)
+        locations, ahead = sampler.find(start), sampler.list_next_shards(start)
         for corpus in range(2):
-            assert ahead[corpus][0] == places.shards[places.corpora == corpus][0]
+            assert ahead[corpus][0] == locations.shards[locations.corpora == corpus][0]
 
 
-def test_resident_tokens_outside_the_vocabulary_are_refused(twins: Corpora) -> None:
+def test_an_on_device_dataset_refuses_tokens_outside_the_vocabulary(twins: Corpora) -> None:
     shards = replace(twins.shards[0], train=(np.array([1, 2, 257], dtype=np.uint16),))
     with pytest.raises(UserError, match="token 257"):
         load_on_device(Corpora((shards,)), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("wide_first", [False, True])
-def test_resident_tokens_may_come_in_two_widths(twins: Corpora, wide_first: bool) -> None:
+def test_an_on_device_dataset_may_mix_token_widths(twins: Corpora, wide_first: bool) -> None:
     one, two = twins.shards
     wide = replace(
         two,
@@ -114,9 +114,9 @@ def test_every_row_of_a_mixture_names_its_corpus_wherever_its_tokens_are(twins: 
 
 def test_rows_of_a_single_corpus_name_none(twins: Corpora) -> None:
     alone = Corpora(twins.shards[:1])
-    places = build_sampler(make_config(), alone).find(0)
+    locations = build_sampler(make_config(), alone).find(0)
     for reader in (make_train_reader(alone), load_on_device(alone, CPU)):
-        assert make_batch(reader.read(places), -100).groups is None
+        assert make_batch(reader.read(locations), -100).groups is None
     assert ValWindows(alone, 16, 4).read(0, 4).corpora is None
 
 
@@ -140,8 +140,8 @@ def test_validation_counts_the_windows_of_each_corpus(twins: Corpora) -> None:
     assert sum(chosen.counts) == chosen.num_chosen == 10
 
 
-def test_scores_made_anew_are_another_order(twins: Corpora) -> None:
-    """A run must not go on by them: half of its windows would come twice."""
+def test_recomputed_scores_are_another_order(twins: Corpora) -> None:
+    """A run must not resume with them: half of its windows would come twice."""
     scored = replace(twins, score="length")
     before = scored.sha256
     assert before != twins.sha256

@@ -46,14 +46,14 @@ def score_windows(windows: SplitWindows, starts: Sequence[IndexArray], scores: S
     """Returns for each window the mean over its tokens of the scores of their documents."""
     parts: list[NDArray[np.float64]] = []
     num_before = 0  # documents that start in earlier shards
-    for size, own, count in zip(windows.lengths, starts, windows.counts, strict=True):
+    for size, shard_starts, count in zip(windows.lengths, starts, windows.counts, strict=True):
         # Unless a document starts at position 0, the shard begins with the rest of an earlier one.
-        is_continued = not len(own) or own[0] != 0
-        bounds = np.concatenate([[0] if is_continued else [], own, [size]]).astype(np.int64)
-        own_scores = scores[num_before - is_continued : num_before + len(own)].astype(np.float64)
+        is_continued = not len(shard_starts) or shard_starts[0] != 0
+        bounds = np.concatenate([[0] if is_continued else [], shard_starts, [size]]).astype(np.int64)
+        own_scores = scores[num_before - is_continued : num_before + len(shard_starts)].astype(np.float64)
         # The cumulative score is linear in the position between document bounds.
         sums = np.concatenate([[0.0], np.cumsum(own_scores * np.diff(bounds))])
         edges = np.arange(count + 1) * windows.context_length
         parts.append(np.diff(np.interp(edges, bounds, sums)) / windows.context_length)
-        num_before += len(own)
+        num_before += len(shard_starts)
     return np.concatenate(parts)

@@ -30,19 +30,19 @@ class Pieces:
 def cut_documents(sizes: IndexArray, starts: Sequence[IndexArray], longest: int) -> Pieces:
     """Splits all documents into pieces of at most `longest` tokens; `sizes` and `starts` are those of the shards."""
     parts: list[tuple[NDArray[np.int32], IndexArray, IndexArray]] = []
-    for shard, (size, own) in enumerate(zip(sizes, starts, strict=True)):
+    for shard, (size, shard_starts) in enumerate(zip(sizes, starts, strict=True)):
         later = starts[shard + 1] if shard + 1 < len(starts) else np.zeros(1, dtype=np.int64)
         is_continued = not len(later) or later[0] != 0
         # The last token before a document continues in the next shard is a target only.
         end = size - 1 if is_continued else size
-        bounds = np.concatenate([[0], own[(own > 0) & (own < end)], [end]]).astype(np.int64)
+        bounds = np.concatenate([[0], shard_starts[(shard_starts > 0) & (shard_starts < end)], [end]]).astype(np.int64)
         lengths = np.diff(bounds)
         counts = -(-lengths // longest)
         offsets = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * longest
-        first, whole = np.repeat(bounds[:-1], counts), np.repeat(lengths, counts)
-        parts.append((np.full(len(offsets), shard, np.int32), first + offsets, np.minimum(longest, whole - offsets)))
-    shards, firsts, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Pieces(shards, firsts, lengths)
+        firsts, totals = np.repeat(bounds[:-1], counts), np.repeat(lengths, counts)
+        parts.append((np.full(len(offsets), shard, np.int32), firsts + offsets, np.minimum(longest, totals - offsets)))
+    shards, piece_starts, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Pieces(shards, piece_starts, lengths)
 
 
 class DocumentGroups:

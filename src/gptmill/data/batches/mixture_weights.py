@@ -22,8 +22,8 @@ class MixtureWeights:
 
     def __init__(self, weights: Sequence[Fraction]) -> None:
         scale = math.lcm(*(weight.denominator for weight in weights))
-        whole = [int(weight * scale) for weight in weights]
-        self.weights = tuple(weight // math.gcd(*whole) for weight in whole)
+        integers = [int(weight * scale) for weight in weights]
+        self.weights = tuple(weight // math.gcd(*integers) for weight in integers)
         self._total = sum(self.weights)
         period = math.lcm(*self.weights)
         self._strides = [period // weight for weight in self.weights]

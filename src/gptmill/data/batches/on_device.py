@@ -26,8 +26,8 @@ class OnDeviceReader:
     def read(self, locations: RowLocations) -> Rows:
         starts = np.empty_like(locations.starts)
         for corpus in np.unique(locations.corpora):
-            own = locations.corpora == corpus
-            starts[own] = self._firsts[corpus][locations.shards[own]] + locations.starts[own]
+            mask = locations.corpora == corpus
+            starts[mask] = self._firsts[corpus][locations.shards[mask]] + locations.starts[mask]
         sent = Rows(torch.from_numpy(starts), *make_row_tensors(locations, len(self._firsts))).to(self._tokens.device)
         steps = torch.arange(locations.width + 1, device=self._tokens.device)
         indices = (sent.tokens[:, None] + steps).clamp_(max=len(self._tokens) - 1)

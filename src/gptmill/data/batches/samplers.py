@@ -63,11 +63,11 @@ class WindowSampler:
         corpora, numbers = self._mixture.assign(start, self.samples_per_batch)
         shards, starts = np.empty_like(numbers), np.empty_like(numbers)
         for corpus in np.unique(corpora):
-            own = corpora == corpus
-            found = self._orders[corpus].find(numbers[own])
-            shards[own], starts[own] = self._windows[corpus].locate(found)
+            mask = corpora == corpus
+            found = self._orders[corpus].find(numbers[mask])
+            shards[mask], starts[mask] = self._windows[corpus].locate(found)
             if self._offsets is not None:
-                starts[own] = self._offsets[corpus].apply(shards[own], starts[own], numbers[own])
+                starts[mask] = self._offsets[corpus].apply(shards[mask], starts[mask], numbers[mask])
         return RowLocations(corpora, shards, starts, self._context_length)
 
     def count_targets(self, start: int, size: int) -> int:  # noqa: ARG002

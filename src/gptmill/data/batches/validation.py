@@ -30,9 +30,9 @@ class ValWindows:
         corpora[beyond] = numbers[beyond] = 0
         shards, starts = np.zeros_like(numbers), np.zeros_like(numbers)
         for corpus, windows in enumerate(self._windows):
-            own = (corpora == corpus) & ~beyond
-            spread = numbers[own] * windows.num_windows // max(1, self.counts[corpus])
-            shards[own], starts[own] = windows.locate(spread)
+            mask = (corpora == corpus) & ~beyond
+            spread = numbers[mask] * windows.num_windows // max(1, self.counts[corpus])
+            shards[mask], starts[mask] = windows.locate(spread)
         lengths = np.where(beyond, 0, self.context_length).astype(np.int64)
         return self._reader.read(RowLocations(corpora, shards, starts, self.context_length, lengths))
 

@@ -73,5 +73,5 @@ def score_by_length(shards: TokenShards) -> ScoreArray:
     """Returns the tokens in each training document, including the end_of_text that starts it."""
     sizes = np.array([shard.tokens for shard in shards.manifest.train.shards], dtype=np.int64)
     firsts = np.cumsum(sizes) - sizes
-    starts = [first + own for first, own in zip(firsts, shards.train_starts, strict=True)]
+    starts = [first + shard_starts for first, shard_starts in zip(firsts, shards.train_starts, strict=True)]
     return np.diff(np.concatenate([*starts, [sizes.sum()]])).astype(np.float32)

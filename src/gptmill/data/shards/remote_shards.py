@@ -41,7 +41,7 @@ class RemoteShards(LazyArrays):
     @property
     def fits_in_cache(self) -> bool:
         """Whether the cache can hold the whole corpus, so that nothing is fetched twice."""
-        return self._cache.fits_in_cache
+        return self._cache.can_hold_all
 
     def prefetch(self, upcoming: Sequence[int]) -> None:
         """Fetches shards in the background, in this order, as far as the cache has space.

@@ -55,7 +55,7 @@ class ShardCache:
 
     def __init__(self, remote: RemoteFolder, folder: Path, max_bytes: int, files: Sequence[RemoteFile]) -> None:
         self.uri = remote.uri
-        self.fits_in_cache = sum(file.size_bytes for file in files) <= max_bytes
+        self.can_hold_all = sum(file.size_bytes for file in files) <= max_bytes
         self._remote = remote
         self._folder = folder
         self._max_bytes = max_bytes
@@ -72,7 +72,7 @@ class ShardCache:
     def open(self, file: RemoteFile, owner: object) -> NDArray[Any]:
         """Returns the array. Each `owner` reads one file at a time; prefetching does not evict that file."""
         path = self._folder / file.local_name
-        if self.fits_in_cache and (array := self._pool.find(str(path))) is not None:
+        if self.can_hold_all and (array := self._pool.find(str(path))) is not None:
             return array  # nothing is ever evicted: no bookkeeping needed
         if self._open_files.get(owner) != file:
             with self._lock:

@@ -47,19 +47,19 @@ def main() -> None:
 def make_reading(arrays: MappedArrays, context_length: int) -> tuple[WindowSampler, HostReader]:
     """What training reads a single corpus with."""
     windows = SplitWindows(arrays, context_length)
-    stream = WindowSampler([windows], [Shuffle(windows.num_windows, SEED)], MixtureWeights((Fraction(1),)), BATCH)
-    return stream, HostReader([arrays], 0, VOCAB_SIZE)
+    sampler = WindowSampler([windows], [Shuffle(windows.num_windows, SEED)], MixtureWeights((Fraction(1),)), BATCH)
+    return sampler, HostReader([arrays], 0, VOCAB_SIZE)
 
 
 def measure_speed(folder: Path) -> None:
     arrays = make_shards(folder)
     print(f"{NUM_SHARDS} shards of {SHARD_TOKENS:,} tokens, batches of {BATCH} windows, shuffled")
     for context_length in (256, 1024):
-        stream, reader = make_reading(arrays, context_length)
+        sampler, reader = make_reading(arrays, context_length)
         steps: dict[str, Callable[[int], object]] = {
-            "places": lambda number: stream.find(number * BATCH),  # noqa: B023
-            "rows": lambda number: reader.read(stream.find(number * BATCH)),  # noqa: B023
-            "batches": lambda number: make_batch(reader.read(stream.find(number * BATCH)), -100),  # noqa: B023
+            "places": lambda number: sampler.find(number * BATCH),  # noqa: B023
+            "rows": lambda number: reader.read(sampler.find(number * BATCH)),  # noqa: B023
+            "batches": lambda number: make_batch(reader.read(sampler.find(number * BATCH)), -100),  # noqa: B023
         }
         for name, step in steps.items():
             speed = BATCH * context_length * count_per_second(step)
@@ -91,13 +91,14 @@ def measure_memory(folder: Path) -> None:
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)})
         file.truncate(HEADER_BYTES + 2 * tokens)
-    stream, reader = make_reading(MappedArrays([find_array(path)], MapPool()), HUGE_CONTEXT)
+    sampler, reader = make_reading(MappedArrays([find_array(path)], MapPool()), HUGE_CONTEXT)
     print(
-        f"\n{stream.samples_per_epoch:,} windows of {HUGE_CONTEXT} tokens in a sparse file of {2 * tokens / 1e9:.0f} GB"
+        f"\n{sampler.samples_per_epoch:,} windows of {HUGE_CONTEXT} tokens in a sparse file of "
+        f"{2 * tokens / 1e9:.0f} GB"
     )
     for batches in (0, 1, 1000, 2000):
         for number in range(batches):
-            reader.read(stream.find(number * 1_000_003))
+            reader.read(sampler.find(number * 1_000_003))
         print(f"after {batches * BATCH:>7,} windows: {describe_memory()}")
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
+from gptmill.data.remote_fs import is_remote
 from gptmill.data.shards.opening import holds_shards
-from gptmill.data.shards.remote_folder import is_remote
 from gptmill.experiments.trials import clean_up_when_ended, open_training
 from gptmill.runs.code_fingerprint import make_code_fingerprint
 

@@ -98,7 +98,7 @@ def test_scores_by_length_and_by_loss_can_be_trained_by(corpus: Path, gptmill: G
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["show", "corpus", "--window", "99999"], "none of number 99,999"),
+        (["show", "corpus", "--window", "99999"], "no window 99,999"),
         (["show", "--run", "nobody", "--step", "1"], "nobody"),
         (["score", "corpus", "--by", "loss"], "add --run RUN"),
         (["info"], "its forms are"),

@@ -77,11 +77,11 @@ def evaluate(corpora: Corpora, num_domains: int, config: RunConfig = CONFIG, ran
 def compute_means(corpora: Corpora, num_windows: int) -> dict[str, float]:
     """The plain way: the chosen windows one by one."""
     windows = ValWindows(corpora, CONTEXT, num_windows)
-    turns, _ = corpora.shares.assign(0, num_windows)
+    turns, _ = corpora.mixture.assign(0, num_windows)
     means = {}
     for corpus, shards in enumerate(corpora.shards):
         rows = [windows.read(number, 1).tokens[0, 1:] for number in range(num_windows) if turns[number] == corpus]
-        means[shards.address] = torch.stack(rows).double().mean().item()
+        means[shards.location] = torch.stack(rows).double().mean().item()
     return means
 
 
@@ -96,7 +96,7 @@ def test_the_loss_of_each_corpus_is_the_mean_over_its_windows(mixture: Corpora, 
 
 def test_all_together_are_the_loss(mixture: Corpora) -> None:
     done = evaluate(mixture, 2)
-    counts = mixture.shares.count(37)
+    counts = mixture.mixture.count(37)
     parts = [count * loss for count, loss in zip(counts, done.by_corpus.values(), strict=True)]
     assert done.val_loss == pytest.approx(sum(parts) / 37)
 
@@ -115,7 +115,7 @@ def test_a_single_corpus_has_no_losses_apart(mixture: Corpora) -> None:
 
 def test_a_corpus_too_light_for_a_window_is_left_out(mixture: Corpora) -> None:
     few = replace(CONFIG, evaluation=EvaluationConfig(eval_tokens=CONTEXT))
-    assert list(evaluate(mixture, 2, few).by_corpus) == [mixture.shards[0].address]
+    assert list(evaluate(mixture, 2, few).by_corpus) == [mixture.shards[0].location]
 
 
 def test_a_model_that_keeps_no_groups_apart_tells_none(mixture: Corpora) -> None:

@@ -102,12 +102,12 @@ def test_a_model_tells_the_losses_of_corpora_apart(model: GPT, shards: TokenShar
     request = PrepareRequest(out=str(tmp_path / "other"), tokenizer="byte", val_fraction=0.2)
     other = open_shards(prepare_corpus([str(tmp_path / "other.txt")], request, lambda _: None)[0])
     mixture = Corpora((shards, other), (Fraction(2), Fraction(1)))
-    counts = mixture.shares.count(37)
+    counts = mixture.mixture.count(37)
     model.loss_config = LossConfig(num_domains=2)
     with torch.no_grad():
         done = ValidationLoss(CONFIG, mixture, World(0, 1, CPU)).evaluate(model, step=3)
     for part, count in zip(mixture.shards, counts, strict=True):
-        assert done.by_corpus[part.address] == pytest.approx(compute_loss(model, part, count), rel=1e-5)
+        assert done.by_corpus[part.location] == pytest.approx(compute_loss(model, part, count), rel=1e-5)
 
 
 def test_the_loss_is_the_same_every_time(model: GPT, shards: TokenShards) -> None:

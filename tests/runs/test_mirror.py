@@ -1,4 +1,4 @@
-"""Checkpoints far away: the tiers as they are here, whole or not there at all, whatever happens to the server."""
+"""The mirror has the same tiers as the run, each complete or absent, whatever happens to the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from gptmill.config.errors import UserError
-from gptmill.runs.checkpoints import mirror as copies
+from gptmill.runs.checkpoints import mirror as mirror_module
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.mirror import Mirror, fetch_checkpoint
 from gptmill.runs.checkpoints.remote_run import RemoteRun
@@ -29,8 +29,8 @@ WAIT_SECONDS = 60
 
 @pytest.fixture(autouse=True)
 def _quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "PAUSES_SECONDS", (0.05,))
-    monkeypatch.setattr(copies, "FETCH_PAUSES_SECONDS", (0.05,))
+    monkeypatch.setattr(mirror_module, "PAUSES_SECONDS", (0.05,))
+    monkeypatch.setattr(mirror_module, "FETCH_PAUSES_SECONDS", (0.05,))
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def memory() -> Iterator[Any]:
 
 
 class Run:
-    """A run that saves, links and offers, as the writer does."""
+    """Saves, links and offers checkpoints, as the background writer does."""
 
-    def __init__(self, folder: Path, copier: Mirror, keep: int = 10) -> None:
+    def __init__(self, folder: Path, mirror: Mirror, keep: int = 10) -> None:
         self.folder = folder
-        self.copier = copier
+        self.mirror = mirror
         self.keep = keep
 
     def save(self, step: int, *tiers: str, seed: int = 0) -> Path:
@@ -56,27 +56,27 @@ class Run:
         tensors = {"model": {"weight": weights}, "optimizer": {"moment": weights + 1}}
         path = save_checkpoint(self.folder, Checkpoint(step, tensors, {"val_loss": 3.0})).path
         names = [f"rolling_step_{step:06d}", *tiers]
-        link_tiers(self.folder, path, names, self.keep, self.copier.is_using)
-        self.copier.offer(path, names, step)
+        link_tiers(self.folder, path, names, self.keep, self.mirror.is_using)
+        self.mirror.offer(path, names, step)
         return path
 
 
 @pytest.fixture
 def open_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    copiers = []
+    mirrors = []
 
-    def open_one(address: str, tiers: str, **options: Any) -> Run:
-        copiers.append(Mirror(address, tiers, "run"))
-        return Run(tmp_path / "checkpoints", copiers[-1], **options)
+    def open_one(uri: str, tiers: str, **options: Any) -> Run:
+        mirrors.append(Mirror(uri, tiers, "run"))
+        return Run(tmp_path / "checkpoints", mirrors[-1], **options)
 
     yield open_one
-    for copier in copiers:
-        copier.close()
+    for mirror in mirrors:
+        mirror.close()
 
 
-def list_far(address: str) -> dict[str, str]:
-    """Each tier over there with the folder it names; and each folder with its files."""
-    files, root = fsspec.core.url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
+def list_remote(uri: str) -> dict[str, str]:
+    """Each remote tier with the folder that it names, and each remote folder with its files."""
+    files, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True)
     found: dict[str, str] = {}
     for path in files.find(root):
         name, _, file = path.removeprefix(root).lstrip("/").partition("/")
@@ -84,12 +84,12 @@ def list_far(address: str) -> dict[str, str]:
     return found
 
 
-WHOLE = " checkpoint.json model.safetensors optimizer.safetensors"
+COMPLETE = " checkpoint.json model.safetensors optimizer.safetensors"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts an S3 server on a port of its own unless it runs already; what it holds goes when it ends."""
+    """Starts an S3 server unless it runs already; its content is lost when it ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -127,22 +127,22 @@ def server() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_chosen_tiers_are_copied_to_s3_and_come_back_bit_for_bit(
+def test_chosen_tiers_are_mirrored_to_s3_and_fetched_bit_for_bit(
     tmp_path: Path, open_run: Callable[..., Run], server: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     server()
     run = open_run("s3://bucket/runs", "best_model,epoch", keep=2)
     run.save(10, "best_model")
-    run.copier.finish(WAIT_SECONDS)
+    run.mirror.finish(WAIT_SECONDS)
     run.save(20, "epoch_00001")
     best = run.save(30, "best_model")
-    run.copier.finish(WAIT_SECONDS)
-    assert run.copier.collect() == []
-    assert list_far("s3://bucket/runs/run") == {
+    run.mirror.finish(WAIT_SECONDS)
+    assert run.mirror.collect() == []
+    assert list_remote("s3://bucket/runs/run") == {
         "best_model": "step_000030",
         "epoch_00001": "step_000020",
-        "step_000020": WHOLE,
-        "step_000030": WHOLE,
+        "step_000020": COMPLETE,
+        "step_000030": COMPLETE,
     }
     fetched = fetch_checkpoint("s3://bucket/runs/run/best_model", tmp_path / "elsewhere")
     assert fetched == tmp_path / "elsewhere/step_000030"
@@ -151,7 +151,7 @@ def test_chosen_tiers_are_copied_to_s3_and_come_back_bit_for_bit(
     assert load_checkpoint(fetched, ("model", "optimizer")).step == 30
 
 
-def test_a_server_that_is_away_for_a_while_gets_everything_when_it_is_back(
+def test_a_server_that_was_down_gets_everything_once_it_is_back(
     open_run: Callable[..., Run], server: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     process = server()
@@ -159,18 +159,18 @@ def test_a_server_that_is_away_for_a_while_gets_everything_when_it_is_back(
     process.kill()
     process.wait()
     run.save(10, "milestone_step_000010")
-    wait_for(lambda: run.copier._failures > 0)
+    wait_for(lambda: run.mirror._failures > 0)
     run.save(20)
     run.save(30)
     server()
-    run.copier.finish(WAIT_SECONDS)
-    assert list_far("s3://bucket/runs/run") == {
+    run.mirror.finish(WAIT_SECONDS)
+    assert list_remote("s3://bucket/runs/run") == {
         "latest": "step_000030",
         "milestone_step_000010": "step_000010",
-        "step_000010": WHOLE,
-        "step_000030": WHOLE,
+        "step_000010": COMPLETE,
+        "step_000030": COMPLETE,
     }
-    first, *_, last = run.copier.collect()
+    first, *_, last = run.mirror.collect()
     assert "cannot copy checkpoints to s3://bucket/runs/run" in first.message
     assert "again" in last.message
 
@@ -183,81 +183,81 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.usefixtures("memory")
-def test_rolling_checkpoints_are_the_same_there_as_here(open_run: Callable[..., Run]) -> None:
+def test_the_mirror_keeps_the_same_rolling_checkpoints(open_run: Callable[..., Run]) -> None:
     run = open_run("memory://bucket/runs/", "rolling", keep=2)
     for step in (10, 20, 30, 40):
         run.save(step)
-        run.copier.finish(WAIT_SECONDS)
-    assert list_far("memory://bucket/runs/run") == {
+        run.mirror.finish(WAIT_SECONDS)
+    assert list_remote("memory://bucket/runs/run") == {
         "rolling_step_000030": "step_000030",
         "rolling_step_000040": "step_000040",
-        "step_000030": WHOLE,
-        "step_000040": WHOLE,
+        "step_000030": COMPLETE,
+        "step_000040": COMPLETE,
     }
 
 
 @pytest.mark.usefixtures("memory")
-def test_the_backup_is_no_tier_to_copy(open_run: Callable[..., Run]) -> None:
+def test_the_backup_tier_is_not_mirrored(open_run: Callable[..., Run]) -> None:
     run = open_run("memory://bucket/runs", "latest")
     for step in (10, 20):
         run.save(step)
-        run.copier.finish(WAIT_SECONDS)
-    assert list_far("memory://bucket/runs/run") == {"latest": "step_000020", "step_000020": WHOLE}
+        run.mirror.finish(WAIT_SECONDS)
+    assert list_remote("memory://bucket/runs/run") == {"latest": "step_000020", "step_000020": COMPLETE}
 
 
-def test_a_plain_folder_is_an_address_too(tmp_path: Path, open_run: Callable[..., Run]) -> None:
+def test_a_local_folder_can_be_the_mirror(tmp_path: Path, open_run: Callable[..., Run]) -> None:
     run = open_run(str(tmp_path / "not yet/there"), "best_model")
     saved = run.save(10, "best_model")
-    run.copier.finish(WAIT_SECONDS)
-    far = tmp_path / "not yet/there/run"
-    assert (far / "best_model").read_text(encoding="utf-8") == "step_000010\n"
-    assert (far / "step_000010/checkpoint.json").read_bytes() == (saved / "checkpoint.json").read_bytes()
+    run.mirror.finish(WAIT_SECONDS)
+    copy = tmp_path / "not yet/there/run"
+    assert (copy / "best_model").read_text(encoding="utf-8") == "step_000010\n"
+    assert (copy / "step_000010/checkpoint.json").read_bytes() == (saved / "checkpoint.json").read_bytes()
 
 
 @pytest.mark.usefixtures("memory")
-def test_a_step_that_is_trained_again_does_not_touch_the_copy_of_before(open_run: Callable[..., Run]) -> None:
+def test_a_retrained_step_does_not_touch_the_earlier_copy(open_run: Callable[..., Run]) -> None:
     run = open_run("memory://bucket/runs", "epoch,milestone")
     first = run.save(10, "milestone_step_000010")
-    run.copier.finish(WAIT_SECONDS)
+    run.mirror.finish(WAIT_SECONDS)
     (run.folder / "milestone_step_000010").unlink()
     delete_checkpoint(first)
     run.save(10, "epoch_00001", seed=1)
-    run.copier.finish(WAIT_SECONDS)
-    assert list_far("memory://bucket/runs/run") == {
+    run.mirror.finish(WAIT_SECONDS)
+    assert list_remote("memory://bucket/runs/run") == {
         "milestone_step_000010": "step_000010",
         "epoch_00001": "step_000010_2",
-        "step_000010": WHOLE,
-        "step_000010_2": WHOLE,
+        "step_000010": COMPLETE,
+        "step_000010_2": COMPLETE,
     }
 
 
 @pytest.mark.usefixtures("memory")
-def test_a_process_that_goes_on_copies_what_the_one_before_could_not(
+def test_a_resumed_process_uploads_what_the_one_before_could_not(
     tmp_path: Path, open_run: Callable[..., Run], memory: Any
 ) -> None:
     run = open_run("memory://bucket/runs", "epoch")
     run.save(10, "epoch_00001")
-    run.copier.finish(WAIT_SECONDS)
-    run.copier.close()
+    run.mirror.finish(WAIT_SECONDS)
+    run.mirror.close()
     kept = memory.created("/bucket/runs/run/step_000010/model.safetensors")
-    run.save(20, "epoch_00002")  # offered to one who listens no more
+    run.save(20, "epoch_00002")  # offered after the mirror was closed
     memory.pipe_file("/bucket/runs/run/step_000020/model.safetensors", b"torn")
     memory.pipe_file("/bucket/runs/run/step_000005/model.safetensors", b"left over")
     run = open_run("memory://bucket/runs", "epoch")
     run.save(30)
-    run.copier.finish(WAIT_SECONDS)
-    assert list_far("memory://bucket/runs/run") == {
+    run.mirror.finish(WAIT_SECONDS)
+    assert list_remote("memory://bucket/runs/run") == {
         "epoch_00001": "step_000010",
         "epoch_00002": "step_000020",
-        "step_000010": WHOLE,
-        "step_000020": WHOLE,
+        "step_000010": COMPLETE,
+        "step_000020": COMPLETE,
     }
     assert memory.created("/bucket/runs/run/step_000010/model.safetensors") == kept
     assert load_checkpoint(fetch_checkpoint("memory://bucket/runs/run/epoch_00002", tmp_path), ("model",)).step == 20
 
 
 class Slow:
-    """Holds every upload until it is told, and fails those that it is told to."""
+    """Blocks every upload until `go` is set, then raises `failure` if there is one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
@@ -265,32 +265,32 @@ class Slow:
         self.failure: Exception | None = None
         upload = RemoteRun.upload
 
-        def upload_slowly(far: RemoteRun, folder: Path, name: str) -> None:
+        def upload_slowly(remote: RemoteRun, folder: Path, name: str) -> None:
             self.begun.append(name)
             assert self.go.wait(WAIT_SECONDS)
             if self.failure is not None:
                 raise self.failure
-            upload(far, folder, name)
+            upload(remote, folder, name)
 
         monkeypatch.setattr(RemoteRun, "upload", upload_slowly)
 
 
 @pytest.mark.usefixtures("memory")
-def test_training_is_never_held_up_and_the_newest_wins(
+def test_training_never_waits_and_the_newest_checkpoint_wins(
     open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(monkeypatch)
     run = open_run("memory://bucket/runs", "latest", keep=1)
     first = run.save(10)
-    wait_for(lambda: run.copier.is_using(first))
+    wait_for(lambda: run.mirror.is_using(first))
     for step in (20, 30, 40):
         run.save(step)
-    assert first.is_dir(), "a folder that is on its way was deleted"
+    assert first.is_dir(), "a folder that is being uploaded was deleted"
     slow.go.set()
-    run.copier.finish(WAIT_SECONDS)
+    run.mirror.finish(WAIT_SECONDS)
     assert slow.begun == ["step_000010", "step_000040"]
-    assert list_far("memory://bucket/runs/run") == {"latest": "step_000040", "step_000040": WHOLE}
-    assert not run.copier.is_using(first)
+    assert list_remote("memory://bucket/runs/run") == {"latest": "step_000040", "step_000040": COMPLETE}
+    assert not run.mirror.is_using(first)
 
 
 @pytest.mark.usefixtures("memory")
@@ -301,8 +301,8 @@ def test_what_is_not_copied_in_time_is_named(open_run: Callable[..., Run], monke
     run = open_run("memory://bucket/runs", "best_model,epoch")
     run.save(10, "best_model")
     run.save(20, "epoch_00001")
-    run.copier.finish(0.3)
-    events = run.copier.collect()
+    run.mirror.finish(0.3)
+    events = run.mirror.collect()
     assert [(event.step, event.about) for event in events[-1:]] == [(20, "copy")]
     assert [event.message.count("no answer") for event in events] == [1, 0]
     for part in ("not copied to memory://bucket/runs/run", "step_000010 (best_model)", "step_000020 (epoch_00001)"):
@@ -310,7 +310,7 @@ def test_what_is_not_copied_in_time_is_named(open_run: Callable[..., Run], monke
 
 
 @pytest.mark.usefixtures("memory")
-def test_bytes_that_did_not_arrive_are_noticed(open_run: Callable[..., Run], memory: Any) -> None:
+def test_a_truncated_upload_is_detected_and_retried(open_run: Callable[..., Run], memory: Any) -> None:
     put_really = memory.put_file
     failed = []
 
@@ -321,15 +321,15 @@ def test_bytes_that_did_not_arrive_are_noticed(open_run: Callable[..., Run], mem
             memory.pipe_file(there, memory.cat_file(there)[:-1])
 
     run = open_run("memory://bucket/runs", "latest")
-    run.copier._far._files.put_file = put_half
+    run.mirror._remote._files.put_file = put_half
     run.save(10)
-    run.copier.finish(WAIT_SECONDS)
-    assert "arrived" in run.copier.collect()[0].message
+    run.mirror.finish(WAIT_SECONDS)
+    assert "arrived" in run.mirror.collect()[0].message
     assert memory.size("/bucket/runs/run/step_000010/model.safetensors") > 200
 
 
 @pytest.mark.parametrize(
-    ("address", "tiers", "complaint"),
+    ("uri", "tiers", "complaint"),
     [
         ("memory://bucket/runs", "best_model,epochs", "no tier 'epochs' (did you mean epoch?)"),
         ("memory://bucket/runs", "latest_backup", "no tier 'latest_backup'"),
@@ -338,9 +338,9 @@ def test_bytes_that_did_not_arrive_are_noticed(open_run: Callable[..., Run], mem
         ("file:///proc/nothing/here", "latest", "cannot write to file:///proc/nothing/here/run"),
     ],
 )
-def test_what_can_never_work_is_refused_before_training(address: str, tiers: str, complaint: str) -> None:
+def test_what_can_never_work_is_refused_before_training(uri: str, tiers: str, complaint: str) -> None:
     with pytest.raises(UserError) as refusal:
-        Mirror(address, tiers, "run")
+        Mirror(uri, tiers, "run")
     assert complaint in str(refusal.value)
 
 
@@ -360,7 +360,7 @@ def test_a_bucket_that_does_not_exist_is_refused_and_not_made(server: Callable[[
 
 
 @pytest.fixture
-def far(memory: Any, tmp_path: Path) -> Any:
+def remote(memory: Any, tmp_path: Path) -> Any:
     """memory://bucket/run with a best model of step 10."""
     tensors = {"model": {"weight": torch.arange(5.0)}}
     path = save_checkpoint(tmp_path / "saved", Checkpoint(10, tensors, {})).path
@@ -370,7 +370,7 @@ def far(memory: Any, tmp_path: Path) -> Any:
     return memory
 
 
-@pytest.mark.usefixtures("far")
+@pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize("name", ["best_model", "step_000010", "step_000010/"])
 def test_a_tier_or_a_folder_can_be_fetched(tmp_path: Path, name: str) -> None:
     into = tmp_path / "runs/new/checkpoints"
@@ -380,7 +380,7 @@ def test_a_tier_or_a_folder_can_be_fetched(tmp_path: Path, name: str) -> None:
     assert [file.name for file in into.iterdir()] == ["step_000010"]
 
 
-@pytest.mark.usefixtures("far")
+@pytest.mark.usefixtures("remote")
 def test_fetching_twice_makes_one_folder_and_leaves_others_alone(tmp_path: Path) -> None:
     other = save_checkpoint(tmp_path / "into", Checkpoint(10, {"model": {"weight": torch.ones(3)}}, {})).path
     before = (other / "checkpoint.json").read_bytes()
@@ -395,19 +395,19 @@ def test_fetching_twice_makes_one_folder_and_leaves_others_alone(tmp_path: Path)
     ("name", "content", "complaint"),
     [
         ("best_modle", None, "best_model, step_000010"),
-        ("best_model", b"../../secret", "is no checkpoint of gptmill"),
-        ("best_model", b"step_000099", "is no checkpoint of gptmill"),
+        ("best_model", b"../../secret", "is not a gptmill checkpoint"),
+        ("best_model", b"step_000099", "is not a gptmill checkpoint"),
         ("step_000010/checkpoint.json", b"{}", "damaged"),
         ("step_000010/model.safetensors", None, "cannot fetch"),
     ],
 )
 def test_what_cannot_be_fetched_is_one_sentence_and_leaves_nothing(
-    tmp_path: Path, far: Any, name: str, content: bytes | None, complaint: str
+    tmp_path: Path, remote: Any, name: str, content: bytes | None, complaint: str
 ) -> None:
     if content is not None:
-        far.pipe_file(f"/bucket/run/{name}", content)
-    elif far.exists(f"/bucket/run/{name}"):
-        far.rm_file(f"/bucket/run/{name}")
+        remote.pipe_file(f"/bucket/run/{name}", content)
+    elif remote.exists(f"/bucket/run/{name}"):
+        remote.rm_file(f"/bucket/run/{name}")
     wanted = "step_000010" if name.startswith("step") else name
     with pytest.raises(UserError) as refusal:
         fetch_checkpoint(f"memory://bucket/run/{wanted}", tmp_path / "into")

@@ -33,8 +33,8 @@ def _process_group(tmp_path: Path) -> Iterator[None]:
 def test_gradients_are_exchanged_once_per_step(text_file: Path, mini_batch_size: int) -> None:
     config = make_config(total_batch_size=8 * 16, mini_batch_size=mini_batch_size, context_length=16)
     corpora = Corpora((make_shards(text_file),))
-    stream = build_sampler(config, corpora)
-    plan = make_plan(config, stream, corpora.tokenizer, CPU)
+    sampler = build_sampler(config, corpora)
+    plan = make_plan(config, sampler, corpora.tokenizer, CPU)
     assert plan.micro_batches == 8 // mini_batch_size
     state = build_state(config, plan, CPU)
     assert isinstance(state.forward, DistributedDataParallel)
@@ -47,7 +47,7 @@ def test_gradients_are_exchanged_once_per_step(text_file: Path, mini_batch_size:
         return future
 
     state.forward.register_comm_hook(None, count)
-    with open_data_loader(stream, make_reader(corpora), CPU.device, itertools.count(0, mini_batch_size)) as loader:
+    with open_data_loader(sampler, make_reader(corpora), CPU.device, itertools.count(0, mini_batch_size)) as loader:
         for _ in range(2):
             exchanged.clear()
             train_step(state, loader, config, plan, CPU, StopFlag())

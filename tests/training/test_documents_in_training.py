@@ -44,9 +44,9 @@ def shards(tmp_path: Path) -> TokenShards:
 
 def read_step(tiny: Tiny) -> Iterator[Batch]:
     """The next step's micro-batches."""
-    stream, first = tiny.stream, tiny.state.windows_read
-    for start in range(first, first + tiny.plan.windows_per_step, stream.samples_per_batch):
-        yield make_batch(make_reader(tiny.corpora).read(stream.find(start)), IGNORE_INDEX, tiny.plan.separator)
+    sampler, first = tiny.sampler, tiny.state.windows_read
+    for start in range(first, first + tiny.plan.windows_per_step, sampler.samples_per_batch):
+        yield make_batch(make_reader(tiny.corpora).read(sampler.find(start)), IGNORE_INDEX, tiny.plan.separator)
 
 
 @torch.no_grad()
@@ -89,7 +89,7 @@ def test_ranks_of_whole_documents_divide_by_the_targets_of_all(shards: TokenShar
     for rank in range(2):
         tiny, world = open_tiny(shards, **fields), World(rank, 2, CPU.device)
         plan = replace(tiny.plan, micro_batches=tiny.plan.micro_batches // 2)
-        with open_data_loader(tiny.stream, make_reader(tiny.corpora), CPU.device, count(rank, 2)) as loader:
+        with open_data_loader(tiny.sampler, make_reader(tiny.corpora), CPU.device, count(rank, 2)) as loader:
             stats = train_step(tiny.state, loader, tiny.config, plan, world, StopFlag())
         parts.append(stats.read()[0])
     assert sum(parts) == pytest.approx(expected, rel=1e-6)
@@ -146,5 +146,5 @@ def test_an_epoch_of_a_mixture_is_as_long_as_all_corpora(shards: TokenShards, tm
 def test_an_epoch_of_whole_documents_is_all_their_groups(shards: TokenShards) -> None:
     tiny = open_tiny(shards, documents="whole", max_steps=None, num_epochs=3)
     assert tiny.plan.windows_per_step == tiny.plan.micro_batches == 2
-    assert tiny.plan.windows_per_epoch == tiny.stream.samples_per_epoch
-    assert tiny.plan.max_steps == 3 * tiny.stream.samples_per_epoch // 2
+    assert tiny.plan.windows_per_epoch == tiny.sampler.samples_per_epoch
+    assert tiny.plan.max_steps == 3 * tiny.sampler.samples_per_epoch // 2

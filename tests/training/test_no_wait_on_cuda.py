@@ -93,14 +93,14 @@ def train(shards: TokenShards, **fields: Any) -> tuple[TrainState, list[Event]]:
     """A training as the loop does it, forbidden to wait once it is warm; its state, and what was told of it."""
     config, corpora = make_config(**{**FIELDS, **fields}), Corpora((shards,))
     world = World(0, 1, torch.device("cuda", torch.cuda.current_device()))
-    stream = build_sampler(config, corpora)
-    plan = make_plan(config, stream, corpora.tokenizer, world)
+    sampler = build_sampler(config, corpora)
+    plan = make_plan(config, sampler, corpora.tokenizer, world)
     set_matmul_precision(plan.precision)
     state = build_state(config, plan, world)
     told: list[Event] = []
     meter = Metrics(plan, 1, state.guard, told.append)
-    starts = make_starts([], 0, 0, plan, 0, 1, stream.samples_per_batch)
-    with open_data_loader(stream, make_reader(corpora), world.device, starts) as loader:
+    starts = make_starts([], 0, 0, plan, 0, 1, sampler.samples_per_batch)
+    with open_data_loader(sampler, make_reader(corpora), world.device, starts) as loader:
         while state.step < LAST_STEP:
             with forbid_waiting() if state.step >= WARM_STEPS else nullcontext():
                 stats = train_step(state, loader, config, plan, world, StopFlag())

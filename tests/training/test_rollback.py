@@ -76,7 +76,7 @@ class HealedRun:
 
 def poison_windows(tiny: Tiny, windows: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Random tokens instead of the data of these windows."""
-    poisoned = {tiny.stream.find(start).starts.tobytes() for start in range(*windows, tiny.stream.samples_per_batch)}
+    poisoned = {tiny.sampler.find(start).starts.tobytes() for start in range(*windows, tiny.sampler.samples_per_batch)}
     read = HostReader.read
 
     def read_poisoned(reader: HostReader, places: RowLocations) -> Rows:

@@ -298,7 +298,7 @@ def test_a_step_that_gets_no_data_leaves_the_position(shards: TokenShards) -> No
     tiny = open_tiny(shards)
     tiny.state.skipped_windows = [(0, 8)]
     with (
-        open_data_loader(tiny.stream, tiny.reader, CPU.device, []) as loader,
+        open_data_loader(tiny.sampler, tiny.reader, CPU.device, []) as loader,
         pytest.raises(EOFError),
     ):
         train_step(tiny.state, loader, tiny.config, tiny.plan, CPU, StopFlag())
@@ -307,6 +307,6 @@ def test_a_step_that_gets_no_data_leaves_the_position(shards: TokenShards) -> No
 
 def test_a_step_says_what_it_is_about_to_do(shards: TokenShards) -> None:
     tiny, phases = open_tiny(shards), list[str]()
-    with open_data_loader(tiny.stream, tiny.reader, CPU.device, [0, 4]) as loader:
+    with open_data_loader(tiny.sampler, tiny.reader, CPU.device, [0, 4]) as loader:
         train_step(tiny.state, loader, tiny.config, tiny.plan, CPU, StopFlag(), phases.append)
     assert phases == ["waiting for data", "computing"] * 2

@@ -15,7 +15,7 @@ from gptmill.config.schema import build_config
 from gptmill.data.batches.batch import Batch, make_batch
 from gptmill.data.batches.data_loader import open_data_loader
 from gptmill.data.batches.row_reader import HostReader, Rows
-from gptmill.data.batches.samplers import Stream, build_sampler
+from gptmill.data.batches.samplers import Sampler, build_sampler
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards, open_shards
@@ -59,7 +59,7 @@ class Tiny:
 
     config: RunConfig
     corpora: Corpora
-    stream: Stream
+    sampler: Sampler
     plan: TrainPlan
     state: TrainState
 
@@ -72,9 +72,9 @@ class Tiny:
             self.plan,
             CPU.rank,
             CPU.size,
-            self.stream.samples_per_batch,
+            self.sampler.samples_per_batch,
         )
-        with open_data_loader(self.stream, self.reader, CPU.device, starts) as loader:
+        with open_data_loader(self.sampler, self.reader, CPU.device, starts) as loader:
             return train_step(state, loader, self.config, self.plan, CPU, stop or StopFlag())
 
     @property
@@ -85,8 +85,8 @@ class Tiny:
         """All windows of the next step at once."""
         windows = self.plan.count_windows(self.state.step + 1)
         first = find_unskipped(self.state.skipped_windows, self.state.windows_read, windows)
-        size = self.stream.samples_per_batch
-        parts = [self.reader.read(self.stream.find(start)).tokens for start in range(first, first + windows, size)]
+        size = self.sampler.samples_per_batch
+        parts = [self.reader.read(self.sampler.find(start)).tokens for start in range(first, first + windows, size)]
         return make_batch(Rows(torch.cat(parts)), IGNORE_INDEX, self.plan.separator)
 
     def copy_parameters(self) -> dict[str, Tensor]:
@@ -107,6 +107,6 @@ def open_tiny(corpora: TokenShards | Corpora, **fields: Any) -> Tiny:
     config = make_config(**fields)
     if isinstance(corpora, TokenShards):
         corpora = Corpora((corpora,))
-    stream = build_sampler(config, corpora)
-    plan = make_plan(config, stream, corpora.tokenizer, CPU, corpora.names)
-    return Tiny(config, corpora, stream, plan, build_state(config, plan, CPU))
+    sampler = build_sampler(config, corpora)
+    plan = make_plan(config, sampler, corpora.tokenizer, CPU, corpora.names)
+    return Tiny(config, corpora, sampler, plan, build_state(config, plan, CPU))

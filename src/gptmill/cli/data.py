@@ -47,7 +47,7 @@ def print_info(place: str, request: DataRequest) -> int:
 
     shards = open_corpus(place, request)
     manifest = shards.manifest
-    lines = [f"{shards.address}: {manifest.fingerprint}, {shards.tokenizer.vocab_size:,} ids as {manifest.dtype}"]
+    lines = [f"{shards.location}: {manifest.fingerprint}, {shards.tokenizer.vocab_size:,} ids as {manifest.dtype}"]
     for name, split in (("train", manifest.train), ("val", manifest.val)):
         documents = f" of {split.documents:,} documents" if split.documents else ""
         lines.append(f"{name:<6}{split.tokens:,} tokens{documents} in {len(split.shards):,} shard(s)")
@@ -60,7 +60,7 @@ def print_info(place: str, request: DataRequest) -> int:
 
 def verify(place: str, request: DataRequest) -> int:
     from gptmill.cli.progress import show_amount
-    from gptmill.data.shards.remote_folder import is_remote
+    from gptmill.data.remote_fs import is_remote
     from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
     from gptmill.data.shards.verification import verify_corpus
 

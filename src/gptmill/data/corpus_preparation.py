@@ -1,4 +1,4 @@
-"""From what a run asks for to opened shards, preparing them first where that is possible."""
+"""The data folder of a run: which one it is, whether it must be prepared first, and preparing it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_TOKENIZER = "gpt2"
 
 
 def find_data_dir(config: DataConfig) -> str:
-    """The folder that the run reads, or its address."""
+    """Returns the folder or URI that the run reads."""
     if config.data_dir is not None:
         return config.data_dir
     if config.corpus is None:
@@ -28,15 +28,15 @@ def find_data_dir(config: DataConfig) -> str:
 
 
 def needs_preparing(config: DataConfig) -> bool:
-    """Whether the folder has yet to be made.
+    """Whether the folder must be prepared first.
 
-    Raises UserError where the config does not say from what, or names a text that the folder was not made from.
+    Raises UserError if the config names no corpus to prepare, or the folder was prepared from another one.
     """
     folder = find_data_dir(config)
     if holds_shards(folder):
-        if config.corpus is not None and not _is_made_from(Path(folder), config.corpus):
+        if config.corpus is not None and not _is_prepared_from(Path(folder), config.corpus):
             raise UserError(
-                f"{folder} was not prepared from {config.corpus} as it is now; name another --data_dir, or replace it: "
+                f"{folder} was not prepared from the current {config.corpus}; choose another --data_dir or replace it: "
                 f"gptmill prepare {config.corpus} --tokenizer {config.tokenizer or DEFAULT_TOKENIZER} "
                 f"--val_fraction {config.val_fraction} --out {folder} --overwrite"
             )
@@ -44,14 +44,14 @@ def needs_preparing(config: DataConfig) -> bool:
     if config.corpus is None:
         tokenizer = f" --tokenizer {config.tokenizer}" if config.tokenizer else ""
         raise UserError(
-            f"{folder} holds no prepared corpus; make it with: gptmill prepare TEXT --out {folder}{tokenizer}, "
+            f"{folder} holds no prepared corpus; prepare one with: gptmill prepare TEXT --out {folder}{tokenizer}, "
             f"or add --corpus TEXT to do so now"
         )
     return True
 
 
-def _is_made_from(folder: Path, corpus: str) -> bool:
-    """By names and sizes; a text that is gone cannot be compared, and its shards are as good as ever."""
+def _is_prepared_from(folder: Path, corpus: str) -> bool:
+    """Compares file names and sizes; True if the text no longer exists, because its shards remain valid."""
     if corpus != PYTHON_STDLIB and not Path(corpus).exists():
         return True
     return read_manifest(folder).source.get("listing_sha256") == open_source([corpus], ReadingOptions()).listing_sha256

@@ -1,4 +1,4 @@
-"""The prepared corpora that a run reads, and in what shares."""
+"""The prepared corpora that a run reads, and their mixture weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gptmill.data.tokenizers import Tokenizer
 
 @dataclass(frozen=True)
 class Corpora:
-    """One corpus or several of one tokenizer, in the order in which they were named."""
+    """One or several corpora of one tokenizer, in the order in which they were given."""
 
     shards: tuple[TokenShards, ...]
     weights: tuple[Fraction, ...] = (Fraction(1),)
-    score: str | None = None  # the one that the order follows
+    score: str | None = None  # that a curriculum follows
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -34,50 +34,50 @@ class Corpora:
         return self.shards[0].manifest.fingerprint
 
     @cached_property
-    def shares(self) -> MixtureWeights:
+    def mixture(self) -> MixtureWeights:
         return MixtureWeights(self.weights)
 
     @property
     def sha256(self) -> str:
-        """Names the tokens and the shares: equal, and every window is the same."""
+        """Identifies tokens, weights and scores: where it is equal, so is every window."""
         hashes = [shards.manifest.corpus_sha256 for shards in self.shards]
         if self.score is not None:
             parts = zip(hashes, self.shards, strict=True)
             hashes = [f"{digest} {hash_scores(shards, self.score)}" for digest, shards in parts]
         if len(hashes) == 1:
             return hashes[0]
-        lines = [f"{share} {digest}" for share, digest in zip(self.shares.weights, hashes, strict=True)]
+        lines = [f"{weight} {digest}" for weight, digest in zip(self.mixture.weights, hashes, strict=True)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(shards.address for shards in self.shards)
+        return tuple(shards.location for shards in self.shards)
 
     @property
     def name(self) -> str:
-        """The folders, with their shares where there are several."""
+        """The locations, with their shares if there are several."""
         if len(self.shards) == 1:
-            return self.shards[0].address
+            return self.shards[0].location
         parts = zip(self.shards, self.weights, strict=True)
-        return ", ".join(f"{shards.address} ({float(weight / sum(self.weights)):.3g})" for shards, weight in parts)
+        return ", ".join(f"{shards.location} ({float(weight / sum(self.weights)):.3g})" for shards, weight in parts)
 
 
 def open_corpora(config: DataConfig) -> Corpora:
-    """Opens all that the run reads; raises UserError where it does not go together."""
+    """Opens the corpora of a run; raises UserError if their tokenizers differ."""
     score = config.score if config.order == "curriculum" else None
     if config.mixture is None:
         return Corpora((_open(find_data_dir(config), config),), score=score)
     weights = parse_mixture(config.mixture)
-    opened = tuple(_open(place, config) for place in weights)
+    opened = tuple(_open(location, config) for location in weights)
     first = opened[0]
     for other in opened[1:]:
         if other.manifest.fingerprint != first.manifest.fingerprint:
             raise UserError(
-                f"tokenizer mismatch in the mixture: {first.address} was prepared with {first.manifest.fingerprint}, "
-                f"{other.address} with {other.manifest.fingerprint}; prepare them with the same tokenizer"
+                f"tokenizer mismatch in the mixture: {first.location} was prepared with {first.manifest.fingerprint}, "
+                f"{other.location} with {other.manifest.fingerprint}; prepare them with the same tokenizer"
             )
     return Corpora(opened, tuple(weights.values()), score)
 
 
-def _open(place: str, config: DataConfig) -> TokenShards:
-    return open_shards(place, config.tokenizer, cache_bytes=round(config.cache_gb * 1e9))
+def _open(location: str, config: DataConfig) -> TokenShards:
+    return open_shards(location, config.tokenizer, cache_bytes=round(config.cache_gb * 1e9))

@@ -28,13 +28,13 @@ class ValidationLoss:
         self._windows = ValWindows(corpora, context_length, config.evaluation.eval_tokens // context_length)
         self._separator = None if config.data.documents == "packed" else corpora.tokenizer.end_of_text
         # The mean of a single corpus is the loss itself.
-        self._addresses = [shards.address for shards in corpora.shards] if len(corpora.shards) > 1 else []
+        self._locations = [shards.location for shards in corpora.shards] if len(corpora.shards) > 1 else []
         self._precision = choose_precision(config.machine.precision, world.device)
 
     def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
         started = time.monotonic()
         world, size = self._world, self._batch_size
-        sums = torch.zeros(1 + len(self._addresses), device=world.device)  # of all, and of each corpus
+        sums = torch.zeros(1 + len(self._locations), device=world.device)  # of all, and of each corpus
         # Every rank runs the same number of batches: a rank past the end scores windows that are all ignored.
         for first in range(0, self._windows.num_chosen, size * world.size):
             if is_stopped():
@@ -54,5 +54,5 @@ class ValidationLoss:
         """The mean of each corpus that has windows here; none from a model that was not told to keep groups apart."""
         if not any(sums):
             return {}
-        parts = zip(self._addresses, sums, self._windows.counts, strict=True)
-        return {address: total / (count * self._windows.context_length) for address, total, count in parts if count}
+        parts = zip(self._locations, sums, self._windows.counts, strict=True)
+        return {location: total / (count * self._windows.context_length) for location, total, count in parts if count}

@@ -41,7 +41,7 @@ def score_by_loss(loaded: LoadedModel, shards: TokenShards, report: Report) -> S
     owners = np.searchsorted(document_starts, firsts[pieces.shards] + pieces.starts, side="right") - 1
     reader = HostReader([shards.train], loaded.tokenizer.end_of_text, loaded.tokenizer.vocab_size)
     losses, counts = np.zeros(len(document_starts)), np.zeros(len(document_starts), dtype=np.int64)
-    for number in range(groups.num_domains):
+    for number in range(groups.num_groups):
         chosen, width, _ = groups.find(number)
         lengths = pieces.lengths[chosen]
         places = RowLocations(

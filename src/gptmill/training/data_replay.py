@@ -47,7 +47,7 @@ def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
         skipped_windows = [(first, end) for first, end in values.get("skipped_windows", [])]
         if values.get("corpus_sha256") != corpora.sha256:
             raise UserError(f"run {run.path} was trained on other tokens or scores than {corpora.name} holds now")
-    stream = build_sampler(config, corpora)
+    sampler = build_sampler(config, corpora)
     training = config.training
     if step <= starts[0].step:
         raise UserError(f"--step {step}: run {run.path} began at step {starts[0].step}, with {starts[0].parent}")
@@ -59,17 +59,17 @@ def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
         for number in range(1, step + 1)
     ]
     readers = [SplitReader(shards, "train") for shards in corpora.shards]
-    rows_per_unit = training.mini_batch_size // stream.samples_per_batch  # a window, or a group of documents
+    rows_per_unit = training.mini_batch_size // sampler.samples_per_batch  # a window, or a group of documents
     first, end = find_step_windows(skipped_windows, [size // rows_per_unit for size in sizes])
-    for start_unit in range(first, end, stream.samples_per_batch):
-        places = stream.find(start_unit)
+    for start_unit in range(first, end, sampler.samples_per_batch):
+        places = sampler.find(start_unit)
         lengths = [places.width] * len(places.starts) if places.lengths is None else places.lengths.tolist()
         for corpus, shard, start, length in zip(places.corpora, places.shards, places.starts, lengths, strict=True):
             if length:
                 shards = corpora.shards[corpus]
                 name = shards.manifest.train.shards[shard].file
                 extracts = readers[corpus].read(int(shard), int(start), length)
-                yield Row(shards.address, name, int(start), length, extracts)
+                yield Row(shards.location, name, int(start), length, extracts)
 
 
 def _find_tokens(starts: list[RunStarted], step: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gptmill.config.run import PrecisionName, RunConfig
 from gptmill.config.stages import Stages, find_stage, parse_stages
 from gptmill.config.validation import check_config
-from gptmill.data.batches.samplers import Stream
+from gptmill.data.batches.samplers import Sampler
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.models.flops import count_flops
 from gptmill.models.gpt import pad_vocab
@@ -86,14 +86,14 @@ class TrainPlan:
 
 
 def make_plan(
-    config: RunConfig, stream: Stream, tokenizer: Tokenizer, world: World, corpora: tuple[str, ...] = ()
+    config: RunConfig, sampler: Sampler, tokenizer: Tokenizer, world: World, corpora: tuple[str, ...] = ()
 ) -> TrainPlan:
     """Raises UserError for a config with which training cannot be done."""
     check_config(config, world.size)
     training, context_length = config.training, config.model.context_length
     micro_batches = training.total_batch_size // (training.mini_batch_size * context_length * world.size)
-    windows_per_step = micro_batches * world.size * stream.samples_per_batch
-    windows_per_epoch = (training.steps_per_epoch or 0) * windows_per_step or stream.samples_per_epoch
+    windows_per_step = micro_batches * world.size * sampler.samples_per_batch
+    windows_per_epoch = (training.steps_per_epoch or 0) * windows_per_step or sampler.samples_per_epoch
     padded_vocab_size = pad_vocab(tokenizer.vocab_size)
     parameters = count_parameters(config.model, padded_vocab_size)
     precision = choose_precision(config.machine.precision, world.device)

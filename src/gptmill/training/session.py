@@ -19,7 +19,7 @@ from gptmill.config.schema import list_values
 from gptmill.data.batches.data_loader import DataLoader
 from gptmill.data.batches.on_device import load_on_device
 from gptmill.data.batches.row_reader import HostReader, Reader
-from gptmill.data.batches.samplers import Stream, build_sampler
+from gptmill.data.batches.samplers import Sampler, build_sampler
 from gptmill.data.corpus_preparation import find_data_dir, needs_preparing, prepare_for_run
 from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.data.run_corpora import Corpora, open_corpora
@@ -61,7 +61,7 @@ class Session:
     config: RunConfig
     plan: TrainPlan
     world: World
-    stream: Stream
+    sampler: Sampler
     reader: Reader
     evaluators: list[Evaluator]
     run: RunDirectory
@@ -96,9 +96,9 @@ class Session:
         """This rank's micro-batches, from where the run is."""
         starts = make_starts(
             state.skipped_windows, state.windows_read, state.step, self.plan, self.world.rank, self.world.size,
-            self.stream.samples_per_batch,
+            self.sampler.samples_per_batch,
         )  # fmt: skip
-        return DataLoader(self.stream, self.reader, self.world.device, starts, self.config.data.prefetch_batches)
+        return DataLoader(self.sampler, self.reader, self.world.device, starts, self.config.data.prefetch_batches)
 
 
 def open_session(launch: RunRequest, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
@@ -111,8 +111,8 @@ def open_session(launch: RunRequest, report_preparing: Report, stack: ExitStack)
     check_cuda_graphs(config, world)
     world.run_on_main(partial(prepare_if_needed, launch, report_preparing))
     corpora = open_corpora(config.data)
-    stream = build_sampler(config, corpora)
-    plan = make_plan(config, stream, corpora.tokenizer, world, corpora.names)
+    sampler = build_sampler(config, corpora)
+    plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     set_matmul_precision(plan.precision)
     choose_attention(config.machine.attention_backend)
     start = read_resume_point(launch, world)
@@ -139,7 +139,7 @@ def open_session(launch: RunRequest, report_preparing: Report, stack: ExitStack)
         else TrackerGroup([])
     )
     session = Session(
-        config, plan, world, stream, reader, evaluators, run, saving, stop, watchdog, trackers, state.step, started
+        config, plan, world, sampler, reader, evaluators, run, saving, stop, watchdog, trackers, state.step, started
     )
     trackers.track(describe_run(session, state, corpora, launch, start))
     return session, state

@@ -47,7 +47,7 @@ def train_step(
     first = find_unskipped(state.skipped_windows, state.windows_read, num_windows)
     windows = first, first + num_windows
     # Known without asking the other ranks, since what they read is a function of the same numbers.
-    tokens = loader.stream.count_targets(first, num_windows)
+    tokens = loader.sampler.count_targets(first, num_windows)
     # DDP averages gradients over ranks, while the loss is divided by the tokens of all of them.
     scale = world.size / tokens
     width = find_stage(plan.context_warmup, state.step + 1)
@@ -55,7 +55,7 @@ def train_step(
     state.passes.begin_step()
     for micro_batch in range(micro_batches):
         beat("waiting for data")
-        batch = make_batch(loader.take(lambda: bool(stop)), IGNORE_INDEX, plan.separator, width)
+        batch = make_batch(loader.next_batch(lambda: bool(stop)), IGNORE_INDEX, plan.separator, width)
         beat("computing")
         with state.no_sync(is_last=micro_batch == micro_batches - 1):
             losses = state.passes.run(batch, scale)

@@ -1,4 +1,4 @@
-"""Batches: pure functions of their numbers, the same rows for whoever asks, in pieces of any size."""
+"""Batches: pure functions of their sample numbers, the same rows however the samples are partitioned."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ ONE = MixtureWeights([Fraction(1)])
 def read(num_windows: int, seed: int, start: int, size: int, *, shifted: bool = False) -> Batch:
     windows = make_windows(num_windows)
     shifts = [WindowOffset(windows, seed)] if shifted else None
-    stream = WindowSampler([windows], [Shuffle(num_windows, seed)], ONE, size, shifts)
-    return make_batch(make_reader(windows).read(stream.find(start)), IGNORED)
+    sampler = WindowSampler([windows], [Shuffle(num_windows, seed)], ONE, size, shifts)
+    return make_batch(make_reader(windows).read(sampler.find(start)), IGNORED)
 
 
 def list_numbers(tokens: torch.Tensor) -> list[int]:
     return (tokens[:, 0] // CONTEXT_LENGTH).tolist()
 
 
-def test_targets_are_the_tokens_one_place_on() -> None:
+def test_targets_are_the_tokens_shifted_by_one() -> None:
     batch = read(50, seed=3, start=7, size=20)
     assert batch.tokens.shape == batch.targets.shape == (20, CONTEXT_LENGTH)
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
@@ -71,8 +71,8 @@ def test_any_partition_reads_the_same_rows(
     assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
 
 
-def test_every_epoch_cuts_the_windows_elsewhere_and_leaves_next_to_nothing_out() -> None:
-    """The first as ever; later ones by less than a window; of each shard, only what is before its first one."""
+def test_window_offsets_change_every_epoch_and_skip_almost_nothing() -> None:
+    """None in the first epoch, later less than a window; only tokens before a shard's first window are skipped."""
     count = 50
     epochs = [sorted(read(count, 3, epoch * count, count, shifted=True).tokens.tolist()) for epoch in range(6)]
     assert [row[0] for row in epochs[0]] == list(range(0, count * CONTEXT_LENGTH, CONTEXT_LENGTH))
@@ -94,7 +94,7 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
         reader.read(RowLocations(zero, zero, zero, 6))
 
 
-def test_a_row_that_ends_with_its_shard_is_closed_by_end_of_text() -> None:
+def test_a_row_that_ends_with_its_shard_is_followed_by_end_of_text() -> None:
     reader = HostReader([[np.arange(6, dtype=np.uint16)]], end_of_text=9, vocab_size=10)
     places = RowLocations(np.zeros(3, int), np.zeros(3, int), np.array([2, 0, 0]), 4, np.array([4, 2, 0]))
     batch = make_batch(reader.read(places), IGNORED)
@@ -111,10 +111,10 @@ def test_shorter_rows_hold_the_same_pairs_in_the_same_order(width: int) -> None:
     assert torch.equal(cut.targets.flatten(), full.targets.flatten())
 
 
-def test_documents_begin_where_their_separator_stands() -> None:
+def test_documents_start_at_their_separator() -> None:
     tokens = torch.tensor([[5, 6, 0, 7, 8, 0, 0, 9], [0, 1, 2, 3, 4, 5, 6, 7]])
     assert find_documents(tokens, 0).tolist() == [[0, 0, 2, 2, 2, 5, 6, 6], [0] * 8]
-    # A row cut in two begins anew: what came before its cut is not seen.
+    # A row split in two starts afresh: documents do not reach across the split.
     batch = make_batch(Rows(torch.cat([tokens, torch.ones(2, 1, dtype=torch.int64)], dim=1)), IGNORED, 0, width=4)
     assert batch.documents is not None
     assert batch.documents.tolist() == [[0, 0, 2, 2], [0, 1, 2, 2], [0] * 4, [0] * 4]
@@ -122,7 +122,7 @@ def test_documents_begin_where_their_separator_stands() -> None:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
-    """Three parts of one and one of the other, with far more validation text in the first."""
+    """Weights 3 and 1, with far more validation text in the first corpus."""
     folder: Path = tmp_path_factory.mktemp("val")
     large, small = prepare(folder / "large", ["abc " * 9000]), prepare(folder / "small", ["xyz " * 900])
     return Corpora((large, small), (Fraction(3), Fraction(1)))
@@ -147,11 +147,11 @@ def test_validation_scores_the_same_windows_in_batches_of_any_size(corpora: Corp
 
 
 @pytest.mark.parametrize("wanted", [4, 40, 10**6])
-def test_validation_windows_are_shared_out_by_weight(corpora: Corpora, wanted: int) -> None:
+def test_validation_windows_are_divided_by_weight(corpora: Corpora, wanted: int) -> None:
     windows = ValWindows(corpora, 16, wanted)
     tokens, _ = read_whole_val(windows, windows.num_chosen)
     of_small = int((tokens == ord("x")).any(dim=1).sum())
-    assert of_small == corpora.shares.count(windows.num_chosen)[1]
+    assert of_small == corpora.mixture.count(windows.num_chosen)[1]
     assert abs(of_small - windows.num_chosen / 4) <= 0.5
     small = corpora.shards[1]
     if wanted == 10**6:  # as many as the smaller corpus has its share of
@@ -165,7 +165,7 @@ def test_validation_windows_are_spread_evenly(num_windows: int, share: float) ->
     windows = make_windows(num_windows)
 
     class Shards:
-        """As much of a corpus as validation looks at."""
+        """The part of TokenShards that validation uses."""
 
         val = windows.arrays
         tokenizer = type("Tokenizer", (), {"end_of_text": END_OF_TEXT, "vocab_size": 1 << 16})

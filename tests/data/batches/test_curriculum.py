@@ -1,4 +1,4 @@
-"""From easy to hard: scores that belong to their corpus, and an order that is still a permutation."""
+"""Curriculum: scores that belong to their corpus, and an order that is still a permutation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def count_up(start: int, size: int) -> np.ndarray:
 
 @given(size=st.integers(1, 700), seed=st.integers(0, 99), data=st.data())
 @settings(deadline=None, max_examples=40)
-def test_every_epoch_holds_every_window_once_and_the_first_goes_by_bands(
+def test_every_epoch_holds_every_window_once_and_the_first_follows_the_bands(
     size: int, seed: int, data: st.DataObject
 ) -> None:
     levels = data.draw(st.integers(1, 50))
@@ -53,7 +53,7 @@ def test_every_epoch_holds_every_window_once_and_the_first_goes_by_bands(
     np.testing.assert_array_equal(np.concatenate(parts), windows)
 
 
-def test_inside_a_band_seeds_have_orders_of_their_own() -> None:
+def test_inside_a_band_each_seed_has_its_own_order() -> None:
     scores = np.arange(10_000, dtype=float)
     first, second = (Curriculum(scores, seed).find(count_up(0, 10_000)) for seed in (1, 2))
     assert (first == second).mean() < 0.05
@@ -75,9 +75,9 @@ def test_a_window_has_the_mean_score_of_its_tokens(lengths: list[int], shard_tok
     own = [starts[starts // shard_tokens == shard] % shard_tokens for shard in range(len(arrays))]
     windows = SplitWindows(arrays, context_length)
     expected = [
-        part[place : place + context_length].mean()
+        part[start : start + context_length].mean()
         for part in np.split(by_token, cuts)
-        for place in range(0, len(part) - context_length, context_length)
+        for start in range(0, len(part) - context_length, context_length)
     ]
     np.testing.assert_allclose(score_windows(windows, own, scores), expected, atol=1e-6)
 
@@ -88,7 +88,7 @@ def test_the_length_of_a_document_is_its_tokens(shards: TokenShards) -> None:
     assert score_by_length(shards).tolist() == np.diff([*starts, len(tokens)]).tolist()
 
 
-def test_scores_come_back(shards: TokenShards) -> None:
+def test_scores_survive_a_round_trip(shards: TokenShards) -> None:
     scores = score_by_length(shards)
     path = write_scores(shards.folder, "length", scores)
     assert path == shards.folder / "scores" / "length.npy"
@@ -97,7 +97,7 @@ def test_scores_come_back(shards: TokenShards) -> None:
     np.testing.assert_array_equal(read_scores(shards, "length"), -scores)
 
 
-def test_missing_scores_are_refused_with_the_command_that_makes_them(shards: TokenShards) -> None:
+def test_missing_scores_are_refused_with_the_command_that_creates_them(shards: TokenShards) -> None:
     with pytest.raises(UserError, match=f"gptmill data score {shards.folder} --by length"):
         read_scores(shards, "length")
     with pytest.raises(UserError, match="--by loss"):
@@ -131,12 +131,12 @@ def test_scores_that_are_damaged_or_of_another_corpus_are_refused(shards: TokenS
 
 def test_training_by_length_begins_with_short_documents(shards: TokenShards) -> None:
     write_scores(shards.folder, "length", score_by_length(shards))
-    stream = build_sampler(make_config(order="curriculum", mini_batch_size=1), Corpora((shards,)))
+    sampler = build_sampler(make_config(order="curriculum", mini_batch_size=1), Corpora((shards,)))
     windows = shards.cut(shards.train, 16)
     by_window = score_windows(windows, shards.train_starts, score_by_length(shards))
     firsts = np.cumsum(windows.counts) - windows.counts
-    places = [stream.find(number) for number in range(stream.samples_per_epoch)]
-    read = np.array([firsts[place.shards[0]] + place.starts[0] // 16 for place in places])
+    locations = [sampler.find(number) for number in range(sampler.samples_per_epoch)]
+    read = np.array([firsts[each.shards[0]] + each.starts[0] // 16 for each in locations])
     means = [part.mean() for part in np.array_split(by_window[read], 4)]
     assert means == sorted(means)
     assert means[0] < means[-1] / 2

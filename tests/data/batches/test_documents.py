@@ -22,7 +22,7 @@ LENGTHS = st.lists(st.integers(1, 90), min_size=1, max_size=60)
 
 
 def split_into_shards(lengths: list[int], shard_tokens: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Sizes and starts of shards of so many tokens that hold documents of these lengths, as preparing cuts them."""
+    """Sizes and document starts of the shards that preparing documents of these lengths gives."""
     total = sum(lengths)
     sizes = [min(shard_tokens, total - first) for first in range(0, total, shard_tokens)]
     starts = np.cumsum([0, *lengths[:-1]])
@@ -39,7 +39,7 @@ def test_pieces_cover_every_document_once(lengths: list[int], shard_tokens: int,
     covered = [np.zeros(size, dtype=int) for size in sizes]
     for shard, start, length in zip(pieces.shards, pieces.starts, pieces.lengths, strict=True):
         covered[shard][start : start + length] += 1
-        # No document begins inside a piece.
+        # No document starts inside a piece.
         assert not ((starts[shard] > start) & (starts[shard] < start + length)).any()
     for shard, counts in enumerate(covered):
         goes_on = shard + 1 < len(sizes) and not (len(starts[shard + 1]) and starts[shard + 1][0] == 0)
@@ -55,7 +55,7 @@ def test_an_epoch_of_groups_holds_every_piece_once(
     pieces = cut_documents(*split_into_shards(lengths, 10**6), longest)
     groups = DocumentGroups(pieces, longest, rows * longest, seed)
     seen: Counter[int] = Counter()
-    for number in range(epoch * groups.num_domains, (epoch + 1) * groups.num_domains):
+    for number in range(epoch * groups.num_groups, (epoch + 1) * groups.num_groups):
         chosen, width, count = groups.find(number)
         assert width in list_widths(longest)
         assert count == rows * longest // width
@@ -66,13 +66,13 @@ def test_an_epoch_of_groups_holds_every_piece_once(
     assert seen == Counter(range(len(pieces.lengths)))
 
 
-def test_epochs_seeds_and_corpora_have_orders_of_their_own() -> None:
+def test_each_epoch_seed_and_corpus_has_its_own_order() -> None:
     pieces = cut_documents(*split_into_shards([5 + number % 60 for number in range(3000)], 10**6), 64)
     orders = []
     for seed, corpus in ((1, 0), (2, 0), (1, 1)):
         groups = DocumentGroups(pieces, 64, 4 * 64, seed, corpus)
         for epoch in range(2):
-            numbers = range(epoch * groups.num_domains, (epoch + 1) * groups.num_domains)
+            numbers = range(epoch * groups.num_groups, (epoch + 1) * groups.num_groups)
             orders.append(np.concatenate([groups.find(number)[0] for number in numbers]))
     for first, order in enumerate(orders):
         assert all((order == other).mean() < 0.05 for other in orders[:first])
@@ -89,32 +89,32 @@ def test_rows_are_the_documents_themselves(tmp_path: Path, shard_tokens: int) ->
     shards = prepare(tmp_path / "corpus", texts, shard_tokens)
     corpora = Corpora((shards,))
     config = make_config(documents="whole", context_length=64, mini_batch_size=2)
-    stream, reader = build_sampler(config, corpora), make_train_reader(corpora)
+    sampler, reader = build_sampler(config, corpora), make_train_reader(corpora)
     end = shards.tokenizer.end_of_text
     inputs, pairs = Counter[int](), Counter[tuple[int, int]]()
     targets = 0
-    for number in range(stream.samples_per_epoch):
-        batch = make_batch(reader.read(stream.find(number)), IGNORED)
+    for number in range(sampler.samples_per_epoch):
+        batch = make_batch(reader.read(sampler.find(number)), IGNORED)
         assert batch.tokens.numel() <= 2 * 64
         valid = batch.targets != IGNORED
-        assert int(valid.sum()) == stream.count_targets(number, 1)
+        assert int(valid.sum()) == sampler.count_targets(number, 1)
         targets += int(valid.sum())
         inputs.update(batch.tokens[valid].tolist())
         pairs.update(zip(batch.tokens[valid].tolist(), batch.targets[valid].tolist(), strict=True))
         assert not (batch.tokens[:, 1:][valid[:, 1:]] == end).any(), "a document begins inside a row"
-    assert stream.count_targets(0, stream.samples_per_epoch) == targets
+    assert sampler.count_targets(0, sampler.samples_per_epoch) == targets
     stored = np.concatenate(shards.train).tolist()
     expected = Counter(zip(stored, [*stored[1:], end], strict=True))
-    # Where a document goes on in the next shard, the pair across the shards' edge is left out.
+    # Where a document continues in the next shard, the input-target pair across the boundary is skipped.
     left_out = sum((expected - pairs).values())
     assert not pairs - expected
     assert left_out <= len(shards.train) - 1
     assert (left_out > 0) == (shard_tokens == 700)
 
 
-def test_a_mixture_of_groups_keeps_the_shares(tmp_path: Path) -> None:
+def test_a_mixture_of_groups_keeps_the_weights(tmp_path: Path) -> None:
     one, two = (prepare(tmp_path / name, [name * (5 + number % 40) for number in range(60)]) for name in "ab")
     corpora = Corpora((one, two), (Fraction(3), Fraction(1)))
-    stream = build_sampler(make_config(documents="whole"), corpora)
-    drawn = Counter(int(stream.find(number).corpora[0]) for number in range(40))
+    sampler = build_sampler(make_config(documents="whole"), corpora)
+    drawn = Counter(int(sampler.find(number).corpora[0]) for number in range(40))
     assert drawn == {0: 30, 1: 10}

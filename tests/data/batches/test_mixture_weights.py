@@ -1,4 +1,4 @@
-"""Shares: exact apportionment in any prefix, found at once for any number."""
+"""Mixture weights: exact apportionment in any prefix, computed directly for any sample number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WEIGHTS = st.lists(
 
 
 def merge_by_hand(weights: list[Fraction], size: int) -> list[tuple[int, int]]:
-    """The definition: all units by ideal time, ties by corpus."""
+    """The definition: all samples by ideal time, ties by corpus."""
     times = [
         (Fraction(2 * number + 1) / (2 * weight), corpus, number)
         for corpus, weight in enumerate(weights)
@@ -27,14 +27,14 @@ def merge_by_hand(weights: list[Fraction], size: int) -> list[tuple[int, int]]:
 
 @given(weights=WEIGHTS, size=st.integers(0, 40))
 @settings(deadline=None, max_examples=60)
-def test_units_come_in_the_order_of_their_ideal_times(weights: list[Fraction], size: int) -> None:
+def test_samples_come_in_the_order_of_their_ideal_times(weights: list[Fraction], size: int) -> None:
     corpora, numbers = MixtureWeights(weights).assign(0, size)
     assert list(zip(corpora.tolist(), numbers.tolist(), strict=True)) == merge_by_hand(weights, size)
 
 
 @given(weights=WEIGHTS, start=st.integers(0, 10**15), size=st.integers(0, 40))
 @settings(deadline=None)
-def test_any_prefix_is_counted_without_going_through_it(weights: list[Fraction], start: int, size: int) -> None:
+def test_any_prefix_is_counted_without_iterating_over_it(weights: list[Fraction], start: int, size: int) -> None:
     shares = MixtureWeights(weights)
     before, after = shares.count(start), shares.count(start + size)
     assert (sum(before), sum(after)) == (start, start + size)

@@ -1,4 +1,4 @@
-"""Mixtures: several corpora read in exact shares, each through its own epochs."""
+"""Mixtures: several corpora read in exact proportions, each through its own epochs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=4)
 
 
 def build_mixture(sizes: list[int], kind: str, batch_size: int) -> tuple[WindowSampler, MixtureWeights, list[int]]:
-    """Windows of corpora whose tokens go on where the corpus before ends; corpus i has weight 2i + 1."""
+    """Corpora whose tokens continue where the previous corpus ends; corpus i has weight 2i + 1."""
     firsts = [sum(sizes[:corpus]) for corpus in range(len(sizes))]
     windows = [make_windows(size, first * CONTEXT_LENGTH) for size, first in zip(sizes, firsts, strict=True)]
     orders: list[Order] = [
@@ -36,23 +36,23 @@ def build_mixture(sizes: list[int], kind: str, batch_size: int) -> tuple[WindowS
     return WindowSampler(windows, orders, shares, batch_size), shares, firsts
 
 
-def read_numbers(stream: WindowSampler, sizes: list[int], start: int, batches: int) -> list[int]:
+def read_numbers(sampler: WindowSampler, sizes: list[int], start: int, batches: int) -> list[int]:
     """The numbers, over all corpora, of the windows of some micro-batches."""
     firsts = [sum(sizes[:corpus]) for corpus in range(len(sizes))]
     reader = make_reader(
         *(make_windows(size, first * CONTEXT_LENGTH) for size, first in zip(sizes, firsts, strict=True))
     )
-    places = [stream.find(start + turn * stream.samples_per_batch) for turn in range(batches)]
-    return [int(row[0]) // CONTEXT_LENGTH for place in places for row in reader.read(place).tokens]
+    locations = [sampler.find(start + batch * sampler.samples_per_batch) for batch in range(batches)]
+    return [int(row[0]) // CONTEXT_LENGTH for each in locations for row in reader.read(each).tokens]
 
 
 @given(sizes=SIZES, kind=st.sampled_from(["shuffle", "shards"]), epochs=st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
 def test_each_corpus_is_read_in_epochs_of_its_own(sizes: list[int], kind: str, epochs: int) -> None:
-    stream, shares, firsts = build_mixture(sizes, kind, batch_size=7)
-    assert stream.samples_per_epoch == sum(sizes)
+    sampler, shares, firsts = build_mixture(sizes, kind, batch_size=7)
+    assert sampler.samples_per_epoch == sum(sizes)
     length = epochs * sum(sizes)
-    numbers = read_numbers(stream, sizes, 0, -(-length // 7))
+    numbers = read_numbers(sampler, sizes, 0, -(-length // 7))
     for corpus, (size, first, count) in enumerate(zip(sizes, firsts, shares.count(len(numbers)), strict=True)):
         own = [number for number in numbers if first <= number < first + size]
         assert len(own) == count, corpus
@@ -79,12 +79,12 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("folders")
-def test_a_mixture_opens_with_its_shares() -> None:
+def test_a_mixture_opens_with_its_weights() -> None:
     corpora = open_corpora(DataConfig(mixture="a=0.7, b=0.3"))
     assert [str(shards.folder) for shards in corpora.shards] == ["a", "b"]
     assert corpora.name == "a (0.7), b (0.3)"
-    stream = build_sampler(make_config(mixture="a=0.7,b=0.3"), corpora)
-    drawn = Counter(int(corpus) for start in range(0, 100, 4) for corpus in stream.find(start).corpora)
+    sampler = build_sampler(make_config(mixture="a=0.7,b=0.3"), corpora)
+    drawn = Counter(int(corpus) for start in range(0, 100, 4) for corpus in sampler.find(start).corpora)
     assert drawn == {0: 70, 1: 30}
 
 
@@ -99,14 +99,14 @@ def test_the_checksum_tells_corpora_order_and_weights_apart() -> None:
 
 
 @pytest.mark.usefixtures("folders")
-def test_a_mixture_of_one_is_the_plain_run() -> None:
+def test_a_mixture_of_one_corpus_equals_the_plain_run() -> None:
     alone = build_sampler(make_config(data_dir="a"), open_corpora(DataConfig(data_dir="a")))
     mixed = build_sampler(make_config(mixture="a=3"), open_corpora(DataConfig(mixture="a=3")))
     for start in (0, 4, 120, 1000):
         np.testing.assert_array_equal(alone.find(start).starts, mixed.find(start).starts)
 
 
-def test_corpora_of_two_tokenizers_are_refused_with_both(folders: Path) -> None:
+def test_corpora_of_two_tokenizers_are_refused_with_both_named(folders: Path) -> None:
     (folders / "c.txt").write_text("xyz " * 500, encoding="utf-8")
     prepare_corpus([str(folders / "c.txt")], PrepareRequest(out="c", tokenizer="char"), lambda _: None)
     with pytest.raises(UserError, match=r"a was prepared with byte:\w+, c with char:\w+"):

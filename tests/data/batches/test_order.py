@@ -21,12 +21,12 @@ def count_up(start: int, size: int) -> np.ndarray:
 
 @given(size=st.integers(1, 5000), key=KEYS)
 @settings(deadline=None)
-def test_permute_hits_every_place_once(size: int, key: tuple[int, ...]) -> None:
+def test_permute_hits_every_position_once(size: int, key: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(np.sort(permute(count_up(0, size), size, key)), count_up(0, size))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 1023, 1024, 1025, 4**8, 4**8 + 1])
-def test_permute_hits_every_place_once_around_powers_of_two(size: int) -> None:
+def test_permute_hits_every_position_once_around_powers_of_two(size: int) -> None:
     np.testing.assert_array_equal(np.sort(permute(count_up(0, size), size, (7, 3))), count_up(0, size))
 
 
@@ -34,8 +34,8 @@ def test_permute_hits_every_place_once_around_powers_of_two(size: int) -> None:
 @settings(deadline=None)
 def test_every_epoch_holds_every_window_once(size: int, seed: int, epoch: int, count: int) -> None:
     windows = Shuffle(size, seed).find(count_up(epoch * size, count * size))
-    for place in range(count):
-        np.testing.assert_array_equal(np.sort(windows[place * size : (place + 1) * size]), count_up(0, size))
+    for index in range(count):
+        np.testing.assert_array_equal(np.sort(windows[index * size : (index + 1) * size]), count_up(0, size))
 
 
 @given(size=st.integers(1, 50), seed=SEEDS, start=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 120), max_size=5))
@@ -50,7 +50,7 @@ def test_the_order_is_the_same_however_it_is_asked_for(size: int, seed: int, sta
     np.testing.assert_array_equal(Shuffle(size, seed).find(numbers[::-1].copy()), whole[::-1])
 
 
-def test_seeds_and_epochs_have_orders_of_their_own() -> None:
+def test_each_seed_and_epoch_has_its_own_order() -> None:
     orders = [Shuffle(1000, seed).find(count_up(epoch * 1000, 1000)) for seed in range(5) for epoch in range(5)]
     for first, order in enumerate(orders):
         for other in orders[:first]:
@@ -81,7 +81,7 @@ def test_the_permutation_looks_random(seed: int) -> None:
 
 
 def test_the_order_never_changes_between_versions() -> None:
-    # A resumed run depends on these numbers: a change of theirs changes what every run in the world reads next.
+    # Resumed runs depend on these numbers: changing them changes what every existing run reads next.
     assert Shuffle(100, 1337).find(count_up(95, 10)).tolist() == [29, 4, 32, 3, 71, 9, 17, 99, 15, 89]
 
 
@@ -142,11 +142,11 @@ def test_the_next_shards_are_those_that_are_read_next(counts: list[int], seed: i
     shards = np.searchsorted(ends, order.find(count_up(number, to_the_end_of_next_epoch)), side="right")
     visits = [shards[0], *(b for a, b in pairwise(shards) if a != b)]
     upcoming = order.list_next_shards(number, 3)
-    without_repeats = [shard for turn, shard in enumerate(upcoming) if turn == 0 or shard != upcoming[turn - 1]]
+    without_repeats = [shard for rank, shard in enumerate(upcoming) if rank == 0 or shard != upcoming[rank - 1]]
     assert without_repeats == visits[: len(without_repeats)]
 
 
-def test_corpora_have_orders_of_their_own_and_the_first_has_that_of_a_run_without_others() -> None:
+def test_each_corpus_has_its_own_order_and_the_first_that_of_a_single_corpus() -> None:
     numbers = count_up(0, 1000)
     assert Shuffle(1000, 7, corpus=0).find(numbers).tolist() == Shuffle(1000, 7).find(numbers).tolist()
     orders = [Shuffle(1000, 7, corpus).find(numbers) for corpus in range(4)]

@@ -1,4 +1,4 @@
-"""Several corpora in one run: each has its own order, its own place, and its own share of validation."""
+"""Several corpora in one run: each has its own order, its own position, and its own share of validation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXTS = [("abc " * 100)[: 5 + 37 * number % 301] for number in range(400)]
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
-    """The same text twice: only the corpus' number can tell their orders apart."""
+    """The same text twice: only the index of the corpus distinguishes their orders."""
     folder: Path = tmp_path_factory.mktemp("twins")
     parts = tuple(prepare(folder / name, TEXTS, shard_tokens=2000) for name in "ab")
     for part in parts:
@@ -39,34 +39,34 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
     "fields", [{"order": "shuffle"}, {"order": "shards"}, {"order": "curriculum"}, {"documents": "whole"}], ids=str
 )
 def test_corpora_of_a_mixture_have_orders_of_their_own(twins: Corpora, fields: dict[str, str], epoch: int) -> None:
-    stream = build_sampler(make_config(**fields, mini_batch_size=2), twins)
+    sampler = build_sampler(make_config(**fields, mini_batch_size=2), twins)
     read: tuple[list[tuple[int, int]], ...] = ([], [])
-    first = epoch * stream.samples_per_epoch
-    for start in range(first, first + min(400, stream.samples_per_epoch), stream.samples_per_batch):
-        places = stream.find(start)
-        for corpus, shard, place in zip(places.corpora, places.shards, places.starts, strict=True):
+    first = epoch * sampler.samples_per_epoch
+    for start in range(first, first + min(400, sampler.samples_per_epoch), sampler.samples_per_batch):
+        locations = sampler.find(start)
+        for corpus, shard, place in zip(locations.corpora, locations.shards, locations.starts, strict=True):
             read[corpus].append((int(shard), int(place)))
     size = min(map(len, read))
     same = sum(one == other for one, other in zip(read[0][:size], read[1][:size], strict=True))
     assert same < size / 2
 
 
-def test_shards_ahead_in_a_mixture_are_those_of_each_corpus_own_place(twins: Corpora) -> None:
-    stream = build_sampler(make_config(order="sequential"), twins)
-    for start in range(0, stream.samples_per_epoch, 4):
-        places, ahead = stream.find(start), stream.list_next_shards(start)
+def test_upcoming_shards_follow_the_position_of_each_corpus(twins: Corpora) -> None:
+    sampler = build_sampler(make_config(order="sequential"), twins)
+    for start in range(0, sampler.samples_per_epoch, 4):
+        locations, ahead = sampler.find(start), sampler.list_next_shards(start)
         for corpus in range(2):
-            assert ahead[corpus][0] == places.shards[places.corpora == corpus][0]
+            assert ahead[corpus][0] == locations.shards[locations.corpora == corpus][0]
 
 
-def test_resident_tokens_outside_the_vocabulary_are_refused(twins: Corpora) -> None:
+def test_an_on_device_dataset_refuses_tokens_outside_the_vocabulary(twins: Corpora) -> None:
     shards = replace(twins.shards[0], train=(np.array([1, 2, 257], dtype=np.uint16),))
     with pytest.raises(UserError, match="token 257"):
         load_on_device(Corpora((shards,)), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("wide_first", [False, True])
-def test_resident_tokens_may_come_in_two_widths(twins: Corpora, wide_first: bool) -> None:
+def test_an_on_device_dataset_may_mix_token_widths(twins: Corpora, wide_first: bool) -> None:
     one, two = twins.shards
     wide = replace(
         two,
@@ -74,11 +74,11 @@ def test_resident_tokens_may_come_in_two_widths(twins: Corpora, wide_first: bool
         train=tuple(array.astype(np.uint32) for array in two.train),
     )
     mixed = replace(twins, shards=(wide, one) if wide_first else (one, wide))
-    stream = build_sampler(make_config(), twins)
+    sampler = build_sampler(make_config(), twins)
     cpu = torch.device("cpu")
     for start in (0, 40, 400):
-        expected = load_on_device(twins, cpu).read(stream.find(start)).tokens
-        assert torch.equal(load_on_device(mixed, cpu).read(stream.find(start)).tokens, expected)
+        expected = load_on_device(twins, cpu).read(sampler.find(start)).tokens
+        assert torch.equal(load_on_device(mixed, cpu).read(sampler.find(start)).tokens, expected)
 
 
 def test_validation_of_a_mixture_is_spread_over_each_corpus(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_validation_of_a_mixture_is_spread_over_each_corpus(tmp_path: Path) -> N
     large, small = prepare(tmp_path / "l", texts), prepare(tmp_path / "s", texts[:150])
     corpora = Corpora((large, small), (Fraction(3), Fraction(1)))
     chosen = ValWindows(corpora, 16, 40)
-    counts = corpora.shares.count(40)
+    counts = corpora.mixture.count(40)
     for corpus, shards in enumerate(corpora.shards):
         windows = shards.cut(shards.val, 16)
         own = chosen.read(0, 40).tokens.tolist()
@@ -94,29 +94,29 @@ def test_validation_of_a_mixture_is_spread_over_each_corpus(tmp_path: Path) -> N
         expected = [
             shards.val[shard][start : start + 17].tolist() for shard, start in zip(*windows.locate(spread), strict=True)
         ]
-        corpora_of, _ = corpora.shares.assign(0, 40)
+        corpora_of, _ = corpora.mixture.assign(0, 40)
         assert [row for row, of in zip(own, corpora_of, strict=True) if of == corpus] == expected
 
 
 @pytest.mark.parametrize("documents", ["packed", "whole"])
 def test_every_row_of_a_mixture_names_its_corpus_wherever_its_tokens_are(twins: Corpora, documents: str) -> None:
-    stream = build_sampler(make_config(documents=documents), replace(twins, weights=(Fraction(3), Fraction(1))))
+    sampler = build_sampler(make_config(documents=documents), replace(twins, weights=(Fraction(3), Fraction(1))))
     for reader in (make_train_reader(twins), load_on_device(twins, CPU)):
-        starts = range(0, 8 * stream.samples_per_batch, stream.samples_per_batch)
-        with open_data_loader(stream, reader, CPU, starts) as loader:
-            taken = [make_batch(loader.take(), -100) for _ in starts]
+        starts = range(0, 8 * sampler.samples_per_batch, sampler.samples_per_batch)
+        with open_data_loader(sampler, reader, CPU, starts) as loader:
+            taken = [make_batch(loader.next_batch(), -100) for _ in starts]
         for start, batch in zip(starts, taken, strict=True):
             assert batch.groups is not None
             assert batch.groups.dtype == torch.int64
-            assert batch.groups.tolist() == stream.find(start).corpora.tolist()
+            assert batch.groups.tolist() == sampler.find(start).corpora.tolist()
         assert {group for batch in taken if batch.groups is not None for group in batch.groups.tolist()} == {0, 1}
 
 
 def test_rows_of_a_single_corpus_name_none(twins: Corpora) -> None:
     alone = Corpora(twins.shards[:1])
-    places = build_sampler(make_config(), alone).find(0)
+    locations = build_sampler(make_config(), alone).find(0)
     for reader in (make_train_reader(alone), load_on_device(alone, CPU)):
-        assert make_batch(reader.read(places), -100).groups is None
+        assert make_batch(reader.read(locations), -100).groups is None
     assert ValWindows(alone, 16, 4).read(0, 4).corpora is None
 
 
@@ -140,8 +140,8 @@ def test_validation_counts_the_windows_of_each_corpus(twins: Corpora) -> None:
     assert sum(chosen.counts) == chosen.num_chosen == 10
 
 
-def test_scores_made_anew_are_another_order(twins: Corpora) -> None:
-    """A run must not go on by them: half of its windows would come twice."""
+def test_recomputed_scores_are_another_order(twins: Corpora) -> None:
+    """A run must not resume with them: half of its windows would come twice."""
     scored = replace(twins, score="length")
     before = scored.sha256
     assert before != twins.sha256

@@ -1,4 +1,4 @@
-"""Corpora whose tokens count up, so that a row tells where it was read."""
+"""Corpora whose tokens count up, so that a row shows where it was read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END_OF_TEXT = (1 << 16) - 1
 
 
 def make_windows(num_windows: int, first: int = 0) -> SplitWindows:
-    """Tokens count up over two shards, so that a window's first token tells its number."""
+    """Tokens count up over two shards, so that a window's first token identifies it."""
     cut = CONTEXT_LENGTH * (num_windows // 3) + 1
     tokens = np.arange(first, first + CONTEXT_LENGTH * num_windows + 1, dtype=np.uint16)
     windows = SplitWindows((tokens[:cut], tokens[cut - 1 :]), CONTEXT_LENGTH)
@@ -33,14 +33,14 @@ def make_reader(*windows: SplitWindows) -> HostReader:
 
 
 def make_config(**fields: Any) -> RunConfig:
-    """A run of sixteen tokens a window and four windows a micro-batch."""
+    """A run with 16 tokens per window and 4 windows per micro-batch."""
     return build_config(
         RunConfig, {"context_length": 16, "mini_batch_size": 4, "total_batch_size": 128, "eval_tokens": 64, **fields}
     )
 
 
 def prepare(folder: Path, texts: list[str], shard_tokens: int = 100_000) -> TokenShards:
-    """Each text a document of bytes, and its last tenth for validation."""
+    """Prepares each text as one document of bytes, the last tenth of it for validation."""
     source = folder.with_name(folder.name + "-text")
     source.mkdir()
     for number, text in enumerate(texts):

@@ -10,8 +10,8 @@ from gptmill.data.shards.opening import SplitWindows
 
 
 def read_windows(windows: SplitWindows, numbers: IndexArray, vocab_size: int = 1 << 16) -> IndexArray:
-    """The tokens of windows by number, context_length + 1 of each."""
+    """The tokens of windows, context_length + 1 of each."""
     shards, starts = windows.locate(numbers)
-    places = RowLocations(np.zeros_like(numbers), shards, starts, windows.context_length)
-    rows: IndexArray = HostReader([windows.arrays], 0, vocab_size).read(places).tokens.numpy()
+    locations = RowLocations(np.zeros_like(numbers), shards, starts, windows.context_length)
+    rows: IndexArray = HostReader([windows.arrays], 0, vocab_size).read(locations).tokens.numpy()
     return rows

@@ -1,4 +1,4 @@
-"""Token files of other projects are read where they lie, and told apart from files that only look like them."""
+"""External token formats are read in place, and distinguished from files that only look like them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def layout(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_tokens_are_read_where_they_lie(layout: str, tmp_path: Path) -> None:
+def test_tokens_are_read_in_place(layout: str, tmp_path: Path) -> None:
     train, val = write_layout(tmp_path, layout)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     (tmp_path / "README.md").write_text("training data")
@@ -78,7 +78,7 @@ def test_tokens_are_read_where_they_lie(layout: str, tmp_path: Path) -> None:
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in before} == before
 
 
-def test_documents_are_found_by_their_mark(layout: str, tmp_path: Path) -> None:
+def test_documents_are_found_by_end_of_text(layout: str, tmp_path: Path) -> None:
     train, _ = write_layout(tmp_path, layout)
     train[-1][[7, 300]] = END_OF_TEXT
     write, names, _ = LAYOUTS[layout]
@@ -122,10 +122,10 @@ def test_bytes_as_tokens_can_be_asked_for(tmp_path: Path) -> None:
     assert shards.tokenizer.decode_bytes(shards.train[0].tolist()) == b"hello"
 
 
-def test_tokens_of_another_vocabulary_are_noticed_when_read(tmp_path: Path) -> None:
+def test_tokens_of_another_vocabulary_are_detected_when_read(tmp_path: Path) -> None:
     write_layout(tmp_path, "nanoGPT")
     shards = open_shards(tmp_path, "byte")
-    with pytest.raises(UserError, match=r"train\.bin at place .* holds token.*tokenizer"):
+    with pytest.raises(UserError, match=r"train\.bin at position .* holds token.*tokenizer"):
         read_windows(shards.cut(shards.train, 64), np.arange(4), shards.tokenizer.vocab_size)
 
 
@@ -161,13 +161,13 @@ def refuse(folder: Path, write: Callable[[Path], object], name: str = "x_val.bin
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
-        (lambda path: write_llmc(path, make_tokens(1), magic=20240522), "begins with 20240522"),
-        (lambda path: write_raw(path, make_tokens(1)), "begins with"),
+        (lambda path: write_llmc(path, make_tokens(1), magic=20240522), "starts with 20240522"),
+        (lambda path: write_raw(path, make_tokens(1)), "starts with"),
         (lambda path: write_llmc(path, make_tokens(1), version=2), "version 2, not 1"),
-        (lambda path: write_llmc(path, make_tokens(1), excess=1), "5,001 tokens by its header make 11,026 bytes"),
+        (lambda path: write_llmc(path, make_tokens(1), excess=1), "implies 5,001 tokens in 11,026 bytes"),
         (lambda path: write_llmc(path, make_tokens(1), excess=-1), "4,999 tokens"),
         (lambda path: path.write_bytes(b"\x88\xd8\x34\x01"), "version 0"),
-        (lambda path: path.write_bytes(b""), "begins with 0"),
+        (lambda path: path.write_bytes(b""), "starts with 0"),
         (lambda path: write_llmc(path, make_tokens(1)[:0]), "no token"),
     ],
     ids=["eval", "no_header", "version", "short", "long", "torn", "empty", "no_tokens"],
@@ -181,7 +181,7 @@ def test_a_file_that_is_not_what_its_header_says_is_named(
 
 
 @pytest.mark.parametrize("name", ["train.bin", "val.bin"])
-def test_an_odd_number_of_bytes_is_noticed(name: str, tmp_path: Path) -> None:
+def test_an_odd_number_of_bytes_is_detected(name: str, tmp_path: Path) -> None:
     write_layout(tmp_path, "nanoGPT")
     (tmp_path / name).write_bytes(b"abc")
     with pytest.raises(UserError, match=rf"{name}.*2 bytes for each token.*3"):
@@ -220,16 +220,16 @@ def test_a_missing_split_is_named(layout: str, missing: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("write", "name"), [(np.save, "x_val.npy"), (write_raw, "val.bin")], ids=["npy_and_bin", "raw_and_header"]
 )
-def test_files_of_several_kinds_are_not_mixed(write: Write, name: str, tmp_path: Path) -> None:
+def test_files_of_several_formats_are_not_mixed(write: Write, name: str, tmp_path: Path) -> None:
     message = refuse(tmp_path, lambda path: write(path, make_tokens(1)), name)
-    assert "several kinds" in message
+    assert "several formats" in message
     assert name in message
     assert "x_train.bin" in message
 
 
 def test_tokens_of_several_widths_are_not_mixed(tmp_path: Path) -> None:
     wide = make_tokens(1).astype(np.uint32)
-    assert "several kinds" in refuse(tmp_path, lambda path: write_llmc(path, wide, magic=20240801, version=7))
+    assert "several formats" in refuse(tmp_path, lambda path: write_llmc(path, wide, magic=20240801, version=7))
 
 
 def test_a_folder_without_token_files_holds_none(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_folder_without_token_files_holds_none(tmp_path: Path) -> None:
     assert not holds_shards(tmp_path)
 
 
-def test_a_corpus_keeps_its_address(tmp_path: Path) -> None:
+def test_a_corpus_keeps_its_location(tmp_path: Path) -> None:
     write_layout(tmp_path, "nanoGPT")
     shards: TokenShards = open_shards(str(tmp_path))
-    assert (shards.address, shards.folder) == (str(tmp_path), tmp_path)
+    assert (shards.location, shards.folder) == (str(tmp_path), tmp_path)

@@ -1,4 +1,4 @@
-"""Shards: windows hold the raw tokens of their place, and a folder that is not whole is refused by name."""
+"""Shards: windows hold the raw tokens of their range, and an incomplete folder is refused by name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def change_manifest(folder: Path, change: Callable[[Content], object]) -> None:
 
 
 def list_windows(arrays: Sequence[np.ndarray], context_length: int) -> list[list[int]]:
-    """All windows in order, each with the token after it, cut out the plain way."""
+    """All windows in order, each with the token after it: the reference implementation."""
     return [
         array[start : start + context_length + 1].tolist()
         for array in arrays
@@ -56,7 +56,7 @@ def test_opened_shards_hold_the_corpus(folder: Path, text_file: Path) -> None:
     assert not any(array.flags.writeable for array in (*shards.train, *shards.val))
 
 
-def test_windows_of_all_shards_are_the_raw_tokens_at_their_places(folder: Path) -> None:
+def test_windows_of_all_shards_are_the_raw_tokens_at_their_positions(folder: Path) -> None:
     shards = open_shards(folder)
     for context_length in (1, 7, 16, 999):
         windows = shards.cut(shards.train, context_length)
@@ -82,7 +82,7 @@ def test_windows_can_be_read_in_any_order(lengths: list[int], context_length: in
 
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=6), context_length=st.integers(1, 12))
 @settings(deadline=None)
-def test_locating_a_window_tells_its_shard_and_its_place(lengths: list[int], context_length: int) -> None:
+def test_locating_a_window_gives_its_shard_and_position(lengths: list[int], context_length: int) -> None:
     everything = np.arange(sum(lengths), dtype=np.uint16)
     arrays = tuple(np.split(everything, np.cumsum(lengths)[:-1]))
     windows = SplitWindows(arrays, context_length)
@@ -92,19 +92,19 @@ def test_locating_a_window_tells_its_shard_and_its_place(lengths: list[int], con
     assert located == [window[0] for window in list_windows(arrays, context_length)]
 
 
-def test_a_token_outside_the_vocabulary_is_refused_with_its_place() -> None:
+def test_a_token_outside_the_vocabulary_is_refused_with_its_position() -> None:
     arrays = (np.zeros(9, dtype=np.uint16), np.array([0, 1, 2, 3, 4, 5, 6], dtype=np.uint16))
     windows = SplitWindows(arrays, 2)
     assert read_windows(windows, np.arange(7), vocab_size=7).max() == 6
     assert read_windows(windows, np.arange(6), vocab_size=6).max() == 4
-    with pytest.raises(UserError, match=r"shard 1 at place 6 holds token 6"):
+    with pytest.raises(UserError, match=r"shard 1 at position 6 holds token 6"):
         read_windows(windows, np.array([6, 0, 5]), vocab_size=6)
 
 
-def test_a_strange_token_is_told_with_the_name_of_its_file(folder: Path) -> None:
+def test_a_token_outside_the_vocabulary_is_refused_with_its_file(folder: Path) -> None:
     shards = open_shards(folder)
     windows = shards.cut(shards.train, 16)
-    with pytest.raises(UserError, match=r"train_000001\.npy at place \d+ holds token \d+.*vocabulary of 3"):
+    with pytest.raises(UserError, match=r"train_000001\.npy at position \d+ holds token \d+.*vocabulary of 3"):
         read_windows(windows, windows.counts[:1], vocab_size=3)
 
 
@@ -116,18 +116,18 @@ def test_starts_are_where_documents_begin(tmp_path: Path) -> None:
     request = PrepareRequest(out=str(tmp_path / "shards"), tokenizer="byte", shard_tokens=100, val_fraction=0.2)
     shards = open_shards(prepare_corpus([str(texts)], request, lambda _: None)[0])
     assert len(shards.train) > 5
-    for arrays, places, split in (
+    for arrays, all_starts, split in (
         (shards.train, shards.train_starts, shards.manifest.train),
         (shards.val, shards.val_starts, shards.manifest.val),
     ):
-        assert sum(len(starts) for starts in places) == split.documents
-        for array, starts in zip(arrays, places, strict=True):
+        assert sum(len(starts) for starts in all_starts) == split.documents
+        for array, starts in zip(arrays, all_starts, strict=True):
             assert starts.dtype == np.int64
             assert starts.tolist() == np.flatnonzero(array == shards.tokenizer.end_of_text).tolist()
 
 
 def test_more_shards_than_files_may_be_open_at_once(folder: Path) -> None:
-    """In a process of its own, which may open few; every array is asked for twice."""
+    """In a process with a low limit of open files; every array is opened twice."""
     script = f"""
 import resource
 from pathlib import Path
@@ -170,7 +170,7 @@ def test_a_file_that_changed_after_preparing_is_named(folder: Path, name: str) -
     make_younger_than_manifest(path)
     with pytest.raises(UserError, match=rf"{name} changed after it was prepared.*gptmill data verify"):
         open_shards(folder)
-    with pytest.raises(UserError, match=name):  # and again, until it is mended
+    with pytest.raises(UserError, match=name):  # and again, until it is repaired
         open_shards(folder)
 
 
@@ -178,16 +178,16 @@ def test_a_copied_corpus_is_hashed_once_and_then_trusted(folder: Path) -> None:
     manifest = folder / "manifest.json"
     files = [*folder.glob("*.npy"), *folder.glob("documents/*.npy")]
     os.utime(manifest, ns=(0, 0))
-    told: list[tuple[int, int]] = []
-    open_shards(folder, report=lambda done, total: told.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    open_shards(folder, report=lambda done, total: reports.append((done, total)))
     total_bytes = sum(path.stat().st_size for path in files)
-    assert told[-1] == (total_bytes, total_bytes)
-    assert len(told) == len(files)
+    assert reports[-1] == (total_bytes, total_bytes)
+    assert len(reports) == len(files)
     assert manifest.stat().st_mtime_ns > max(path.stat().st_mtime_ns for path in files)
     open_shards(folder, report=lambda *_: pytest.fail("hashed again"))
 
 
-def test_a_shard_that_vanishes_while_open_is_named(folder: Path) -> None:
+def test_a_shard_that_is_deleted_while_open_is_named(folder: Path) -> None:
     shards = open_shards(folder)
     (folder / "train_000004.npy").unlink()
     with pytest.raises(UserError, match=r"train_000004\.npy"):
@@ -235,7 +235,7 @@ def test_a_folder_without_a_manifest_is_named(tmp_path: Path) -> None:
         open_shards(tmp_path / "nowhere")
 
 
-def test_a_corpus_that_lost_its_manifest_is_not_taken_for_another_project_s(folder: Path) -> None:
+def test_a_corpus_without_its_manifest_is_not_mistaken_for_an_external_format(folder: Path) -> None:
     assert holds_shards(folder)
     (folder / "manifest.json").unlink()
     assert not holds_shards(folder)
@@ -244,7 +244,7 @@ def test_a_corpus_that_lost_its_manifest_is_not_taken_for_another_project_s(fold
 
 
 @pytest.mark.parametrize("content", ["", '{"format": "gptm', "[]", "null", '"text"', "{}", '{"format": "other"}'])
-def test_a_manifest_that_is_torn_or_foreign_is_named(folder: Path, content: str) -> None:
+def test_a_damaged_or_unknown_manifest_is_named(folder: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
     with pytest.raises(UserError, match=r"manifest\.json"):
         open_shards(folder)
@@ -285,7 +285,7 @@ def test_shards_of_another_tokenizer_than_asked_for_are_named(folder: Path) -> N
     assert str(folder) in str(caught.value)
 
 
-def test_a_tokenizer_that_is_no_longer_the_same_is_noticed(folder: Path) -> None:
+def test_a_tokenizer_that_has_changed_is_detected(folder: Path) -> None:
     change_manifest(folder, lambda content: content["tokenizer"].update(alphabet="abc", vocab_size=4))
     with pytest.raises(UserError, match="tokenizer mismatch") as caught:
         open_shards(folder)

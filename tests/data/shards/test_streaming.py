@@ -1,4 +1,4 @@
-"""Shards from afar: the same tokens as here, in a cache that never outgrows its bound, whatever breaks on the way."""
+"""Remote shards: the same tokens as local ones, in a bounded cache, whatever fails in transit."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from reading import read_windows
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.shards import remote_folder as remote
+from gptmill.data.shards import remote_folder
 from gptmill.data.shards.opening import TokenShards, holds_shards, open_shards
-from gptmill.data.shards.shard_cache import ROOM_LOCK, hold_lock
+from gptmill.data.shards.shard_cache import SPACE_LOCK, hold_lock
 
-ADDRESS = "memory://bucket/corpus"
+URI = "memory://bucket/corpus"
 SHARD_TOKENS = 3000
 SHARD_BYTES = 128 + 2 * SHARD_TOKENS
 WAIT_SECONDS = 60
@@ -48,7 +48,7 @@ def prepare(text_file: Path, out: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remote, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(remote_folder, "PAUSES_SECONDS", (0.0,) * len(remote_folder.PAUSES_SECONDS))
     monkeypatch.setenv("GPTMILL_CACHE", str(tmp_path / "cache"))
 
 
@@ -56,7 +56,7 @@ Fetch = Callable[[str, str], None]
 
 
 class Store:
-    """What is kept far away, and who fetched what: `fetched` has every download, as it begins."""
+    """The remote storage; `fetched` records every download when it starts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fetched: queue.Queue[str] = queue.Queue()
@@ -87,14 +87,14 @@ def store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     store = Store(monkeypatch)
     store.upload(folder)
     yield store
-    join_readers()
+    join_prefetch()
     store.files.rm("/bucket", recursive=True)
 
 
-def join_readers() -> None:
-    """Waits until nothing more is fetched in the background."""
+def join_prefetch() -> None:
+    """Waits until the background prefetch is idle."""
     for thread in threading.enumerate():
-        if thread.name == "gptmill-read-ahead":
+        if thread.name == "gptmill-prefetch":
             thread.join(WAIT_SECONDS)
             assert not thread.is_alive()
 
@@ -105,25 +105,25 @@ def list_all(shards: TokenShards) -> list[list[int]]:
 
 
 def measure_cache(shards: TokenShards) -> int:
-    with hold_lock(shards.folder / ROOM_LOCK):
+    with hold_lock(shards.folder / SPACE_LOCK):
         return sum(path.stat().st_size for path in shards.folder.iterdir() if path.suffix in (".npy", ".partial"))
 
 
-# The same as here
+# Same content as local shards
 
 
-def test_a_corpus_from_afar_is_the_one_that_was_prepared(folder: Path, store: Store) -> None:
-    here, there = open_shards(folder), open_shards(ADDRESS, "byte")
+def test_a_remote_corpus_is_the_one_that_was_prepared(folder: Path, store: Store) -> None:
+    here, there = open_shards(folder), open_shards(URI, "byte")
     assert there.manifest == here.manifest
-    assert there.address == ADDRESS
+    assert there.location == URI
     assert list_all(there) == list_all(here)
     store.list_fetched()
-    assert list_all(open_shards(ADDRESS)) == list_all(here)
+    assert list_all(open_shards(URI)) == list_all(here)
     assert store.list_fetched() == []
 
 
 def test_nothing_is_fetched_before_it_is_read(folder: Path, store: Store) -> None:
-    here, there = open_shards(folder), open_shards(ADDRESS)
+    here, there = open_shards(folder), open_shards(URI)
     windows, expected = there.cut(there.train, 16), here.cut(here.train, 16)
     assert windows.num_windows == expected.num_windows
     assert store.list_fetched() == []
@@ -132,8 +132,8 @@ def test_nothing_is_fetched_before_it_is_read(folder: Path, store: Store) -> Non
     assert sorted(store.list_fetched()) == ["train_000000.npy", here.manifest.train.shards[-1].file]
 
 
-def test_windows_in_random_order_are_those_of_here(folder: Path, store: Store) -> None:
-    here, there = open_shards(folder), open_shards(ADDRESS, cache_bytes=3 * SHARD_BYTES)
+def test_windows_in_random_order_match_the_local_ones(folder: Path, store: Store) -> None:
+    here, there = open_shards(folder), open_shards(URI, cache_bytes=3 * SHARD_BYTES)
     windows, expected = there.cut(there.train, 16), here.cut(here.train, 16)
     for seed in range(3):
         numbers = np.random.default_rng(seed).integers(0, windows.num_windows, 50)
@@ -141,23 +141,23 @@ def test_windows_in_random_order_are_those_of_here(folder: Path, store: Store) -
     assert len(store.list_fetched()) > len(here.train)
 
 
-def test_an_address_that_went_through_path_is_still_one(store: Store) -> None:
-    assert open_shards(Path(ADDRESS)).address == ADDRESS
-    assert open_shards(ADDRESS + "/").address == ADDRESS
-    assert holds_shards(Path(ADDRESS))
+def test_a_uri_that_went_through_path_is_still_recognised(store: Store) -> None:
+    assert open_shards(Path(URI)).location == URI
+    assert open_shards(URI + "/").location == URI
+    assert holds_shards(Path(URI))
     assert store.list_fetched() == []
 
 
 def test_a_corpus_that_was_replaced_is_not_mixed_with_the_former_one(
     folder: Path, text_file: Path, store: Store, tmp_path: Path
 ) -> None:
-    list_all(open_shards(ADDRESS))
+    list_all(open_shards(URI))
     text_file.write_text(text_file.read_text()[::-1])
     other = prepare(text_file, tmp_path / "other")
     store.upload(other)
-    assert list_all(open_shards(ADDRESS)) == list_all(open_shards(other))
+    assert list_all(open_shards(URI)) == list_all(open_shards(other))
     store.upload(folder)
-    assert list_all(open_shards(ADDRESS)) == list_all(open_shards(folder))
+    assert list_all(open_shards(URI)) == list_all(open_shards(folder))
 
 
 @pytest.mark.parametrize(
@@ -176,17 +176,17 @@ def test_the_cache_is_where_it_is_asked_for(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, str(tmp_path / value))
-    assert open_shards(ADDRESS).folder.parent == tmp_path / expected
-    assert open_shards(ADDRESS, cache_dir=tmp_path / "named").folder.parent == tmp_path / "named" / "shards"
+    assert open_shards(URI).folder.parent == tmp_path / expected
+    assert open_shards(URI, cache_dir=tmp_path / "named").folder.parent == tmp_path / "named" / "shards"
 
 
-# The bound
+# Cache size
 
 
-def test_the_cache_never_outgrows_its_bound(folder: Path, store: Store) -> None:
+def test_the_cache_never_exceeds_its_limit(folder: Path, store: Store) -> None:
     bound = 5 * SHARD_BYTES // 2
-    here, there = open_shards(folder), open_shards(ADDRESS, cache_bytes=bound)
-    assert not there.train.holds_all  # type: ignore[attr-defined]
+    here, there = open_shards(folder), open_shards(URI, cache_bytes=bound)
+    assert not there.train.fits_in_cache  # type: ignore[attr-defined]
     sizes: list[int] = []
     store.on_fetch = lambda _name, _path: sizes.append(measure_cache(there))
     for _ in range(2):
@@ -195,28 +195,28 @@ def test_the_cache_never_outgrows_its_bound(folder: Path, store: Store) -> None:
             assert there.train[number].tolist() == array.tolist()
             assert there.train_starts[number].tolist() == here.train_starts[number].tolist()
             sizes.append(measure_cache(there))
-    join_readers()
+    join_prefetch()
     assert len(store.list_fetched()) >= 4 * len(here.train) - 4
     assert max(sizes) <= bound
     assert max(sizes) > 2 * SHARD_BYTES
 
 
-def test_a_cache_with_room_for_all_keeps_all(store: Store) -> None:
-    shards = open_shards(ADDRESS)
-    assert shards.train.holds_all  # type: ignore[attr-defined]
+def test_a_cache_large_enough_for_all_shards_keeps_them(store: Store) -> None:
+    shards = open_shards(URI)
+    assert shards.train.fits_in_cache  # type: ignore[attr-defined]
     for _ in range(2):
         list_all(shards)
     assert set(Counter(store.list_fetched()).values()) == {1}
 
 
 @pytest.mark.usefixtures("store")
-def test_a_bound_that_was_lowered_is_kept_from_the_start() -> None:
-    list_all(open_shards(ADDRESS))
-    assert measure_cache(open_shards(ADDRESS, cache_bytes=2 * SHARD_BYTES)) <= 2 * SHARD_BYTES
+def test_a_lowered_limit_applies_from_the_start() -> None:
+    list_all(open_shards(URI))
+    assert measure_cache(open_shards(URI, cache_bytes=2 * SHARD_BYTES)) <= 2 * SHARD_BYTES
 
 
 def test_the_least_recently_used_shard_goes_first(store: Store) -> None:
-    shards = open_shards(ADDRESS, cache_bytes=3 * SHARD_BYTES)
+    shards = open_shards(URI, cache_bytes=3 * SHARD_BYTES)
     for number, seconds in ((0, 300), (1, 200), (2, 100)):
         shards.train[number]
         (path,) = shards.folder.glob(f"train_{number:06d}*.npy")
@@ -231,7 +231,7 @@ def test_the_least_recently_used_shard_goes_first(store: Store) -> None:
 
 
 def test_an_array_outlives_the_eviction_of_its_file(folder: Path, store: Store) -> None:
-    shards = open_shards(ADDRESS, cache_bytes=2 * SHARD_BYTES)
+    shards = open_shards(URI, cache_bytes=2 * SHARD_BYTES)
     first = shards.train[0]
     for number in range(1, 6):
         shards.train[number]
@@ -242,8 +242,8 @@ def test_an_array_outlives_the_eviction_of_its_file(folder: Path, store: Store) 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of maps")
 @pytest.mark.usefixtures("store")
-def test_a_shard_that_another_process_evicted_is_let_go_of() -> None:
-    ours, theirs = (open_shards(ADDRESS, cache_bytes=2 * SHARD_BYTES) for _ in range(2))
+def test_a_shard_evicted_by_another_process_is_unmapped() -> None:
+    ours, theirs = (open_shards(URI, cache_bytes=2 * SHARD_BYTES) for _ in range(2))
     ours.train[0]
     for number in range(1, 6):
         theirs.train[number]
@@ -254,17 +254,17 @@ def test_a_shard_that_another_process_evicted_is_let_go_of() -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_cache_without_room_for_two_shards_is_refused() -> None:
-    with pytest.raises(UserError, match=rf"{ADDRESS}.*{2 * SHARD_BYTES:,}"):
-        open_shards(ADDRESS, cache_bytes=2 * SHARD_BYTES - 1)
-    assert len(open_shards(ADDRESS, cache_bytes=2 * SHARD_BYTES).train[5]) == SHARD_TOKENS
+def test_a_cache_too_small_for_two_shards_is_refused() -> None:
+    with pytest.raises(UserError, match=rf"{URI}.*{2 * SHARD_BYTES:,}"):
+        open_shards(URI, cache_bytes=2 * SHARD_BYTES - 1)
+    assert len(open_shards(URI, cache_bytes=2 * SHARD_BYTES).train[5]) == SHARD_TOKENS
 
 
-# Reading ahead
+# Prefetch
 
 
 def test_shards_are_fetched_before_they_are_asked_for(store: Store) -> None:
-    shards = open_shards(ADDRESS)
+    shards = open_shards(URI)
     shards.train.prefetch([3, 1, 2])  # type: ignore[attr-defined]
     names = [store.fetched.get(timeout=WAIT_SECONDS) for _ in range(3)]
     assert names == ["train_000003.npy", "train_000001.npy", "train_000002.npy"]
@@ -273,19 +273,19 @@ def test_shards_are_fetched_before_they_are_asked_for(store: Store) -> None:
     assert store.list_fetched() == []
 
 
-def test_reading_ahead_goes_on_while_a_shard_is_in_use(store: Store) -> None:
-    shards = open_shards(ADDRESS, cache_bytes=2 * SHARD_BYTES)
+def test_prefetch_continues_while_a_shard_is_in_use(store: Store) -> None:
+    shards = open_shards(URI, cache_bytes=2 * SHARD_BYTES)
     shards.train.prefetch(range(6))  # type: ignore[attr-defined]
     for number in range(6):
-        join_readers()  # what can be fetched has been, with no one asking for it
+        join_prefetch()  # what can be fetched has been, with no one asking for it
         soonest = [f"train_{here:06d}" for here in range(max(0, number - 1), min(6, max(2, number + 1)))]
         assert sorted(path.name[:12] for path in shards.folder.glob("*.npy")) == soonest
         shards.train[number]
     assert store.list_fetched() == [f"train_{number:06d}.npy" for number in range(6)]
 
 
-def test_a_shard_that_is_on_its_way_is_waited_for_and_not_fetched_twice(store: Store) -> None:
-    shards = open_shards(ADDRESS)
+def test_a_shard_being_prefetched_is_not_fetched_twice(store: Store) -> None:
+    shards = open_shards(URI)
     may_end = threading.Event()
     store.on_fetch = lambda _name, _path: may_end.wait(WAIT_SECONDS)
     shards.train.prefetch([4])  # type: ignore[attr-defined]
@@ -300,18 +300,18 @@ def test_a_shard_that_is_on_its_way_is_waited_for_and_not_fetched_twice(store: S
     assert store.list_fetched() == []
 
 
-def test_an_error_ahead_is_told_to_who_needs_the_shard(store: Store) -> None:
-    shards = open_shards(ADDRESS)
+def test_a_prefetch_error_is_raised_when_the_shard_is_opened(store: Store) -> None:
+    shards = open_shards(URI)
     store.files.rm("/bucket/corpus/train_000002.npy")
     shards.train.prefetch([1, 2, 3])  # type: ignore[attr-defined]
-    join_readers()
+    join_prefetch()
     assert len(shards.train[1]) == SHARD_TOKENS
-    with pytest.raises(UserError, match=rf"{ADDRESS}/train_000002\.npy"):
+    with pytest.raises(UserError, match=rf"{URI}/train_000002\.npy"):
         shards.train[2]
     assert len(shards.train[3]) == SHARD_TOKENS
 
 
-# What breaks
+# Failures
 
 
 def damage(path: str | Path) -> None:
@@ -321,28 +321,28 @@ def damage(path: str | Path) -> None:
 
 
 def test_a_damaged_shard_is_never_used(store: Store) -> None:
-    shards = open_shards(ADDRESS)
-    place = "/bucket/corpus/train_000001.npy"
-    sound = store.files.cat_file(place)
-    store.files.pipe_file(place, sound[:-1] + bytes([sound[-1] ^ 1]))
+    shards = open_shards(URI)
+    path = "/bucket/corpus/train_000001.npy"
+    intact = store.files.cat_file(path)
+    store.files.pipe_file(path, intact[:-1] + bytes([intact[-1] ^ 1]))
     for _ in range(2):
-        with pytest.raises(UserError, match=rf"{ADDRESS}/train_000001\.npy.*SHA-256"):
+        with pytest.raises(UserError, match=rf"{URI}/train_000001\.npy.*SHA-256"):
             shards.train[1]
         assert list(shards.folder.glob("train*")) == []
-    store.files.pipe_file(place, sound)
+    store.files.pipe_file(path, intact)
     assert len(shards.train[1]) == SHARD_TOKENS
 
 
-def test_damage_on_the_way_is_mended_by_fetching_again(folder: Path, store: Store) -> None:
+def test_corruption_in_transit_is_fixed_by_another_download(folder: Path, store: Store) -> None:
     damages = iter([damage])
     store.on_fetch = lambda _name, path: next(damages, lambda _: None)(path)
-    assert open_shards(ADDRESS).train[1].tolist() == open_shards(folder).train[1].tolist()
+    assert open_shards(URI).train[1].tolist() == open_shards(folder).train[1].tolist()
     assert store.list_fetched() == ["train_000001.npy"] * 2
 
 
 def test_a_file_that_was_torn_in_the_cache_is_fetched_again(folder: Path, store: Store) -> None:
-    open_shards(ADDRESS).train[1]
-    shards = open_shards(ADDRESS)
+    open_shards(URI).train[1]
+    shards = open_shards(URI)
     (path,) = shards.folder.glob("train_000001*")
     os.truncate(path, 1000)
     assert shards.train[1].tolist() == open_shards(folder).train[1].tolist()
@@ -350,7 +350,7 @@ def test_a_file_that_was_torn_in_the_cache_is_fetched_again(folder: Path, store:
 
 
 @pytest.mark.parametrize("content", [b"no array at all", None], ids=["foreign", "type"])
-def test_a_shard_that_its_own_manifest_belies_is_refused(store: Store, content: bytes | None, tmp_path: Path) -> None:
+def test_a_shard_that_contradicts_its_manifest_is_refused(store: Store, content: bytes | None, tmp_path: Path) -> None:
     if content is None:
         np.save(tmp_path / "wide.npy", np.zeros(SHARD_TOKENS, dtype=np.uint32))
         content = (tmp_path / "wide.npy").read_bytes()
@@ -358,11 +358,11 @@ def test_a_shard_that_its_own_manifest_belies_is_refused(store: Store, content: 
     manifest["train"]["shards"][1]["sha256"] = hashlib.sha256(content).hexdigest()
     store.files.pipe_file("/bucket/corpus/manifest.json", json.dumps(manifest).encode())
     store.files.pipe_file("/bucket/corpus/train_000001.npy", content)
-    with pytest.raises(UserError, match=rf"{ADDRESS}/train_000001\.npy.*uint16 \({SHARD_TOKENS},\)"):
-        open_shards(ADDRESS).train[1]
+    with pytest.raises(UserError, match=rf"{URI}/train_000001\.npy.*uint16 \({SHARD_TOKENS},\)"):
+        open_shards(URI).train[1]
 
 
-def test_a_network_that_fails_now_and_then_is_borne_with(folder: Path, store: Store) -> None:
+def test_transient_network_errors_are_retried(folder: Path, store: Store) -> None:
     failures = iter([ConnectionResetError("reset"), TimeoutError(), RuntimeError("of some library"), OSError("gone")])
 
     def fail(_name: str, _path: str) -> None:
@@ -370,47 +370,47 @@ def test_a_network_that_fails_now_and_then_is_borne_with(folder: Path, store: St
             raise failure
 
     store.on_fetch = fail
-    assert open_shards(ADDRESS).train[1].tolist() == open_shards(folder).train[1].tolist()
+    assert open_shards(URI).train[1].tolist() == open_shards(folder).train[1].tolist()
     assert len(store.list_fetched()) == 5
 
 
-def test_a_network_that_fails_for_good_is_told(store: Store) -> None:
+def test_a_permanent_network_failure_is_reported(store: Store) -> None:
     def fail(_name: str, _path: str) -> None:
         raise ConnectionResetError("the peer hung up")
 
     store.on_fetch = fail
-    shards = open_shards(ADDRESS)
-    with pytest.raises(UserError, match=rf"{ADDRESS}/train_000001\.npy.*5 attempts \(the peer hung up\)"):
+    shards = open_shards(URI)
+    with pytest.raises(UserError, match=rf"{URI}/train_000001\.npy.*5 attempts \(the peer hung up\)"):
         shards.train[1]
     assert list(shards.folder.glob("train*")) == []
 
 
-def test_a_full_disk_is_told_as_such(store: Store) -> None:
+def test_a_full_disk_is_reported_without_retrying(store: Store) -> None:
     def fail(_name: str, _path: str) -> None:
         raise OSError(28, "No space left on device")
 
     store.on_fetch = fail
     with pytest.raises(UserError, match=r"No space left.*GPTMILL_CACHE"):
-        open_shards(ADDRESS).train[1]
+        open_shards(URI).train[1]
     assert len(store.list_fetched()) == 1
 
 
 @pytest.mark.parametrize(
-    ("address", "reason"),
+    ("uri", "reason"),
     [
         ("memory://nowhere/at/all", r"memory://nowhere/at/all/manifest\.json"),
         ("klingon://qo-nos/corpus", "klingon"),
     ],
 )
-def test_an_address_without_a_corpus_is_told(address: str, reason: str) -> None:
+def test_a_uri_without_a_corpus_is_named_in_the_error(uri: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        open_shards(address)
+        open_shards(uri)
 
 
-def test_a_library_that_is_missing_is_told_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UserError, match=r"pip install 'gptmill\[cloud\]'"):
-        open_shards(ADDRESS)
+        open_shards(URI)
 
 
 @pytest.mark.parametrize(
@@ -421,21 +421,19 @@ def test_a_library_that_is_missing_is_told_with_the_line_that_installs_it(monkey
         lambda content: content["train"]["shards"][0].update(sha256="../../../../home"),
     ],
 )
-def test_a_manifest_that_cannot_be_used_is_named_where_it_lies(
-    store: Store, change: Callable[[dict[str, Any]], object]
-) -> None:
-    place = "/bucket/corpus/manifest.json"
-    content = json.loads(store.files.cat_file(place))
+def test_an_unusable_manifest_is_named_by_its_uri(store: Store, change: Callable[[dict[str, Any]], object]) -> None:
+    path = "/bucket/corpus/manifest.json"
+    content = json.loads(store.files.cat_file(path))
     change(content)
-    store.files.pipe_file(place, json.dumps(content).encode())
-    with pytest.raises(UserError, match=rf"{ADDRESS}/manifest\.json"):
-        open_shards(ADDRESS)
+    store.files.pipe_file(path, json.dumps(content).encode())
+    with pytest.raises(UserError, match=rf"{URI}/manifest\.json"):
+        open_shards(URI)
 
 
 @pytest.mark.usefixtures("store")
 def test_another_tokenizer_than_asked_for_is_named() -> None:
-    with pytest.raises(UserError, match=rf"gpt2.*{ADDRESS}.*byte"):
-        open_shards(ADDRESS, "gpt2")
+    with pytest.raises(UserError, match=rf"gpt2.*{URI}.*byte"):
+        open_shards(URI, "gpt2")
 
 
 # Over HTTP, with processes
@@ -468,7 +466,7 @@ class Handler(SimpleHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-        self.address = f"http://127.0.0.1:{self.server_port}"
+        self.uri = f"http://127.0.0.1:{self.server_port}"
         self.served: Counter[str] = Counter()
         self.lock = threading.Lock()
         self.stuck = ""
@@ -496,19 +494,19 @@ print(hashlib.sha256(b"".join(array.tobytes() for array in shards.train)).hexdig
 
 
 def start_reader(server: Server, cache_bytes: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", READ_ALL, server.address, str(cache_bytes)]
+    command = [sys.executable, "-c", READ_ALL, server.uri, str(cache_bytes)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_web_server_will_do(folder: Path, server: Server) -> None:
-    assert list_all(open_shards(server.address)) == list_all(open_shards(folder))
+def test_shards_are_read_over_http(folder: Path, server: Server) -> None:
+    assert list_all(open_shards(server.uri)) == list_all(open_shards(folder))
 
 
 def test_a_shard_that_the_web_server_lacks_is_named(folder: Path, server: Server) -> None:
     (folder / "train_000002.npy").unlink()
-    shards = open_shards(server.address)
+    shards = open_shards(server.uri)
     assert len(shards.train[1]) == SHARD_TOKENS
-    with pytest.raises(UserError, match=rf"{server.address}/train_000002\.npy"):
+    with pytest.raises(UserError, match=rf"{server.uri}/train_000002\.npy"):
         shards.train[2]
 
 
@@ -532,7 +530,7 @@ def test_what_a_killed_process_left_is_cleaned_up(folder: Path, server: Server, 
     reader.communicate(timeout=WAIT_SECONDS)
     server.stuck = ""
     assert partial_file.exists()
-    shards = open_shards(server.address)
+    shards = open_shards(server.uri)
     assert not partial_file.exists()
     assert list_all(shards) == list_all(open_shards(folder))
     assert {path.suffix for path in shards.folder.iterdir()} == {".npy", ".json"}

@@ -1,4 +1,4 @@
-"""Verification finds every kind of damage, names it, and finds nothing in a sound corpus."""
+"""Verification finds every kind of damage, names it, and finds nothing in an intact corpus."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def verify(folder: Path, tokenizer: str | None = None) -> list[str]:
     return verify_corpus(folder, lambda *_: None, tokenizer)
 
 
-def test_a_sound_corpus_has_no_problems_and_progress_reaches_the_end(folder: Path) -> None:
-    told: list[tuple[int, int]] = []
-    assert verify_corpus(folder, lambda done, total: told.append((done, total))) == []
-    assert told[-1][0] == told[-1][1] > 0
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert len({total for _, total in told}) == 1
+def test_an_intact_corpus_has_no_problems_and_progress_reaches_the_end(folder: Path) -> None:
+    reports: list[tuple[int, int]] = []
+    assert verify_corpus(folder, lambda done, total: reports.append((done, total))) == []
+    assert reports[-1][0] == reports[-1][1] > 0
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
+    assert len({total for _, total in reports}) == 1
 
 
 @pytest.mark.parametrize("name", ["train_000000.npy", "val_000000.npy", "documents/train_000001.npy"])
-@pytest.mark.parametrize("place", [-1, 140])
-def test_a_flipped_bit_is_found_anywhere(folder: Path, name: str, place: int) -> None:
+@pytest.mark.parametrize("index", [-1, 140])
+def test_a_flipped_bit_is_found_anywhere(folder: Path, name: str, index: int) -> None:
     path = folder / name
     content = bytearray(path.read_bytes())
-    content[place] ^= 1
+    content[index] ^= 1
     path.write_bytes(content)
     problems = verify(folder)
     assert any(name in problem and "SHA-256" in problem for problem in problems)
 
 
 def change_array(folder: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
-    """Changes an array and writes its new checksum to the manifest, so that only its content can tell."""
+    """Changes an array and writes its new checksum to the manifest, so that only the content reveals it."""
     path = folder / name
     array = np.load(path)
     change(array)
@@ -66,10 +66,10 @@ def change_array(folder: Path, name: str, change: Callable[[np.ndarray], Any]) -
     manifest.write_text(json.dumps(content))
 
 
-def test_a_token_outside_the_vocabulary_is_told_with_its_place(folder: Path) -> None:
+def test_a_token_outside_the_vocabulary_is_reported_with_its_position(folder: Path) -> None:
     change_array(folder, "train_000001.npy", lambda array: array.__setitem__([777, 900], 300))
     (problem,) = verify(folder)
-    assert problem.endswith("train_000001.npy holds token 300 at place 777, outside the vocabulary of 257")
+    assert problem.endswith("train_000001.npy holds token 300 at position 777, outside the vocabulary of 257")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_documents_that_do_not_start_where_they_should_are_found(folder: Path, c
     assert "do not start" in problem
 
 
-def test_a_document_that_nobody_knows_of_is_found(folder: Path) -> None:
+def test_an_unlisted_document_is_found(folder: Path) -> None:
     last = np.load(folder / "documents/train_000001.npy")[-1]
     change_array(folder, "train_000001.npy", lambda array: array.__setitem__(last, 65))
     (problem,) = verify(folder)
@@ -99,7 +99,7 @@ def test_a_document_that_nobody_knows_of_is_found(folder: Path) -> None:
 
 @pytest.mark.parametrize("field", ["tokens", "documents"])
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_wrong_sums_are_found(folder: Path, split: str, field: str) -> None:
+def test_wrong_totals_are_found(folder: Path, split: str, field: str) -> None:
     manifest = folder / "manifest.json"
     content = json.loads(manifest.read_text())
     content[split][field] += 1
@@ -109,7 +109,7 @@ def test_wrong_sums_are_found(folder: Path, split: str, field: str) -> None:
     assert split in problem
 
 
-def test_all_problems_are_told_at_once(folder: Path) -> None:
+def test_all_problems_are_reported_at_once(folder: Path) -> None:
     (folder / "train_000000.npy").unlink()
     (folder / "documents" / "train_000001.npy").unlink()
     path = folder / "val_000000.npy"
@@ -125,16 +125,14 @@ def test_a_folder_that_is_no_corpus_is_a_problem(tmp_path: Path) -> None:
     assert "manifest.json" in problem
 
 
-def test_token_files_of_other_projects_are_checked_as_far_as_they_can_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_external_formats_are_checked_without_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "BLOCK_BYTES", 256)
     for name in ("train.bin", "val.bin"):
         np.arange(1000, dtype=np.uint16).tofile(tmp_path / name)
     assert verify(tmp_path) == []
     problems = verify(tmp_path, "byte")
     assert [problem.partition(",")[0] for problem in problems] == [
-        f"{tmp_path / name} holds token 257 at place 257" for name in ("train.bin", "val.bin")
+        f"{tmp_path / name} holds token 257 at position 257" for name in ("train.bin", "val.bin")
     ]
     (tmp_path / "val.bin").write_bytes(b"abc")
     (problem,) = verify(tmp_path)

@@ -1,4 +1,4 @@
-"""Addresses and datasets: read like local files, without a copy of them on the disk."""
+"""Remote files and datasets are read like local files, without a copy on disk."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TEXTS = [f"text {number} " + "é" * number for number in range(50)]
 LINES = "\n".join(json.dumps({"text": text}) for text in TEXTS).encode()
 
 
-def find(*places: str, **options: str) -> Source:
-    return open_source(list(places), ReadingOptions(**options))
+def find(*locations: str, **options: str) -> Source:
+    return open_source(list(locations), ReadingOptions(**options))
 
 
-def read(*places: str, **options: str) -> list[str]:
-    return list(read_documents(find(*places, **options), ReadingOptions(**options)))
+def read(*locations: str, **options: str) -> list[str]:
+    return list(read_documents(find(*locations, **options), ReadingOptions(**options)))
 
 
 @pytest.fixture
@@ -65,16 +65,16 @@ def test_a_remote_file_counts_what_it_has_read() -> None:
 
 @pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("uri", "message"),
     [
         ("memory://nowhere.txt", "memory://nowhere.txt does not exist"),
         ("memory://corpus/*.csv", "no file matches memory://corpus"),
-        ("nonsense://a", "nonsense://a is no address that can be read"),
+        ("nonsense://a", "fsspec cannot open nonsense://a"),
     ],
 )
-def test_addresses_without_text_are_refused_by_name(place: str, message: str) -> None:
+def test_uris_without_text_are_named_in_the_error(uri: str, message: str) -> None:
     with pytest.raises(UserError, match=message.replace("*", r"\*")):
-        find(place)
+        find(uri)
 
 
 def test_remote_parquet_is_read_by_row_groups(
@@ -185,7 +185,7 @@ def test_datasets_without_the_text_are_named(dataset: Path, suffix: str, options
         read(f"hf:{dataset}{suffix}", **options)
 
 
-def test_addresses_of_no_dataset(tmp_path: Path) -> None:
+def test_uris_that_name_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="names no dataset"):
         find("hf:squad")
     with pytest.raises(UserError, match="does not exist"):

@@ -1,1 +1,1 @@
-"""Opened shards to batches: which window comes when, as pure functions, and getting it to the device in time."""
+"""Batches from opened shards: stateless samplers, row readers and the prefetching data loader."""

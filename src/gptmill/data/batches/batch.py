@@ -1,4 +1,4 @@
-"""Batches: rows of tokens made into what a model is trained on, on the device that they are on."""
+"""Batches: token rows turned into inputs and targets, on the device that holds them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gptmill.data.batches.row_reader import Rows
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens and, one place on, the targets that they should predict.
+    """Input tokens, and as targets the same tokens shifted by one position.
 
-    `documents` holds, for each token, the place in its row at which its document begins; None lets all of a row be
-    seen as one text. `groups` holds the number of each row's corpus; None where all rows are of one.
+    `documents` holds for each token the position in its row where its document starts; with None, attention spans
+    the whole row. `groups` holds the index of each row's corpus, for the per-domain loss; None with a single corpus.
     """
 
     tokens: Tensor
@@ -25,12 +25,15 @@ class Batch:
 
 
 def make_batch(rows: Rows, ignored_target: int, separator: int | None = None, width: int | None = None) -> Batch:
-    """Nothing here waits for the device. A `separator` is the token that opens documents, which are then kept apart;
-    a `width` cuts each row into shorter ones."""
+    """Makes a batch without synchronising with the device.
+
+    `separator` is the token that starts a document; if given, `documents` is filled in. `width` splits each row into
+    rows of that length.
+    """
     tokens, targets = rows.tokens[:, :-1], rows.tokens[:, 1:]
     if rows.lengths is not None:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        targets = targets.where(places < rows.lengths[:, None], ignored_target)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        targets = targets.where(positions < rows.lengths[:, None], ignored_target)
     width = width or tokens.shape[1]
     groups = None if rows.corpora is None else rows.corpora.repeat_interleave(tokens.shape[1] // width)
     tokens, targets = tokens.reshape(-1, width).contiguous(), targets.reshape(-1, width).contiguous()
@@ -38,6 +41,6 @@ def make_batch(rows: Rows, ignored_target: int, separator: int | None = None, wi
 
 
 def find_documents(tokens: Tensor, separator: int) -> Tensor:
-    """The place in its row at which each token's document begins: 0 for one that began before the row."""
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    return places.where(tokens == separator, 0).cummax(dim=1).values
+    """Returns the position in its row where each token's document starts; 0 if it started before the row."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    return positions.where(tokens == separator, 0).cummax(dim=1).values

@@ -1,7 +1,6 @@
-"""Delivery: a thread reads the next micro-batches and starts their way to the device while the model computes.
+"""Prefetching data loader: a thread reads the next micro-batches and copies them to the device during compute.
 
-Batches are pure functions of their number, so a feed holds nothing that would be lost with it: it can be closed
-anywhere and opened again at any number.
+Batches are pure functions of their sample numbers, so the loader holds no state that a run would have to save.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import torch
 
 from gptmill.config.run import DataConfig
 from gptmill.data.batches.row_reader import Reader, Rows
-from gptmill.data.batches.samplers import Stream
+from gptmill.data.batches.samplers import Sampler
 
-READ_AHEAD = DataConfig.prefetch_batches
+PREFETCH_BATCHES = DataConfig.prefetch_batches
 JOIN_SECONDS = 10.0
 POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """Rows on the device, and when they are complete there; None for at once."""
+class Prefetched:
+    """Rows on the device, and the event after which they are complete there; None if they are already."""
 
     rows: Rows
     ready: torch.cuda.Event | None
@@ -37,108 +36,112 @@ class DataLoaderStoppedError(Exception):
 
 
 class DataLoader:
-    """The micro-batches that begin with the units `starts`, in that order; `prefetch_batches` of them are on their way.
+    """Yields the micro-batches whose first samples are `starts`, in that order.
 
-    With a `prefetch_batches` of 0 there is no thread: each is read when it is taken.
+    Up to `prefetch_batches` are read ahead; with 0 there is no thread, and each is read when it is asked for.
     """
 
     def __init__(
         self,
-        stream: Stream,
+        sampler: Sampler,
         reader: Reader,
         device: torch.device,
         starts: Iterable[int],
-        prefetch_batches: int = READ_AHEAD,
+        prefetch_batches: int = PREFETCH_BATCHES,
     ) -> None:
         self.waited_seconds = 0.0
-        self.stream = stream
+        self.sampler = sampler
         self._reader, self._device, self._starts = reader, device, iter(starts)
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" and prefetch_batches else None
-        self._deliveries: SimpleQueue[Delivery | BaseException] = SimpleQueue()
-        self._free = threading.Semaphore(prefetch_batches)
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" and prefetch_batches else None
+        self._prefetched: SimpleQueue[Prefetched | BaseException] = SimpleQueue()
+        self._free_slots = threading.Semaphore(prefetch_batches)
         self._is_closed = False
-        self._upcoming: list[list[int]] = []
+        self._upcoming_shards: list[list[int]] = []
         self._thread: threading.Thread | None = None
         if prefetch_batches:
-            self._thread = threading.Thread(target=self._deliver_all, name="gptmill-feed", daemon=True)
+            self._thread = threading.Thread(target=self._prefetch_all, name="gptmill-data-loader", daemon=True)
             self._thread.start()
 
-    def take(self, is_stopped: Callable[[], bool] = lambda: False) -> Rows:
-        """The next micro-batch's rows, for the current stream of the device. Raises what went wrong in reading them.
+    def next_batch(self, is_stopped: Callable[[], bool] = lambda: False) -> Rows:
+        """Returns the next micro-batch's rows, ready for use on the device's current stream.
 
-        Raises FeedStoppedError where the wish to stop comes while it waits: a shard may be minutes away.
+        Raises the error that reading them raised, or DataLoaderStoppedError if `is_stopped` turns true while waiting:
+        a remote shard may take minutes.
         """
         started = time.perf_counter()
         if self._thread is None:
-            self._deliver_next()
-        delivery = self._wait(is_stopped)
+            self._prefetch_next()
+        prefetched = self._wait(is_stopped)
         self.waited_seconds += time.perf_counter() - started
-        if isinstance(delivery, BaseException):
-            self._deliveries.put(delivery)
-            raise delivery
-        self._free.release()
-        if delivery.ready is not None:
+        if isinstance(prefetched, BaseException):
+            self._prefetched.put(prefetched)
+            raise prefetched
+        self._free_slots.release()
+        if prefetched.ready is not None:
             current = torch.cuda.current_stream(self._device)
-            current.wait_event(delivery.ready)
-            delivery.rows.hand_over(current)
-        return delivery.rows
+            current.wait_event(prefetched.ready)
+            prefetched.rows.record_stream(current)
+        return prefetched.rows
 
     def close(self) -> None:
-        """Ends the thread, at the latest after the read that it is in."""
+        """Ends the thread, at the latest after the read in progress."""
         self._is_closed = True
-        self._free.release()
+        self._free_slots.release()
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
 
-    def _wait(self, is_stopped: Callable[[], bool]) -> Delivery | BaseException:
+    def _wait(self, is_stopped: Callable[[], bool]) -> Prefetched | BaseException:
         while True:
             try:
-                return self._deliveries.get(timeout=POLL_SECONDS)
+                return self._prefetched.get(timeout=POLL_SECONDS)
             except Empty:
                 if is_stopped():
                     raise DataLoaderStoppedError from None
 
-    def _deliver_all(self) -> None:
+    def _prefetch_all(self) -> None:
         while True:
-            self._free.acquire()
-            if self._is_closed or not self._deliver_next():
+            self._free_slots.acquire()
+            if self._is_closed or not self._prefetch_next():
                 return
 
-    def _deliver_next(self) -> bool:
-        """Reads one micro-batch; False where that, or that there is none, is the last thing to be delivered."""
+    def _prefetch_next(self) -> bool:
+        """Reads one micro-batch into the queue; puts the error there and returns False if that fails."""
         try:
             start = next(self._starts, None)
             if start is None:
-                raise EOFError("the feed has no more micro-batches")
-            self._announce(start)
-            self._deliveries.put(self._deliver(start))
+                raise EOFError("the data loader has no more micro-batches")
+            self._prefetch_shards(start)
+            self._prefetched.put(self._read(start))
         except BaseException as error:
-            self._deliveries.put(error)
+            self._prefetched.put(error)
             return False
         return True
 
-    def _announce(self, start: int) -> None:
-        """Tells the reader what comes next, whenever that changes."""
-        upcoming = self.stream.list_next_shards(start)
-        if upcoming != self._upcoming:
-            self._upcoming = upcoming
+    def _prefetch_shards(self, start: int) -> None:
+        upcoming = self.sampler.list_next_shards(start)
+        if upcoming != self._upcoming_shards:
+            self._upcoming_shards = upcoming
             self._reader.prefetch(upcoming)
 
-    def _deliver(self, start: int) -> Delivery:
-        places = self.stream.find(start)
-        if self._copies is None:
-            return Delivery(self._reader.read(places).to(self._device), None)
-        with torch.cuda.stream(self._copies):
-            rows = self._reader.read(places).to(self._device)
-            return Delivery(rows, self._copies.record_event())
+    def _read(self, start: int) -> Prefetched:
+        locations = self.sampler.find(start)
+        if self._copy_stream is None:
+            return Prefetched(self._reader.read(locations).to(self._device), None)
+        with torch.cuda.stream(self._copy_stream):
+            rows = self._reader.read(locations).to(self._device)
+            return Prefetched(rows, self._copy_stream.record_event())
 
 
 @contextmanager
 def open_data_loader(
-    stream: Stream, reader: Reader, device: torch.device, starts: Iterable[int], prefetch_batches: int = READ_AHEAD
+    sampler: Sampler,
+    reader: Reader,
+    device: torch.device,
+    starts: Iterable[int],
+    prefetch_batches: int = PREFETCH_BATCHES,
 ) -> Iterator[DataLoader]:
-    """A feed that is closed at the end, whatever ends it."""
-    loader = DataLoader(stream, reader, device, starts, prefetch_batches)
+    """Opens a data loader that is closed on exit."""
+    loader = DataLoader(sampler, reader, device, starts, prefetch_batches)
     try:
         yield loader
     finally:

@@ -1,7 +1,7 @@
-"""The order of windows: a keyed permutation in O(1) memory and time per window, so that order has no state.
+"""The order of windows: a keyed permutation in O(1) memory and time per window, so that the order has no state.
 
-A balanced Feistel network over the smallest even number of bits that holds all windows; values that land past
-the end are sent through again ("cycle walking") until they fall inside.
+A balanced Feistel network over the smallest even number of bits that holds all windows; values past the end are
+permuted again ("cycle walking") until they fall inside.
 """
 
 from __future__ import annotations
@@ -16,80 +16,78 @@ from numpy.typing import NDArray
 from gptmill.data.shards.arrays import IndexArray
 
 ROUNDS = 4
-
-
-SHARDS_TAG = 2  # tells keys of the same seed and epoch apart
+SHARDS_TAG = 2  # separates keys of the same seed and epoch
 
 
 class Order(Protocol):
-    """Which window of a corpus stands behind each of its running numbers: a pure function."""
+    """Maps the sample numbers of a corpus to its windows: a pure function."""
 
     def find(self, numbers: IndexArray) -> IndexArray: ...
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """All windows, in another order each epoch: number k is place k % num_windows of epoch k // num_windows."""
+    """All windows, in a new order each epoch: number k is position k % num_windows of epoch k // num_windows."""
 
     num_windows: int
     seed: int
     corpus: int = 0
 
     def find(self, numbers: IndexArray) -> IndexArray:
-        epochs, places = np.divmod(numbers, self.num_windows)
+        epochs, positions = np.divmod(numbers, self.num_windows)
         windows = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
-            windows[chosen] = permute(places[chosen], self.num_windows, make_key(self.seed, int(epoch), self.corpus))
+            windows[chosen] = permute(positions[chosen], self.num_windows, make_key(self.seed, int(epoch), self.corpus))
         return windows
 
 
 @dataclass(frozen=True)
 class ShardOrder:
-    """Windows as they are stored, shard after shard; with a seed, the shards in another order each epoch."""
+    """Windows as stored, shard after shard; with a seed, the shards are shuffled each epoch."""
 
     counts: IndexArray
     seed: int | None = None
     corpus: int = 0
 
     def find(self, numbers: IndexArray) -> IndexArray:
-        epochs, places = np.divmod(numbers, self.counts.sum())
+        epochs, positions = np.divmod(numbers, self.counts.sum())
         firsts = np.cumsum(self.counts) - self.counts
         windows = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             shards = self.list_shards(int(epoch))
             ends = np.cumsum(self.counts[shards])
-            turns = np.searchsorted(ends, places[chosen], side="right")
-            windows[chosen] = places[chosen] - (ends - self.counts[shards])[turns] + firsts[shards[turns]]
+            ranks = np.searchsorted(ends, positions[chosen], side="right")
+            windows[chosen] = positions[chosen] - (ends - self.counts[shards])[ranks] + firsts[shards[ranks]]
         return windows
 
     def list_shards(self, epoch: int) -> IndexArray:
-        """The order of the shards in an epoch."""
+        """Returns the order of the shards in an epoch."""
         shards = np.arange(len(self.counts), dtype=np.int64)
         if self.seed is None:
             return shards
         return permute(shards, len(shards), make_key(self.seed, epoch, self.corpus, SHARDS_TAG))
 
     def list_next_shards(self, number: int, count: int) -> list[int]:
-        """The shards that are read from a running number on, the one under way first."""
-        epoch, place = divmod(number, int(self.counts.sum()))
+        """Returns the next `count` shards to be read from a sample number on, the current one first."""
+        epoch, position = divmod(number, int(self.counts.sum()))
         shards = self.list_shards(epoch)
-        turn = int(np.searchsorted(np.cumsum(self.counts[shards]), place, side="right"))
-        following = np.concatenate([shards[turn:], self.list_shards(epoch + 1)])
+        rank = int(np.searchsorted(np.cumsum(self.counts[shards]), position, side="right"))
+        following = np.concatenate([shards[rank:], self.list_shards(epoch + 1)])
         return [int(shard) for shard in following if self.counts[shard]][:count]
 
 
 def make_key(seed: int, epoch: int, corpus: int, *tags: int) -> tuple[int, ...]:
-    """The key of a permutation of a corpus; the first corpus' windows have that of a run without others."""
+    """Returns the key of a permutation of a corpus; the first corpus has the same key as in a run without others."""
     return (seed, epoch, corpus, *tags) if corpus or tags else (seed, epoch)
 
 
-def permute(places: IndexArray, size: int, key: tuple[int, ...]) -> IndexArray:
-    """Where each place in range(size) goes under the permutation that `key` names."""
+def permute(positions: IndexArray, size: int, key: tuple[int, ...]) -> IndexArray:
+    """Maps each position in range(size) by the permutation with this key."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     round_keys = _make_round_keys(key)
-    values = places.astype(np.uint64)
+    values = positions.astype(np.uint64)
     outside = np.ones(len(values), dtype=bool)
     while outside.any():
         values[outside] = _feistel(values[outside], half_bits, round_keys)
@@ -111,7 +109,7 @@ def _feistel(values: NDArray[np.uint64], half_bits: int, round_keys: NDArray[np.
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): every input bit reaches every output bit."""
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): every input bit affects every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,6 +1,6 @@
-"""What a run is trained on, by running number: pure arithmetic, no tokens are read here.
+"""Samplers: map sample numbers to row locations by pure arithmetic, without reading tokens.
 
-A stream counts in units: windows, or groups of whole documents. Its whole state is the number of units read.
+A sample is a window, or a group of whole documents. A sampler's whole state is the number of samples read.
 """
 
 from __future__ import annotations
@@ -21,77 +21,77 @@ from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import SplitWindows, TokenShards
 from gptmill.data.shards.scores import read_scores
 
-SHARDS_AHEAD = 3
+PREFETCH_SHARDS = 3
 
 
-class Stream(Protocol):
-    """The training data of a run. An epoch has as many units as all corpora hold together."""
+class Sampler(Protocol):
+    """The training samples of a run, in order. An epoch has as many samples as all corpora together."""
 
     samples_per_epoch: int
     samples_per_batch: int
 
     def find(self, start: int) -> RowLocations:
-        """The rows of the micro-batch that begins with unit `start`."""
+        """Returns the rows of the micro-batch that starts with sample `start`."""
         ...
 
     def count_targets(self, start: int, size: int) -> int:
-        """How many tokens units start … start + size - 1 predict, padding left out."""
+        """Returns the number of targets in samples start … start + size - 1, without padding."""
         ...
 
     def list_next_shards(self, start: int) -> list[list[int]]:
-        """For each corpus, the shards that are read from unit `start` on; empty where that is all of them."""
+        """Returns for each corpus the shards read next from sample `start` on; empty if the order spans all shards."""
         ...
 
 
 class WindowSampler:
-    """Windows in their order, of several corpora in their shares."""
+    """Samples windows in a given order; several corpora are mixed by weight."""
 
     def __init__(
         self,
         windows: list[SplitWindows],
         orders: list[Order],
-        shares: MixtureWeights,
+        mixture: MixtureWeights,
         batch_size: int,
-        shifts: list[WindowOffset] | None = None,
+        offsets: list[WindowOffset] | None = None,
     ) -> None:
         self.samples_per_epoch = sum(part.num_windows for part in windows)
         self.samples_per_batch = batch_size
-        self._windows, self._orders, self._shares, self._shifts = windows, orders, shares, shifts
+        self._windows, self._orders, self._mixture, self._offsets = windows, orders, mixture, offsets
         self._context_length = windows[0].context_length
 
     def find(self, start: int) -> RowLocations:
-        corpora, numbers = self._shares.assign(start, self.samples_per_batch)
+        corpora, numbers = self._mixture.assign(start, self.samples_per_batch)
         shards, starts = np.empty_like(numbers), np.empty_like(numbers)
         for corpus in np.unique(corpora):
-            own = corpora == corpus
-            found = self._orders[corpus].find(numbers[own])
-            shards[own], starts[own] = self._windows[corpus].locate(found)
-            if self._shifts is not None:
-                starts[own] = self._shifts[corpus].move(shards[own], starts[own], numbers[own])
+            mask = corpora == corpus
+            found = self._orders[corpus].find(numbers[mask])
+            shards[mask], starts[mask] = self._windows[corpus].locate(found)
+            if self._offsets is not None:
+                starts[mask] = self._offsets[corpus].apply(shards[mask], starts[mask], numbers[mask])
         return RowLocations(corpora, shards, starts, self._context_length)
 
     def count_targets(self, start: int, size: int) -> int:  # noqa: ARG002
         return size * self._context_length
 
     def list_next_shards(self, start: int) -> list[list[int]]:
-        counts = self._shares.count(start)
+        counts = self._mixture.count(start)
         return [
-            order.list_next_shards(number, SHARDS_AHEAD) if isinstance(order, ShardOrder) else []
+            order.list_next_shards(number, PREFETCH_SHARDS) if isinstance(order, ShardOrder) else []
             for order, number in zip(self._orders, counts, strict=True)
         ]
 
 
 class DocumentSampler:
-    """Groups of whole documents; a group is a micro-batch, of one corpus."""
+    """Samples groups of whole documents; a group is a micro-batch from a single corpus."""
 
     samples_per_batch = 1
 
-    def __init__(self, groups: list[DocumentGroups], shares: MixtureWeights) -> None:
-        self.samples_per_epoch = sum(part.num_domains for part in groups)
-        self._groups, self._shares = groups, shares
+    def __init__(self, groups: list[DocumentGroups], mixture: MixtureWeights) -> None:
+        self.samples_per_epoch = sum(part.num_groups for part in groups)
+        self._groups, self._mixture = groups, mixture
 
     def find(self, start: int) -> RowLocations:
-        (corpus,), (number,) = self._shares.assign(start, 1)
+        (corpus,), (number,) = self._mixture.assign(start, 1)
         pieces, width, rows = self._groups[corpus].find(int(number))
         table = self._groups[corpus].pieces
         shards, starts, lengths = np.zeros((3, rows), dtype=np.int64)
@@ -101,7 +101,7 @@ class DocumentSampler:
 
     def count_targets(self, start: int, size: int) -> int:
         total = 0
-        for corpus, number in zip(*self._shares.assign(start, size), strict=True):
+        for corpus, number in zip(*self._mixture.assign(start, size), strict=True):
             pieces, _, _ = self._groups[corpus].find(int(number))
             total += int(self._groups[corpus].pieces.lengths[pieces].sum())
         return total
@@ -110,29 +110,29 @@ class DocumentSampler:
         return [[] for _ in self._groups]
 
 
-def build_sampler(config: RunConfig, corpora: Corpora) -> Stream:
-    """Raises UserError for data that cannot be read as the config asks."""
+def build_sampler(config: RunConfig, corpora: Corpora) -> Sampler:
+    """Builds the sampler that the config asks for; raises UserError if the data does not allow it."""
     data, seed, context_length = config.data, config.training.seed, config.model.context_length
     for shards in corpora.shards:
         _check_long_enough(shards, shards.cut(shards.train, context_length), "train", "use more text")
         advice = "prepare it with a larger --val_fraction"
         _check_long_enough(shards, shards.cut(shards.val, context_length), "val", advice)
-        _check_can_jump(shards, data)
+        _check_random_access(shards, data)
     if data.documents == "whole":
-        budget = config.training.mini_batch_size * context_length
+        max_tokens = config.training.mini_batch_size * context_length
         groups = []
         for corpus, shards in enumerate(corpora.shards):
             sizes = shards.cut(shards.train, context_length).lengths
             pieces = cut_documents(sizes, shards.train_starts, context_length)
-            groups.append(DocumentGroups(pieces, context_length, budget, seed, corpus))
-        return DocumentSampler(groups, corpora.shares)
+            groups.append(DocumentGroups(pieces, context_length, max_tokens, seed, corpus))
+        return DocumentSampler(groups, corpora.mixture)
     windows = [shards.cut(shards.train, context_length) for shards in corpora.shards]
     orders = [
         _build_order(data, seed, corpus, shards, part)
         for corpus, (shards, part) in enumerate(zip(corpora.shards, windows, strict=True))
     ]
-    shifts = [WindowOffset(part, seed, corpus) for corpus, part in enumerate(windows)] if data.shift_windows else None
-    return WindowSampler(windows, orders, corpora.shares, config.training.mini_batch_size, shifts)
+    offsets = [WindowOffset(part, seed, corpus) for corpus, part in enumerate(windows)] if data.shift_windows else None
+    return WindowSampler(windows, orders, corpora.mixture, config.training.mini_batch_size, offsets)
 
 
 def _build_order(data: DataConfig, seed: int, corpus: int, shards: TokenShards, windows: SplitWindows) -> Order:
@@ -150,16 +150,16 @@ def _check_long_enough(shards: TokenShards, windows: SplitWindows, name: str, ad
     if windows.num_windows == 0:
         longest = windows.lengths.max(initial=0)
         raise UserError(
-            f"the {name} split of {shards.address} has {longest:,} tokens, less than one window of context_length + 1 "
+            f"the {name} split of {shards.location} has {longest:,} tokens, less than one window of context_length + 1 "
             f"= {windows.context_length + 1:,}; {advice} or a smaller --context_length"
         )
 
 
-def _check_can_jump(shards: TokenShards, data: DataConfig) -> None:
-    """Shards that come and go can be read one after another only."""
-    jumps = data.documents == "whole" or data.order in ("shuffle", "curriculum")
-    if jumps and not getattr(shards.train, "holds_all", True):
+def _check_random_access(shards: TokenShards, data: DataConfig) -> None:
+    """Raises UserError if the order needs random access to shards that a cache evicts."""
+    needs_random_access = data.documents == "whole" or data.order in ("shuffle", "curriculum")
+    if needs_random_access and not getattr(shards.train, "fits_in_cache", True):
         raise UserError(
-            f"the shards of {shards.address} do not all fit in their cache, and this order jumps between them; "
-            f"use --order shards with documents packed or masked, or a larger cache"
+            f"the shards of {shards.location} do not all fit in the cache, and this order reads them at random; use "
+            f"--order shards with packed or masked documents, or a larger --cache_gb"
         )

@@ -1,1 +1,1 @@
-"""Token shards: what a folder of them holds, and opening it: prepared here, by another project, or far away."""
+"""Token shards: the manifest of a prepared corpus, and opening local, external and remote shards."""

@@ -1,4 +1,4 @@
-"""Arrays in files as sequences: mapped into memory when asked for, their lengths known before. Knows no manifest."""
+"""Sequences of arrays in files: lengths known up front, each array memory-mapped on access. Knows no manifest."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ except ImportError:  # Windows
 
 IndexArray = NDArray[np.int64]
 MAX_OPEN_MAPS = 4096
-HEADER_BYTES = 128  # of what numpy saves with one dimension
+HEADER_BYTES = 128  # of a one-dimensional array saved by numpy
 HEADER = re.compile(rb"\x93NUMPY\x01\x00(..){'descr': '([^']+)', 'fortran_order': False, 'shape': \((\d+),\), }", re.S)
 SCAN_TOKENS = 1 << 22
 
 
 class StoredArray(NamedTuple):
-    """Where a one-dimensional array lies in a file."""
+    """The location of a one-dimensional array in a file."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -39,7 +39,7 @@ class StoredArray(NamedTuple):
     offset: int
 
     def map(self) -> NDArray[Any]:
-        """The array, its bytes left in the file until they are touched."""
+        """Returns the array, memory-mapped."""
         descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         try:
             content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -49,19 +49,19 @@ class StoredArray(NamedTuple):
 
 
 def find_array(path: Path) -> StoredArray:
-    """The array of an `.npy` file. Raises OSError, or ValueError saying what is wrong with the file."""
+    """Locates the array of an `.npy` file. Raises OSError, or ValueError that says what is wrong with the file."""
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
         size_bytes = file.seek(0, 2)
         stored = _parse_header(path, head) or _parse_any_header(path, file)
     expected_bytes = stored.offset + stored.length * stored.dtype.itemsize
     if size_bytes != expected_bytes:
-        raise ValueError(f"{size_bytes:,} bytes long, {expected_bytes:,} by its header")
+        raise ValueError(f"{size_bytes:,} bytes long, but its header implies {expected_bytes:,}")
     return stored
 
 
 def _parse_header(path: Path, head: bytes) -> StoredArray | None:
-    """The header as numpy writes it; its own parser takes longer than all the rest of opening."""
+    """Parses the usual header by regular expression: numpy's parser takes longer than the rest of opening."""
     if (found := HEADER.match(head)) is None:
         return None
     header_bytes, dtype, length = found.groups()
@@ -74,12 +74,12 @@ def _parse_any_header(path: Path, file: BinaryIO) -> StoredArray:
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(file)
     if len(shape) != 1:
-        raise ValueError(f"an array of shape {shape}, not a row of tokens")
+        raise ValueError(f"an array of shape {shape}, not one-dimensional")
     return StoredArray(path, dtype, shape[0], file.tell())
 
 
 class LazyArrays(Sequence[NDArray[Any]]):
-    """Arrays by number, each opened when it is asked for. `names` are for people."""
+    """A sequence of arrays, each opened on access. `names` are for error messages."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -88,31 +88,31 @@ class LazyArrays(Sequence[NDArray[Any]]):
         return len(self.names)
 
     @overload
-    def __getitem__(self, number: int) -> NDArray[Any]: ...
+    def __getitem__(self, index: int) -> NDArray[Any]: ...
 
     @overload
-    def __getitem__(self, number: slice) -> tuple[NDArray[Any], ...]: ...
+    def __getitem__(self, index: slice) -> tuple[NDArray[Any], ...]: ...
 
-    def __getitem__(self, number: int | slice) -> NDArray[Any] | tuple[NDArray[Any], ...]:
-        chosen = range(len(self.names))[number]
+    def __getitem__(self, index: int | slice) -> NDArray[Any] | tuple[NDArray[Any], ...]:
+        chosen = range(len(self.names))[index]
         return self.open_array(chosen) if isinstance(chosen, int) else tuple(map(self.open_array, chosen))
 
     @property
     @abstractmethod
     def lengths(self) -> IndexArray:
-        """How long each array is."""
+        """Returns the length of each array."""
 
     @abstractmethod
-    def open_array(self, number: int) -> NDArray[Any]:
-        """The array number 0 … len - 1."""
+    def open_array(self, index: int) -> NDArray[Any]:
+        """Opens the array with this index."""
 
 
 class MapPool:
-    """Maps that are open. There may be more files than can be: the one that was opened first is let go first."""
+    """Open memory maps, bounded in number: beyond the limit, the one that was opened first is closed."""
 
     def __init__(self) -> None:
         self._maps: dict[str, NDArray[Any]] = {}
-        self._limit = _count_mappable()
+        self._limit = _find_max_maps()
         self._lock = threading.Lock()
 
     def open(self, stored: StoredArray) -> NDArray[Any]:
@@ -130,14 +130,14 @@ class MapPool:
         with self._lock:
             self._maps.pop(path, None)
 
-    def drop_vanished(self) -> None:
-        """Lets go of files that were removed, which take room on the disk for as long as they are mapped."""
+    def drop_deleted(self) -> None:
+        """Closes maps of deleted files, which occupy disk space as long as they are mapped."""
         with self._lock:
             self._maps = {path: array for path, array in self._maps.items() if Path(path).exists()}
 
 
-def _count_mappable() -> int:
-    """Python holds a file descriptor for every map; the rest of the process needs some too."""
+def _find_max_maps() -> int:
+    """Returns how many maps may be open: Python holds a file descriptor for each, and other code needs some too."""
     if resource is None:
         return MAX_OPEN_MAPS
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -156,19 +156,19 @@ class MappedArrays(LazyArrays):
     def lengths(self) -> IndexArray:
         return np.array([file.length for file in self.files], dtype=np.int64)
 
-    def open_array(self, number: int) -> NDArray[Any]:
-        if (array := self._pool.find(self.names[number])) is not None:
+    def open_array(self, index: int) -> NDArray[Any]:
+        if (array := self._pool.find(self.names[index])) is not None:
             return array
         try:
-            return self._pool.open(self.files[number])
+            return self._pool.open(self.files[index])
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self.names[number]} changed while in use ({error}); bring it back or make the corpus again"
+                f"{self.names[index]} changed while in use ({error}); restore it or prepare the corpus again"
             ) from None
 
 
 class ScannedStarts(LazyArrays):
-    """Where documents start in arrays that come without a list of it: at every end_of_text, found when asked for."""
+    """Document starts of arrays that come without a list of them: the positions of end_of_text, scanned on access."""
 
     def __init__(self, arrays: MappedArrays, end_of_text: int) -> None:
         super().__init__(arrays.names)
@@ -180,14 +180,14 @@ class ScannedStarts(LazyArrays):
     def lengths(self) -> IndexArray:
         return np.array([len(array) for array in self], dtype=np.int64)
 
-    def open_array(self, number: int) -> IndexArray:
-        if number not in self._found:
-            self._found[number] = find_starts(self._arrays[number], self._end_of_text)
-        return self._found[number]
+    def open_array(self, index: int) -> IndexArray:
+        if index not in self._found:
+            self._found[index] = find_starts(self._arrays[index], self._end_of_text)
+        return self._found[index]
 
 
 def find_starts(tokens: TokenArray, end_of_text: int) -> IndexArray:
-    """The places of end_of_text, found block by block."""
+    """Returns the positions of end_of_text, scanned in blocks to bound memory."""
     blocks = range(0, len(tokens), SCAN_TOKENS)
     found = [np.flatnonzero(tokens[start : start + SCAN_TOKENS] == end_of_text) + start for start in blocks]
     return np.concatenate([np.empty(0, dtype=np.int64), *found])

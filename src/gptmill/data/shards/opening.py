@@ -1,4 +1,4 @@
-"""TokenShards: a corpus of tokens, opened. Memory maps only; nothing is read until a window is asked for."""
+"""TokenShards: an opened corpus of tokens. Shards are memory-mapped; nothing is read until a window is."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from gptmill.config.errors import UserError
 from gptmill.data.files import hash_file
+from gptmill.data.remote_fs import is_remote
 from gptmill.data.shards.arrays import (
     IndexArray,
     LazyArrays,
@@ -26,35 +27,34 @@ from gptmill.data.shards.arrays import (
     find_array,
 )
 from gptmill.data.shards.external_formats import find_external_files, open_external
-from gptmill.data.shards.remote_folder import is_remote
 from gptmill.data.shards.remote_shards import CACHE_BYTES, open_remote
 from gptmill.data.shards.shard_manifest import DOCUMENTS_DIR, Manifest, Split, read_manifest
 from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.tokenizers import Tokenizer, is_called, restore_tokenizer
 from gptmill.data.tokenizers.protocol import TokenArray, check_fingerprint, make_fingerprint
 
-AGAIN = "prepare the corpus again with --overwrite"
-# Of opening a folder whose files have to be hashed: bytes done, bytes in all.
+PREPARE_AGAIN = "prepare the corpus again with --overwrite"
+# Called with (bytes hashed, bytes in total) when opening a folder has to hash files.
 HashReport = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class SplitWindows:
-    """A split cut into windows of `context_length` tokens, each with the token that follows it."""
+    """A split divided into windows of `context_length` tokens, each followed by one more token as its last target."""
 
     arrays: Sequence[TokenArray]
     context_length: int
 
     @cached_property
     def lengths(self) -> IndexArray:
-        """Tokens in each shard, without opening any that is not open yet."""
+        """Tokens in each shard; known without opening it."""
         if isinstance(self.arrays, LazyArrays):
             return self.arrays.lengths
         return np.array([len(array) for array in self.arrays], dtype=np.int64)
 
     @cached_property
     def counts(self) -> IndexArray:
-        """Windows in each shard; a last piece shorter than a window is left over."""
+        """Windows in each shard; the remainder shorter than a window is unused."""
         return np.maximum(0, (self.lengths - 1) // self.context_length)
 
     @cached_property
@@ -66,7 +66,7 @@ class SplitWindows:
         return np.cumsum(self.counts)
 
     def locate(self, windows: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """The shard of each window, and the place in it of the window's first token."""
+        """Returns the shard of each window, and the position of the window's first token in it."""
         shards = np.searchsorted(self._ends, windows, side="right")
         return shards, (windows - (self._ends - self.counts)[shards]) * self.context_length
 
@@ -75,11 +75,11 @@ class SplitWindows:
 class TokenShards:
     """Manifest, arrays and tokenizer of one corpus.
 
-    `address` is what the user named. `folder` is where its files are on this machine: the same place, or for a corpus
-    from afar its cache. `train_starts` and `val_starts` have the places in each shard at which documents start.
+    `location` is the folder or URI that the user gave, `folder` that folder or the local cache of the URI.
+    `train_starts` and `val_starts` hold the positions in each shard where documents start.
     """
 
-    address: str
+    location: str
     folder: Path
     manifest: Manifest
     tokenizer: Tokenizer
@@ -92,88 +92,88 @@ class TokenShards:
         return SplitWindows(arrays, context_length)
 
 
-def holds_shards(place: Path | str) -> bool:
-    """Whether a place can be opened as it is: prepared here, by another project, or far away."""
-    return is_remote(place) or (Path(place) / MANIFEST_NAME).exists() or bool(find_external_files(Path(place)))
+def holds_shards(location: Path | str) -> bool:
+    """Whether a location can be opened as it is: a prepared corpus, an external format, or a URI."""
+    folder = Path(location)
+    return is_remote(location) or (folder / MANIFEST_NAME).exists() or bool(find_external_files(folder))
 
 
 def open_shards(
-    place: Path | str,
+    location: Path | str,
     expected_tokenizer: str | None = None,
     *,
     report: HashReport | None = None,
     cache_dir: Path | None = None,
     cache_bytes: int = CACHE_BYTES,
 ) -> TokenShards:
-    """Opens a corpus, refusing one that is incomplete, changed, or made with another tokenizer.
+    """Opens a corpus; raises UserError if it is incomplete, changed, or made with another tokenizer.
 
-    An address such as s3://bucket/corpus is read through a cache in `cache_dir` of at most `cache_bytes`. `report` is
-    told of bytes done and in all where files have to be hashed.
+    A URI such as s3://bucket/corpus is read through a local cache of at most `cache_bytes` in `cache_dir`.
     """
-    if is_remote(place):
-        remote = open_remote(place, cache_dir, cache_bytes)
-        tokenizer = restore_expected_tokenizer(remote.manifest, remote.address, expected_tokenizer)
-        return TokenShards(remote.address, remote.folder, remote.manifest, tokenizer, **remote.arrays)
-    folder = Path(place)
+    if is_remote(location):
+        remote = open_remote(location, cache_dir, cache_bytes)
+        tokenizer = restore_expected_tokenizer(remote.manifest, remote.uri, expected_tokenizer)
+        return TokenShards(remote.uri, remote.folder, remote.manifest, tokenizer, **remote.arrays)
+    folder = Path(location)
     if not (folder / MANIFEST_NAME).exists() and find_external_files(folder):
-        foreign = open_external(folder, expected_tokenizer)
+        external = open_external(folder, expected_tokenizer)
         scanned = {
-            f"{name}_starts": ScannedStarts(arrays, foreign.tokenizer.end_of_text)
-            for name, arrays in foreign.arrays.items()
+            f"{name}_starts": ScannedStarts(arrays, external.tokenizer.end_of_text)
+            for name, arrays in external.arrays.items()
         }
-        return TokenShards(str(place), folder, foreign.manifest, foreign.tokenizer, **foreign.arrays, **scanned)
+        return TokenShards(str(location), folder, external.manifest, external.tokenizer, **external.arrays, **scanned)
     manifest = read_manifest(folder)
     tokenizer = restore_expected_tokenizer(manifest, str(folder), expected_tokenizer)
-    own = _open_own(folder, manifest)
+    arrays = _map_shards(folder, manifest)
     _check_unchanged(folder, manifest, report)
-    return TokenShards(str(place), folder, manifest, tokenizer, **own)
+    return TokenShards(str(location), folder, manifest, tokenizer, **arrays)
 
 
-def restore_expected_tokenizer(manifest: Manifest, place: str, expected_name: str | None) -> Tokenizer:
-    """Raises UserError where it is another than the run asks for, or no longer the one that made the tokens."""
-    tokenizer = restore_tokenizer(manifest.tokenizer, f"{place}/{MANIFEST_NAME}")
+def restore_expected_tokenizer(manifest: Manifest, location: str, expected_name: str | None) -> Tokenizer:
+    """Restores a corpus's tokenizer; raises UserError if it is not the expected one, or behaves differently now."""
+    tokenizer = restore_tokenizer(manifest.tokenizer, f"{location}/{MANIFEST_NAME}")
     if expected_name is not None and not is_called(tokenizer, expected_name):
         raise UserError(
-            f"tokenizer mismatch: the run asks for {expected_name}, but {place} was prepared with "
+            f"tokenizer mismatch: the run asks for {expected_name}, but {location} was prepared with "
             f"{manifest.fingerprint}; prepare it with --tokenizer {expected_name}, or leave --tokenizer out"
         )
-    check_fingerprint(manifest.fingerprint, make_fingerprint(tokenizer), f"corpus {place}")
+    check_fingerprint(manifest.fingerprint, make_fingerprint(tokenizer), f"corpus {location}")
     return tokenizer
 
 
-def _open_own(folder: Path, manifest: Manifest) -> dict[str, MappedArrays]:
-    pool, dtype, places = MapPool(), np.dtype(manifest.dtype), np.dtype(np.int64)
+def _map_shards(folder: Path, manifest: Manifest) -> dict[str, MappedArrays]:
+    pool, dtype, starts_dtype = MapPool(), np.dtype(manifest.dtype), np.dtype(np.int64)
     arrays: dict[str, MappedArrays] = {}
     for name, split in (("train", manifest.train), ("val", manifest.val)):
         tokens = [find_shard(folder / shard.file, dtype, shard.tokens) for shard in split.shards]
         documents = folder / DOCUMENTS_DIR
-        starts = [find_shard(documents / shard.file, places, shard.documents) for shard in split.shards]
+        starts = [find_shard(documents / shard.file, starts_dtype, shard.documents) for shard in split.shards]
         arrays |= {name: MappedArrays(tokens, pool), f"{name}_starts": MappedArrays(starts, pool)}
     return arrays
 
 
 def find_shard(path: Path, dtype: np.dtype[Any], length: int) -> StoredArray:
-    """A file of a prepared corpus. Raises UserError unless it is what the manifest says."""
+    """Locates an array of a prepared corpus; raises UserError unless it is as the manifest says."""
     try:
         stored = find_array(path)
     except OSError as error:
-        raise UserError(f"cannot read shard {path}: {error.strerror or error}; {AGAIN}") from None
+        raise UserError(f"cannot read shard {path}: {error.strerror or error}; {PREPARE_AGAIN}") from None
     except ValueError as error:
-        raise UserError(f"shard {path} is damaged ({error}); {AGAIN}") from None
+        raise UserError(f"shard {path} is damaged ({error}); {PREPARE_AGAIN}") from None
     if stored.length != length or stored.dtype != dtype:
         found = f"{stored.dtype} ({stored.length},)"
-        raise UserError(f"shard {path} holds {found}, the manifest says {dtype} ({length},); {AGAIN}")
+        raise UserError(f"shard {path} holds {found}, the manifest says {dtype} ({length},); {PREPARE_AGAIN}")
     return stored
 
 
 def list_checksums(folder: Path, split: Split) -> dict[Path, str]:
-    """The SHA-256 that the manifest gives for each file of a split."""
+    """Returns the SHA-256 of each file of a split, as the manifest gives it."""
     tokens = {folder / shard.file: shard.sha256 for shard in split.shards}
     return tokens | {folder / DOCUMENTS_DIR / shard.file: shard.documents_sha256 for shard in split.shards}
 
 
 def _check_unchanged(folder: Path, manifest: Manifest, report: HashReport | None) -> None:
-    """The manifest was written last, so a file that is not older than it may have changed, and is hashed."""
+    """Hashes files that are not older than the manifest: it was written last, so they may have changed since."""
     written = (folder / MANIFEST_NAME).stat().st_mtime_ns
     checksums = list_checksums(folder, manifest.train) | list_checksums(folder, manifest.val)
     sizes = {path: status.st_size for path in checksums if (status := path.stat()).st_mtime_ns >= written}
@@ -185,11 +185,11 @@ def _check_unchanged(folder: Path, manifest: Manifest, report: HashReport | None
             if sha256 != checksums[path]:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise UserError(
-                    f"shard {path} changed after it was prepared; see what else did with gptmill data verify {folder}, "
-                    f"and {AGAIN}"
+                    f"shard {path} changed after it was prepared; check the others with gptmill data verify {folder}, "
+                    f"and {PREPARE_AGAIN}"
                 )
             done += size
             if report:
                 report(done, total)
-    with suppress(OSError):  # somebody else's folder; then they are hashed every time
+    with suppress(OSError):  # a read-only folder: hashed each time it is opened
         os.utime(folder / MANIFEST_NAME, ns=(now, now))

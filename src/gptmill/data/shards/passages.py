@@ -1,4 +1,4 @@
-"""Stretches of a corpus for people: which documents stand there, where they came from, and what they say."""
+"""Passages of a corpus as readable text: which documents a token range contains, and their source files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gptmill.data.tokenizers.protocol import decode
 
 @dataclass(frozen=True)
 class Extract:
-    """What a stretch holds of one document."""
+    """The part of one document that a token range contains."""
 
     document: int
     origin: str | None
@@ -27,7 +27,7 @@ class Extract:
 
 
 class SplitReader:
-    """One split of a corpus, by shard and place."""
+    """Reads token ranges of one split as text."""
 
     def __init__(self, shards: TokenShards, split: str) -> None:
         self.shards = shards
@@ -37,7 +37,7 @@ class SplitReader:
         self._manifest: Split = getattr(shards.manifest, split)
 
     def read(self, shard: int, start: int, length: int) -> list[Extract]:
-        """The documents of `length` tokens from a place in a shard on, in their order."""
+        """Returns the documents in `length` tokens from position `start` of a shard on, in order."""
         starts = self._starts[shard]
         first = int(np.searchsorted(starts, start, side="right")) - 1
         cuts = [start, *(int(cut) for cut in starts[first + 1 :] if cut < start + length), start + length]
@@ -54,7 +54,7 @@ class SplitReader:
 
     @cached_property
     def _firsts(self) -> list[int]:
-        """Documents that start before each shard."""
+        """The number of documents that start before each shard."""
         counts = [len(self._starts[number]) for number in range(len(self.tokens))]
         return [0, *np.cumsum(counts)[:-1].tolist()]
 
@@ -64,7 +64,7 @@ class SplitReader:
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
     def _find_origin(self, shard: int, number: int) -> str | None:
-        """The source file of a document; of one that began in an earlier shard, the last that started there."""
+        """Returns the source file of a document; a negative number counts back into earlier shards."""
         while number < 0 and shard > 0:
             shard -= 1
             number += len(self._starts[shard])
@@ -78,13 +78,13 @@ class SplitReader:
 def read_windows(
     shards: TokenShards, split: str, context_length: int, first: int, count: int
 ) -> Iterator[list[Extract]]:
-    """Windows as they are stored; raises UserError for one that does not exist."""
+    """Yields windows in stored order; raises UserError if the first does not exist."""
     reader = SplitReader(shards, split)
     windows = shards.cut(reader.tokens, context_length)
     if not 0 <= first < windows.num_windows:
         raise UserError(
-            f"the {split} split of {shards.address} has windows 0 to {windows.num_windows - 1:,} of {context_length:,} "
-            f"tokens, and none of number {first:,}; give a smaller --window or --context_length"
+            f"the {split} split of {shards.location} has no window {first:,}, only 0 to {windows.num_windows - 1:,} of "
+            f"{context_length:,} tokens; choose a smaller --window or --context_length"
         )
     chosen = np.arange(first, min(first + count, windows.num_windows), dtype=np.int64)
     for shard, start in zip(*windows.locate(chosen), strict=True):

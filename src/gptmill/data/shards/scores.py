@@ -1,4 +1,4 @@
-"""Scores of the documents of a corpus, kept beside its shards: one number for each training document."""
+"""Document scores of a corpus, stored next to its shards: one number for each training document."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ScoreArray = NDArray[np.float32]
 
 
 def write_scores(folder: Path, name: str, scores: ScoreArray) -> Path:
-    """Writes FOLDER/scores/NAME.npy and, last, the JSON that says what it belongs to."""
+    """Writes FOLDER/scores/NAME.npy and, last, the JSON that identifies its corpus."""
     if not is_folder_name(name):
-        raise UserError(f"a score cannot be called {name!r}; choose a plain name")
+        raise UserError(f"{name!r} cannot be the name of a score; choose a plain name")
     if not (folder / MANIFEST_NAME).exists():
-        raise UserError(f"{folder} has no list of its documents to score; prepare its text with gptmill prepare")
+        raise UserError(f"{folder} has no document boundaries to score by; prepare its text with gptmill prepare")
     manifest = read_manifest(folder)
     if scores.shape != (manifest.train.documents,) or not np.isfinite(scores).all():
         raise UserError(
@@ -41,37 +41,37 @@ def write_scores(folder: Path, name: str, scores: ScoreArray) -> Path:
         partial.replace(path)
         write_durably(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; make room there") from None
+        raise UserError(f"cannot write {path}: {error.strerror or error}; free disk space") from None
     return path
 
 
 def read_scores(shards: TokenShards, name: str) -> ScoreArray:
-    """The scores of that name; raises UserError where they are missing, damaged, or those of another corpus."""
+    """Reads the scores of that name; raises UserError if they are missing, damaged, or of another corpus."""
     path = shards.folder / SCORES_DIR / f"{name}.npy"
     flags = f"--by {name}" if name in ("length", "loss") else f"--by length --name {name}"
-    again = f"make them with: gptmill data score {shards.folder} {flags}"
+    advice = f"create them with: gptmill data score {shards.folder} {flags}"
     if not path.exists():
-        raise UserError(f"{shards.folder} has no scores called {name}; {again}")
+        raise UserError(f"{shards.folder} has no scores named {name}; {advice}")
     try:
         record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         scores: ScoreArray = np.load(path, allow_pickle=False)
-        is_sound = record["sha256"] == hash_file(path) and len(scores) == shards.manifest.train.documents
+        is_valid = record["sha256"] == hash_file(path) and len(scores) == shards.manifest.train.documents
     except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {again}") from None
-    if not is_sound or record["corpus_sha256"] != shards.manifest.corpus_sha256:
-        raise UserError(f"{path} does not belong to the documents that {shards.folder} holds now; {again}")
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {advice}") from None
+    if not is_valid or record["corpus_sha256"] != shards.manifest.corpus_sha256:
+        raise UserError(f"{path} does not belong to the documents now in {shards.folder}; {advice}")
     return scores
 
 
 def hash_scores(shards: TokenShards, name: str) -> str:
-    """Names the scores, which may be made anew under the same name."""
+    """Returns the SHA-256 of the scores, which may be recomputed under the same name."""
     read_scores(shards, name)
     return hash_file(shards.folder / SCORES_DIR / f"{name}.npy")
 
 
 def score_by_length(shards: TokenShards) -> ScoreArray:
-    """Tokens in each training document, the one that opens it included."""
+    """Returns the tokens in each training document, including the end_of_text that starts it."""
     sizes = np.array([shard.tokens for shard in shards.manifest.train.shards], dtype=np.int64)
     firsts = np.cumsum(sizes) - sizes
-    starts = [first + own for first, own in zip(firsts, shards.train_starts, strict=True)]
+    starts = [first + shard_starts for first, shard_starts in zip(firsts, shards.train_starts, strict=True)]
     return np.diff(np.concatenate([*starts, [sizes.sum()]])).astype(np.float32)

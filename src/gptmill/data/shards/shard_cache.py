@@ -1,7 +1,7 @@
-"""A bounded folder of fetched shards, shared by the processes of a machine. A file under its own name is whole.
+"""A bounded cache of remote shards, shared by the processes of a machine.
 
-What is in the making has the suffix .partial, and whoever makes it holds a lock that ends with its process: so a
-partial file without a holder is left over from a kill.
+A file under its final name is complete. A download has the suffix .partial, and its process holds a lock that ends
+with the process: a partial file whose lock is free was left over by a killed process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gptmill.data.shards.remote_folder import RemoteFolder
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock; there a cache is for one process
+except ImportError:  # Windows has no flock: processes cannot share a cache there
     fcntl = None  # type: ignore[assignment]
 
 SHARD, PARTIAL, LOCK = ".npy", ".partial", ".lock"
-ROOM_LOCK = "room.lock"  # of who counts, evicts or adds
-ROOM_POLL_SECONDS = 0.05
+SPACE_LOCK = "room.lock"  # held while files are counted, evicted or added
+SPACE_POLL_SECONDS = 0.05
 
 
 class RemoteFile(NamedTuple):
@@ -46,45 +46,45 @@ class RemoteFile(NamedTuple):
 
     @property
     def local_name(self) -> str:
-        """Named by its content too, so that a corpus that was replaced is not mixed with the former one."""
+        """The name in the cache. It contains the checksum, so that a replaced corpus does not mix with the old one."""
         return f"{self.name.removesuffix(SHARD).replace('/', '-')}-{self.sha256[:16]}{SHARD}"
 
 
 class ShardCache:
-    """Remote files as local arrays: fetched when opened, or ahead of it in the background."""
+    """Remote files as local arrays: fetched when opened, or prefetched in the background."""
 
     def __init__(self, remote: RemoteFolder, folder: Path, max_bytes: int, files: Sequence[RemoteFile]) -> None:
-        self.address = remote.address
-        self.holds_all = sum(file.size_bytes for file in files) <= max_bytes
+        self.uri = remote.uri
+        self.can_hold_all = sum(file.size_bytes for file in files) <= max_bytes
         self._remote = remote
         self._folder = folder
         self._max_bytes = max_bytes
         self._sizes = {Path(file.local_name).stem: file.size_bytes for file in files}
         self._pool = MapPool()
         self._lock = threading.Lock()
-        self._current: dict[object, RemoteFile] = {}
-        self._wanted: list[RemoteFile] = []
-        self._changes = 0
-        self._reader: threading.Thread | None = None
-        with self._hold_room():
-            self._make_room(0, kept=set())
+        self._open_files: dict[object, RemoteFile] = {}
+        self._upcoming: list[RemoteFile] = []
+        self._generation = 0
+        self._prefetch_thread: threading.Thread | None = None
+        with self._lock_space():
+            self._free_space(0, kept=set())
 
     def open(self, file: RemoteFile, owner: object) -> NDArray[Any]:
-        """The array; `owner` reads one at a time, and the one that it reads is not taken from under it."""
+        """Returns the array. Each `owner` reads one file at a time; prefetching does not evict that file."""
         path = self._folder / file.local_name
-        if self.holds_all and (array := self._pool.find(str(path))) is not None:
-            return array  # nothing comes and goes, so that nothing has to be kept account of
-        if self._current.get(owner) != file:
+        if self.can_hold_all and (array := self._pool.find(str(path))) is not None:
+            return array  # nothing is ever evicted: no bookkeeping needed
+        if self._open_files.get(owner) != file:
             with self._lock:
-                self._current[owner] = file
-                self._wanted = [wanted for wanted in self._wanted if wanted != file]
-                self._wake_reader()
-            self._pool.drop_vanished()
+                self._open_files[owner] = file
+                self._upcoming = [upcoming for upcoming in self._upcoming if upcoming != file]
+                self._start_prefetch()
+            self._pool.drop_deleted()
             with suppress(OSError):
                 os.utime(path)
         while (array := self._pool.find(str(path))) is None:
-            self._fetch(file, is_ahead=False)
-            with suppress(FileNotFoundError):  # another process needed the room in this moment
+            self._fetch(file, is_prefetch=False)
+            with suppress(FileNotFoundError):  # another process evicted it just now
                 self._map(file, path)
         return array
 
@@ -93,81 +93,81 @@ class ShardCache:
             stored = find_array(path)
             found = f"{stored.dtype} ({stored.length},)"
         except ValueError as error:
-            if hash_file(path) != file.sha256:  # it was sound when it came
+            if hash_file(path) != file.sha256:  # damaged after the download
                 self._evict(path)
                 return
             stored, found = None, str(error)
         if stored is None or (stored.dtype, stored.length) != (file.dtype, file.length):
             raise UserError(
-                f"{self.address}/{file.name} holds {found}, its manifest says {file.dtype} ({file.length},); "
+                f"{self.uri}/{file.name} holds {found}, but its manifest says {file.dtype} ({file.length},); "
                 f"upload the corpus again"
             )
         self._pool.open(stored)
 
-    def fetch_ahead(self, files: Sequence[RemoteFile]) -> None:
-        """Fetches these in the background, soonest needed first, as far as there is room."""
+    def prefetch(self, files: Sequence[RemoteFile]) -> None:
+        """Fetches these files in the background, in this order, as far as there is space."""
         with self._lock:
-            self._wanted = list(files)
-            self._wake_reader()
+            self._upcoming = list(files)
+            self._start_prefetch()
 
-    def _wake_reader(self) -> None:
-        self._changes += 1
-        if self._wanted and self._reader is None:
-            self._reader = threading.Thread(target=self._read_ahead, name="gptmill-read-ahead", daemon=True)
-            self._reader.start()
+    def _start_prefetch(self) -> None:
+        self._generation += 1
+        if self._upcoming and self._prefetch_thread is None:
+            self._prefetch_thread = threading.Thread(target=self._prefetch_all, name="gptmill-prefetch", daemon=True)
+            self._prefetch_thread.start()
 
-    def _read_ahead(self) -> None:
-        """Ends when all is here, or nothing more fits until something changes."""
+    def _prefetch_all(self) -> None:
+        """Ends when all upcoming files are here, or no more fit until `_generation` changes."""
         while True:
             with self._lock:
-                changes = self._changes
-                file = next((file for file in self._wanted if not (self._folder / file.local_name).exists()), None)
+                generation = self._generation
+                file = next((file for file in self._upcoming if not (self._folder / file.local_name).exists()), None)
             try:
-                goes_on = file is not None and self._fetch(file, is_ahead=True)
-            except (UserError, OSError):  # whoever needs the file meets the same error, and tells it
-                goes_on = False
+                is_fetched = file is not None and self._fetch(file, is_prefetch=True)
+            except (UserError, OSError):  # `open` raises the same error when the file is needed
+                is_fetched = False
             with self._lock:
-                if not goes_on and changes == self._changes:
-                    self._reader = None
+                if not is_fetched and generation == self._generation:
+                    self._prefetch_thread = None
                     return
 
-    def _fetch(self, file: RemoteFile, *, is_ahead: bool) -> bool:
-        """Makes sure that the file is here; False where it is only wanted ahead and there is no room."""
+    def _fetch(self, file: RemoteFile, *, is_prefetch: bool) -> bool:
+        """Makes sure that the file is in the cache; returns False if a prefetch finds no space for it."""
         path = self._folder / file.local_name
         partial = path.with_suffix(PARTIAL)
         with hold_lock(path.with_suffix(LOCK)):
             if path.exists():
                 return True
-            while not self._reserve(file, partial, is_ahead=is_ahead):
-                if is_ahead:
+            while not self._reserve(file, partial, is_prefetch=is_prefetch):
+                if is_prefetch:
                     return False
-                time.sleep(ROOM_POLL_SECONDS)  # until a download that takes the room ends, and can be evicted
+                time.sleep(SPACE_POLL_SECONDS)  # until another download ends and can be evicted
             try:
                 self._remote.download(file.name, partial, file.sha256)
                 flush_to_disk(partial)
-                with self._hold_room():  # who counts must not miss it under both names
+                with self._lock_space():  # a concurrent count must see one of the two names
                     partial.replace(path)
             finally:
                 partial.unlink(missing_ok=True)
         return True
 
-    def _reserve(self, file: RemoteFile, partial: Path, *, is_ahead: bool) -> bool:
-        """Takes room for a file, where need be from others: ahead of its use not from those needed sooner."""
-        with self._hold_room(), self._lock:
-            wanted = [each.local_name for each in self._wanted]
-            sooner = wanted[: wanted.index(file.local_name)] if file.local_name in wanted else []
-            in_use = {each.local_name for each in self._current.values()}
-            if not self._make_room(file.size_bytes, kept=in_use | set(sooner) if is_ahead else set()):
+    def _reserve(self, file: RemoteFile, partial: Path, *, is_prefetch: bool) -> bool:
+        """Reserves space, evicting others if necessary; a prefetch evicts none in use or needed sooner."""
+        with self._lock_space(), self._lock:
+            upcoming = [each.local_name for each in self._upcoming]
+            sooner = upcoming[: upcoming.index(file.local_name)] if file.local_name in upcoming else []
+            in_use = {each.local_name for each in self._open_files.values()}
+            if not self._free_space(file.size_bytes, kept=in_use | set(sooner) if is_prefetch else set()):
                 return False
             partial.touch()
             return True
 
-    def _make_room(self, size_bytes: int, kept: set[str]) -> bool:
-        """Evicts what nobody wants first, and of that the least recently used; or nothing, where it would not do."""
+    def _free_space(self, size_bytes: int, kept: set[str]) -> bool:
+        """Evicts files that are not needed first, the least recently used of them first; none if that is not enough."""
         sizes = self._list_sizes()
-        wanted = {each.local_name for each in self._wanted}
-        in_use = {each.local_name for each in self._current.values()}
-        ages = [(name in in_use, name in wanted, age, name) for name, (_, age) in sizes.items() if name not in kept]
+        upcoming = {each.local_name for each in self._upcoming}
+        in_use = {each.local_name for each in self._open_files.values()}
+        ages = [(name in in_use, name in upcoming, age, name) for name, (_, age) in sizes.items() if name not in kept]
         free = self._max_bytes - sum(size for size, _ in sizes.values())
         evicted = []
         for *_, name in sorted(ages):
@@ -181,13 +181,13 @@ class ShardCache:
         return True
 
     def _evict(self, path: Path) -> None:
-        """Who has the file mapped, in this process or another, keeps its bytes until they let go."""
+        """Deletes a file; processes that have it mapped keep its bytes until they unmap it."""
         self._pool.drop(str(path))
         with suppress(OSError):  # gone already, or on Windows still in use
             path.unlink()
 
     def _list_sizes(self) -> dict[str, tuple[int, float]]:
-        """Size and last use of every file, counting one in the making as whole; removes what killed processes left."""
+        """Returns size and last use of every file, downloads at full size; deletes those that killed processes left."""
         sizes: dict[str, tuple[int, float]] = {}
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):
@@ -195,20 +195,20 @@ class ShardCache:
                 if path.suffix == SHARD:
                     sizes[path.name] = status.st_size, status.st_mtime
                 elif path.suffix == PARTIAL:
-                    with hold_lock(path.with_suffix(LOCK), wait=False) as is_left_over:
-                        if is_left_over:
+                    with hold_lock(path.with_suffix(LOCK), wait=False) as is_abandoned:
+                        if is_abandoned:
                             path.unlink(missing_ok=True)
                         else:
                             sizes[path.name] = self._sizes.get(path.stem, status.st_size), status.st_mtime
         return sizes
 
-    def _hold_room(self) -> AbstractContextManager[bool]:
-        return hold_lock(self._folder / ROOM_LOCK)
+    def _lock_space(self) -> AbstractContextManager[bool]:
+        return hold_lock(self._folder / SPACE_LOCK)
 
 
 @contextmanager
 def hold_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Holds a lock between threads and processes alike; yields False where it is taken and not to be waited for."""
+    """Holds a lock across threads and processes; without `wait`, yields False if it is taken."""
     while fcntl is not None:
         with path.open("ab") as file:
             try:
@@ -219,7 +219,7 @@ def hold_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
             except OSError:  # a file system without locks
                 break
             if not _is_same(path, file.fileno()):
-                continue  # the former holder removed it; what we locked is nobody's lock any more
+                continue  # its last holder deleted the file; lock the new one
             try:
                 yield True
             finally:

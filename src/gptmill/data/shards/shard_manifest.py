@@ -14,17 +14,17 @@ from gptmill.data.files import write_durably
 FILE_NAME = "manifest.json"
 FORMAT = "gptmill-shards"
 VERSION = 2
-# Beside the shards, under their names:
-DOCUMENTS_DIR = "documents"  # where in the shard documents start
-ORIGINS_DIR = "origins"  # which file of the source each document came from, by its line in NAMES_NAME
+# Folders next to the shards, with files of the same names:
+DOCUMENTS_DIR = "documents"  # positions in the shard where documents start
+ORIGINS_DIR = "origins"  # the source file of each document, as a line number of NAMES_NAME
 NAMES_NAME = "names.txt"
-SCORES_DIR = "scores"  # what documents were scored, by `gptmill data score`
+SCORES_DIR = "scores"  # document scores of `gptmill data score`
 DTYPES = ("uint16", "uint32")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One `.npy` file of tokens, and one of the places in it at which documents start."""
+    """One `.npy` file of tokens, and one of the positions in it where documents start."""
 
     file: str
     tokens: int
@@ -35,7 +35,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Split:
-    """The shards of training or of validation."""
+    """The shards of the training or the validation split."""
 
     documents: int
     tokens: int
@@ -44,7 +44,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Written last: a folder without it is not a corpus."""
+    """The content of a corpus. It is written last: a folder without it is not a corpus."""
 
     dtype: str
     tokenizer: dict[str, Any]
@@ -56,7 +56,7 @@ class Manifest:
 
     @property
     def corpus_sha256(self) -> str:
-        """Names the tokens themselves: equal, and every window is the same."""
+        """Identifies the tokens: where it is equal, so is every window."""
         hashes = [shard.sha256 for split in (self.train, self.val) for shard in split.shards]
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
@@ -67,25 +67,25 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises UserError for a manifest that is torn, foreign, or of another version."""
+    """Raises UserError if the manifest is missing, damaged, of another format or of another version."""
     path = folder / FILE_NAME
-    again = "prepare the corpus again with --overwrite"
+    advice = "prepare the corpus again with --overwrite"
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("format") != FORMAT:
-            raise UserError(f"{path} is not a manifest of gptmill; point data_dir to a folder that gptmill prepared")
+            raise UserError(f"{path} is not a gptmill manifest; point --data_dir to a folder that gptmill prepared")
         if (version := content.pop("version")) != VERSION:
-            raise UserError(f"{path} has version {version}, this gptmill reads version {VERSION}; {again}")
+            raise UserError(f"{path} has version {version}, but this gptmill reads version {VERSION}; {advice}")
         train, val = _read_split(content.pop("train")), _read_split(content.pop("val"))
         if content["dtype"] not in DTYPES:
-            raise ValueError(f"dtype {content['dtype']!r} is none of {', '.join(DTYPES)}")
+            raise ValueError(f"dtype {content['dtype']!r} is not one of {', '.join(DTYPES)}")
         return Manifest(**content, train=train, val=val)
     except OSError as error:
         raise UserError(
             f"cannot read {path}: {error.strerror or error}; check the folder or prepare the corpus again"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {again}") from None
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {advice}") from None
 
 
 def _read_split(content: dict[str, Any]) -> Split:

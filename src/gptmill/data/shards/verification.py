@@ -1,4 +1,4 @@
-"""Every byte of a corpus read once and held against what its manifest promises."""
+"""Verification: reads every byte of a corpus and compares it with the manifest."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from gptmill.data.tokenizers.protocol import TokenArray
 MAX_THREADS = 8
 BLOCK_BYTES = 1 << 22
 
-# Told of bytes done and bytes in all, by one thread at a time.
+# Called with (bytes done, bytes in total), by one thread at a time.
 VerifyReport = Callable[[int, int], None]
 
 
 def verify_corpus(folder: Path, report: VerifyReport, tokenizer_name: str | None = None) -> list[str]:
-    """What is wrong with a corpus on this machine, a sentence for each problem; none: it is as it was prepared.
+    """Returns the problems of a local corpus, one sentence each; none if it is as it was prepared.
 
-    Token files of other projects have no checksums: sizes and the range of tokens are all that can be checked.
+    External formats have no checksums: only file sizes and the range of tokens are checked.
     """
     try:
         if not (folder / MANIFEST_NAME).exists() and find_external_files(folder):
-            return _verify_foreign(folder, report, tokenizer_name)
-        return _verify_own(folder, report, tokenizer_name)
+            return _verify_external(folder, report, tokenizer_name)
+        return _verify_prepared(folder, report, tokenizer_name)
     except UserError as error:
         return [str(error)]
 
 
-def _verify_own(folder: Path, report: VerifyReport, tokenizer_name: str | None) -> list[str]:
+def _verify_prepared(folder: Path, report: VerifyReport, tokenizer_name: str | None) -> list[str]:
     manifest = read_manifest(folder)
     tokenizer = restore_expected_tokenizer(manifest, str(folder), tokenizer_name)
     shards = [*manifest.train.shards, *manifest.val.shards]
-    dtype, places = np.dtype(manifest.dtype), np.dtype(np.int64)
-    total_bytes = sum(shard.tokens * dtype.itemsize + shard.documents * places.itemsize for shard in shards)
+    dtype, starts_dtype = np.dtype(manifest.dtype), np.dtype(np.int64)
+    total_bytes = sum(shard.tokens * dtype.itemsize + shard.documents * starts_dtype.itemsize for shard in shards)
     progress = _Progress(total_bytes, report)
-    problems = [*_check_sums(folder, "train", manifest.train), *_check_sums(folder, "val", manifest.val)]
+    problems = [*_check_totals(folder, "train", manifest.train), *_check_totals(folder, "val", manifest.val)]
     return problems + _run([partial(_check_shard, folder, manifest, shard, tokenizer, progress) for shard in shards])
 
 
-def _verify_foreign(folder: Path, report: VerifyReport, tokenizer_name: str | None) -> list[str]:
+def _verify_external(folder: Path, report: VerifyReport, tokenizer_name: str | None) -> list[str]:
     corpus = open_external(folder, tokenizer_name)
     files = [*corpus.arrays["train"].files, *corpus.arrays["val"].files]
     progress = _Progress(sum(file.length * file.dtype.itemsize for file in files), report)
@@ -60,7 +60,7 @@ def _verify_foreign(folder: Path, report: VerifyReport, tokenizer_name: str | No
 
 
 def _run(checks: list[Callable[[], list[str]]]) -> list[str]:
-    """All problems of all checks. Hashing lets go of Python's lock, so threads are enough."""
+    """Returns the problems of all checks, run in threads: hashing releases the GIL."""
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         return [problem for problems in pool.map(lambda check: check(), checks) for problem in problems]
 
@@ -78,11 +78,11 @@ class _Progress:
             self._report(self._done, self._total)
 
 
-def _check_sums(folder: Path, name: str, split: Split) -> Iterator[str]:
+def _check_totals(folder: Path, name: str, split: Split) -> Iterator[str]:
     tokens, documents = (sum(getattr(shard, what) for shard in split.shards) for what in ("tokens", "documents"))
     if (tokens, documents) != (split.tokens, split.documents):
         yield (
-            f"{folder / MANIFEST_NAME} counts {split.tokens:,} tokens and {split.documents:,} documents in {name}, "
+            f"{folder / MANIFEST_NAME} counts {split.tokens:,} tokens and {split.documents:,} documents in {name}, but "
             f"its shards have {tokens:,} and {documents:,}"
         )
 
@@ -110,43 +110,43 @@ def _check_shard(
 
 def _check_sha256(path: Path, sha256: str) -> Iterator[str]:
     if hash_file(path) != sha256:
-        yield f"{path} changed after it was prepared: its SHA-256 is not the manifest's"
+        yield f"{path} changed after it was prepared: its SHA-256 differs from the manifest's"
 
 
 def _check_tokens(
     stored: StoredArray, tokenizer: Tokenizer, progress: _Progress, starts: IndexArray | None = None
 ) -> list[str]:
-    """The first token outside the vocabulary, and the first place where documents are not where they are said to be."""
+    """Returns the first token outside the vocabulary, and the first block whose document starts are wrong."""
     problems: dict[str, str] = {}
     seen = 0
-    for place, tokens in _read_blocks(stored):
+    for position, tokens in _read_blocks(stored):
         if tokens.max() >= tokenizer.vocab_size:
             first = int(np.argmax(tokens >= tokenizer.vocab_size))
-            strange = f"holds token {tokens[first]} at place {place + first:,}, outside the vocabulary of"
-            problems.setdefault("token", f"{stored.path} {strange} {tokenizer.vocab_size:,}")
+            problem = f"holds token {tokens[first]} at position {position + first:,}, outside the vocabulary of"
+            problems.setdefault("token", f"{stored.path} {problem} {tokenizer.vocab_size:,}")
         if starts is not None:
-            found = np.flatnonzero(tokens == tokenizer.end_of_text) + place
+            found = np.flatnonzero(tokens == tokenizer.end_of_text) + position
             if not np.array_equal(found, starts[seen : seen + len(found)]):
-                problems.setdefault("starts", _describe_starts(stored.path, seen, place, place + len(tokens)))
+                problems.setdefault("starts", _describe_starts(stored.path, seen, position, position + len(tokens)))
             seen += len(found)
         progress.add(tokens.nbytes)
     if starts is not None and seen != len(starts):
-        said = f"{len(starts):,} documents are said to start in it, but {seen:,} do"
-        problems.setdefault("starts", f"{stored.path}: {said}")
+        problem = f"{len(starts):,} documents should start in it, but {seen:,} do"
+        problems.setdefault("starts", f"{stored.path}: {problem}")
     return list(problems.values())
 
 
 def _describe_starts(path: Path, number: int, first: int, last: int) -> str:
     return (
-        f"{path}: from document number {number:,} on, between the places {first:,} and {last:,}, documents do not "
-        f"start where {DOCUMENTS_DIR}/{path.name} says"
+        f"{path}: from document {number:,} on, between positions {first:,} and {last:,}, documents do not start "
+        f"where {DOCUMENTS_DIR}/{path.name} says"
     )
 
 
 def _read_blocks(stored: StoredArray) -> Iterator[tuple[int, TokenArray]]:
-    """Read, not mapped: so that a file larger than the memory leaves no mark on it."""
+    """Yields (position, tokens). Files are read, not mapped, so that large ones do not fill the process's memory."""
     block_tokens = BLOCK_BYTES // stored.dtype.itemsize
     with stored.path.open("rb") as file:
         file.seek(stored.offset)
-        for place in range(0, stored.length, block_tokens):
-            yield place, np.fromfile(file, stored.dtype, min(block_tokens, stored.length - place))
+        for position in range(0, stored.length, block_tokens):
+            yield position, np.fromfile(file, stored.dtype, min(block_tokens, stored.length - position))

@@ -1,4 +1,4 @@
-"""Addresses such as s3://, https:// and memory://, through fsspec. Nothing here runs unless a user names one."""
+"""Remote source files (s3://, https://, memory://, …): listing and opening them through fsspec."""
 
 from __future__ import annotations
 
@@ -11,60 +11,44 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gptmill.config.errors import UserError
-from gptmill.data.sources.failures import make_extra_error
+from gptmill.data.remote_fs import describe_error, is_http, open_file_system
 from gptmill.data.sources.source import SourceFile
 
-CHANGE_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")
+MTIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
-def find_remote(place: str, is_wanted: Callable[[str], bool]) -> list[SourceFile]:
-    """The files behind an address; of a folder or a pattern, those whose names inside it are wanted."""
-    system, path = _open_file_system(place)
+def find_remote(uri: str, is_wanted: Callable[[str], bool]) -> list[SourceFile]:
+    """Returns the file at a URI, or those of a folder or glob pattern whose relative names are wanted."""
+    system, path = open_file_system(uri)
     try:
-        if any(sign in path for sign in (("*",) if _is_web(place) else ("*", "?", "["))):
+        if any(sign in path for sign in (("*",) if is_http(uri) else ("*", "?", "["))):
             base = re.split(r"[*?[]", path)[0].rpartition("/")[0]
             return _list_entries(system, system.glob(path, detail=True), base, is_wanted)
-        if not place.endswith("/") and (info := system.info(path))["type"] != "directory":
+        if not uri.endswith("/") and (info := system.info(path))["type"] != "directory":
             return [_make_file(system, info, unquote(PurePosixPath(urlsplit(path).path).name))]
         return _list_entries(system, system.find(path, detail=True), path, is_wanted)
     except FileNotFoundError as error:
-        cause = error.__cause__  # fsspec so calls a server that it could not reach, too
+        cause = error.__cause__  # fsspec raises this for an unreachable server too
         if cause is None or getattr(cause, "status", None) == HTTPStatus.NOT_FOUND:
-            raise UserError(f"{place} does not exist; check the address") from None
-        raise make_remote_error(place, cause) from None
-    except Exception as error:  # every file system has its own kinds
-        raise make_remote_error(place, error) from None
+            raise UserError(f"{uri} does not exist; check the URI") from None
+        raise make_remote_error(uri, cause) from None
+    except Exception as error:  # each fsspec backend raises its own types
+        raise make_remote_error(uri, error) from None
 
 
-def open_remote(address: str, *, to_jump_in: bool = False) -> Any:
-    """The stored bytes; as one long answer where the file system can, unless a reader wants to jump in them."""
-    system, path = _open_file_system(address)
+def open_remote(uri: str, *, to_jump_in: bool = False) -> Any:
+    """Opens the stored bytes: over HTTP as one streamed response, unless `to_jump_in` asks for a seekable file."""
+    system, path = open_file_system(uri)
     try:
-        if _is_web(address) and not to_jump_in:
+        if is_http(uri) and not to_jump_in:
             return system.open(path, "rb", block_size=0)
         return system.open(path, "rb")
     except Exception as error:
-        raise make_remote_error(address, error) from None
+        raise make_remote_error(uri, error) from None
 
 
-def make_remote_error(address: str, error: BaseException) -> UserError:
-    reason = str(error) or type(error).__name__
-    return UserError(f"cannot read {address}: {reason}; check the address, the network and your access to it")
-
-
-def _open_file_system(place: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-    except ImportError:
-        raise make_extra_error(f"reading {place}", "cloud") from None
-    try:
-        system, path = fsspec.core.url_to_fs(place)
-    except ImportError as error:
-        # s3 and the web come with the extra; of other file systems, fsspec names the package.
-        raise UserError(f"{place}: {error}; for s3:// and https:// run: pip install 'gptmill[cloud]'") from None
-    except Exception as error:
-        raise UserError(f"{place} is no address that can be read: {error}; check how it begins") from None
-    return system, str(path)
+def make_remote_error(uri: str, error: BaseException) -> UserError:
+    return UserError(f"cannot read {uri}: {describe_error(error)}; check the URI, the network and your access")
 
 
 def _list_entries(
@@ -79,19 +63,16 @@ def _list_entries(
 
 
 def _make_file(system: Any, info: dict[str, Any], name: str) -> SourceFile:
-    address = str(system.unstrip_protocol(info["name"]))
-    return SourceFile(address, name, int(info.get("size") or 0), _find_change(info))
+    uri = str(system.unstrip_protocol(info["name"]))
+    return SourceFile(uri, name, int(info.get("size") or 0), _find_mtime_ns(info))
 
 
-def _find_change(info: dict[str, Any]) -> int:
-    for key in CHANGE_KEYS:
+def _find_mtime_ns(info: dict[str, Any]) -> int:
+    """Returns the time of the last change, under whichever key the backend stores it; 0 if unknown."""
+    for key in MTIME_KEYS:
         value = info.get(key)
         if isinstance(value, datetime.datetime):
             return int(value.timestamp() * 1_000_000_000)
         if isinstance(value, int | float):
             return int(value * 1_000_000_000)
     return 0
-
-
-def _is_web(address: str) -> bool:
-    return address.startswith(("http://", "https://"))

@@ -1,47 +1,47 @@
-"""A run's checkpoints under an fsspec address: `step_*` folders, the manifest last, and tiers as tiny text objects.
+"""A run's checkpoints in remote storage: `step_*` folders, and tiers as text objects that name one of them.
 
-A folder there is complete when it has its manifest, and never changes from then on. Knows no threads and no patience.
+The manifest is uploaded last: a folder that has one is complete and immutable. No threads and no retries here.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.data.shards.remote_folder import make_address
-from gptmill.data.sources.failures import make_extra_error
+from gptmill.data.remote_fs import describe_error, normalize_uri, open_file_system
 from gptmill.runs.checkpoints.manifest import MANIFEST, MAX_BYTES
 from gptmill.runs.checkpoints.storage import STEP_FOLDER
 from gptmill.runs.checkpoints.tiers import MAX_POINTER_BYTES, TIER
 
 PROBE = ".probe"
-# Where folders need not be made, and making one could make a bucket out of a misspelt name.
+# These need no folders, and creating one could create a bucket from a misspelt name.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "memory"}
 
 
 class RemoteRun:
-    """The folder of one run, far away. What its file system raises passes through as it is."""
+    """The remote folder of one run. Errors of its file system pass through unchanged."""
 
-    def __init__(self, address: str) -> None:
-        self.address = make_address(address)
-        self._files, self._root = _open_file_system(self.address)
+    def __init__(self, uri: str) -> None:
+        self.uri = normalize_uri(uri)
+        # Other processes write there too, and s3fs would return stale listings from its cache.
+        self._files, root = open_file_system(self.uri, use_listings_cache=False, skip_instance_cache=True)
+        self._root = root.rstrip("/")
 
     def check_writable(self) -> None:
-        """Raises UserError unless a tiny object can be written and removed."""
+        """Raises UserError unless a small object can be written and removed."""
         try:
             self._make_folder(self._root)
             self._files.pipe_file(self._join(PROBE), b"gptmill\n")
             self._files.rm_file(self._join(PROBE))
-        except Exception as error:  # every file system has its own kinds
+        except Exception as error:  # each fsspec backend raises its own types
             raise UserError(
-                f"cannot write to {self.address}: {describe_failure(error)}; check the address, the network and your "
-                f"rights, or leave out --mirror_to"
+                f"cannot write to {self.uri}: {describe_error(error)}; check the URI, the network and your access, or "
+                f"leave out --mirror_to"
             ) from None
 
     def list_names(self) -> list[str]:
-        """What lies there: tiers and folders, whole or not."""
+        """Returns the names of tiers and folders, complete or not."""
         self._files.invalidate_cache()
         try:
             found = self._files.ls(self._root, detail=False)
@@ -50,7 +50,7 @@ class RemoteRun:
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
     def read_pointer(self, tier: str) -> str:
-        """The name of the folder that a tier points to; empty if there is no such tier."""
+        """Returns the name of the folder that a tier points to; empty if there is no such tier."""
         try:
             text: bytes = self._files.cat_file(self._join(tier), start=0, end=MAX_POINTER_BYTES)
         except (FileNotFoundError, IsADirectoryError):
@@ -66,7 +66,7 @@ class RemoteRun:
         self._files.pipe_file(self._join(tier), f"{name}\n".encode())
 
     def remove(self, name: str) -> None:
-        """Removes a tier or a folder; of a folder the manifest first, so that no rest of it looks whole."""
+        """Removes a tier or a folder; a folder's manifest first, so that what is left never looks complete."""
         if TIER.fullmatch(name):
             self._files.rm_file(self._join(name))
             return
@@ -75,7 +75,7 @@ class RemoteRun:
         self._files.rm(self._join(name), recursive=True)
 
     def read_manifest(self, name: str) -> bytes | None:
-        """The bytes of a folder's manifest; None where it has none, or one that no gptmill wrote."""
+        """Returns a folder's manifest; None if it has none, or one too large to be gptmill's."""
         self._files.invalidate_cache()
         path = self._join(name, MANIFEST)
         try:
@@ -85,14 +85,14 @@ class RemoteRun:
         return bytes(self._files.cat_file(path)) if size <= MAX_BYTES else None
 
     def upload(self, folder: Path, name: str) -> None:
-        """Copies a checkpoint's files, each looked at again for its size, and the manifest after all others."""
+        """Uploads a checkpoint's files, the manifest last; raises OSError if one arrives with another size."""
         self._make_folder(self._join(name))
         paths = sorted(folder.iterdir(), key=lambda path: (path.name == MANIFEST, path.name))
         for path in paths:
-            there, size = self._join(name, path.name), path.stat().st_size
-            self._files.put_file(str(path), there)
+            uploaded, size = self._join(name, path.name), path.stat().st_size
+            self._files.put_file(str(path), uploaded)
             self._files.invalidate_cache()
-            arrived = self._files.info(there)["size"]
+            arrived = self._files.info(uploaded)["size"]
             if arrived != size:
                 raise OSError(f"{arrived:,} of the {size:,} bytes of {path.name} arrived")
 
@@ -106,20 +106,3 @@ class RemoteRun:
 
     def _join(self, *names: str) -> str:
         return "/".join([self._root, *names])
-
-
-def describe_failure(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-
-
-def _open_file_system(address: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-
-        # Others write there too, and s3fs would remember an answer of long ago.
-        files, root = fsspec.core.url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
-    except ImportError:
-        raise make_extra_error(f"copying checkpoints to or from {address}", "cloud") from None
-    except ValueError as error:
-        raise UserError(f"{address} is no address that fsspec knows ({error}); check its spelling") from None
-    return files, str(root).rstrip("/")

@@ -3,9 +3,9 @@
 One GEMM makes queries, keys and values side by side: qkv = x @ w.T + b, with E = 3 x H x D columns. The forward pass
 hands out three views of the result, the former two rotated by RoPE; torch.compile fuses the rotation by itself.
 
-Attention's backward pass returns dq, dk and dv as three tensors. The gradients of x and w need them packed into one N x E
-matrix p again, rotated back, and the bias needs their sum over all tokens. One Triton kernel does all of it in a single
-pass (`qkv_projection_triton.py`); then dx = p @ w, dw = p.T @ x, and db is the sum.
+Attention's backward pass returns dq, dk and dv as three tensors. The gradients of x and w need them packed into one
+N x E matrix p again, rotated back, and the bias needs their sum over all tokens. One Triton kernel does all of it in a
+single pass (`qkv_projection_triton.py`); then dx = p @ w, dw = p.T @ x, and db is the sum.
 
 The forward GEMM may run in fp8 (the input then comes in both formats); the backward GEMMs do not.
 

@@ -26,7 +26,7 @@ from gptmill.data.pipeline.shard_writer import GrowingArray, ShardWriter, Writer
 from gptmill.data.pipeline.splitting import write_chunk
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest
-from gptmill.data.sources import open_source
+from gptmill.data.sources import resolve_source
 
 END_OF_TEXT = 256
 
@@ -142,7 +142,7 @@ def test_chunks_from_any_place_on_are_the_chunks_that_were_left(
     for number in range(9):
         shutil.copy(lines, folder / f"{number}-{'long' if number % 4 == 2 else 'short'}.jsonl")
     request = PrepareRequest()
-    files = open_source([str(folder)], request.reading).files
+    files = resolve_source([str(folder)], request.reading).files
     everything = list(make_chunks(files, request.reading, START))
     assert len(everything) > 20
     for number, chunk in enumerate(everything):
@@ -240,7 +240,7 @@ def test_many_tiny_files_are_gathered_but_not_without_end(tmp_path: Path, monkey
     for number in range(35):
         (tmp_path / f"{number:02d}.txt").write_text("tiny")
     reading = PrepareRequest().reading
-    made = make_chunks(open_source([str(tmp_path)], reading).files, reading, START)
+    made = make_chunks(resolve_source([str(tmp_path)], reading).files, reading, START)
     assert [len(chunk.extents) for chunk in made] == [10, 10, 10, 5]
 
 

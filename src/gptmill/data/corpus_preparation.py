@@ -11,7 +11,7 @@ from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.data.prepare import default_data_dir, prepare_corpus
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.shards.shard_manifest import read_manifest
-from gptmill.data.sources import PYTHON_STDLIB, open_source
+from gptmill.data.sources import PYTHON_STDLIB, resolve_source
 
 DEFAULT_TOKENIZER = "gpt2"
 
@@ -54,7 +54,9 @@ def _is_made_from(folder: Path, corpus: str) -> bool:
     """By names and sizes; a text that is gone cannot be compared, and its shards are as good as ever."""
     if corpus != PYTHON_STDLIB and not Path(corpus).exists():
         return True
-    return read_manifest(folder).source.get("listing_sha256") == open_source([corpus], ReadingOptions()).listing_sha256
+    return (
+        read_manifest(folder).source.get("listing_sha256") == resolve_source([corpus], ReadingOptions()).listing_sha256
+    )
 
 
 def prepare_for_run(config: DataConfig, report: Report) -> None:

@@ -25,7 +25,7 @@ from gptmill.data.shards.shard_manifest import (
     Manifest,
     read_manifest,
 )
-from gptmill.data.sources import Source, make_source_name, open_source
+from gptmill.data.sources import Source, make_source_name, resolve_source
 from gptmill.data.tokenizers import identify_tokenizer
 
 LOCK_NAME = ".lock"
@@ -39,8 +39,8 @@ def default_data_dir(places: list[str], tokenizer: str) -> Path:
 def prepare_corpus(places: list[str], request: PrepareRequest, report: Report) -> tuple[Path, Manifest]:
     """Writes the shards of the corpus, unless the folder holds exactly them already."""
     _check_request(request)
-    source = open_source(places, request.reading)
-    val_source = open_source([request.val_source], request.reading) if request.val_source else None
+    source = resolve_source(places, request.reading)
+    val_source = resolve_source([request.val_source], request.reading) if request.val_source else None
     named = Path(request.out) if request.out else default_data_dir(places, request.tokenizer)
     folder = named.resolve()  # through links, so that the shards land where a link points
     if Path.cwd().is_relative_to(folder):
@@ -98,7 +98,7 @@ def _describe_source(source: Source) -> dict[str, Any]:
         "bytes": source.size_bytes,
         "listing_sha256": source.listing_sha256,
         # Of every file: one may be replaced by another of its size that is older than the rest.
-        "changes_sha256": hashlib.sha256(repr([file.changed_ns for file in source.files]).encode()).hexdigest(),
+        "changes_sha256": hashlib.sha256(repr([file.mtime_ns for file in source.files]).encode()).hexdigest(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Addresses and datasets: read like local files, without a copy of them on the disk."""
+"""Remote files and Hugging Face datasets: read like local files, without a copy on the disk."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from web_server import WebServer, serve
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import Source, list_parts, open_documents, open_source, read_documents
+from gptmill.data.sources import Source, list_parts, open_documents, resolve_source, read_documents
 
 TEXTS = [f"text {number} " + "é" * number for number in range(50)]
 LINES = "\n".join(json.dumps({"text": text}) for text in TEXTS).encode()
 
 
-def find(*places: str, **options: str) -> Source:
-    return open_source(list(places), ReadingOptions(**options))
+def find(*uris: str, **options: str) -> Source:
+    return resolve_source(list(uris), ReadingOptions(**options))
 
 
-def read(*places: str, **options: str) -> list[str]:
-    return list(read_documents(find(*places, **options), ReadingOptions(**options)))
+def read(*uris: str, **options: str) -> list[str]:
+    return list(read_documents(find(*uris, **options), ReadingOptions(**options)))
 
 
 @pytest.fixture
@@ -65,16 +65,16 @@ def test_a_remote_file_counts_what_it_has_read() -> None:
 
 @pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("uri", "message"),
     [
         ("memory://nowhere.txt", "memory://nowhere.txt does not exist"),
         ("memory://corpus/*.csv", "no file matches memory://corpus"),
         ("nonsense://a", "nonsense://a is no address that can be read"),
     ],
 )
-def test_addresses_without_text_are_refused_by_name(place: str, message: str) -> None:
+def test_uris_without_text_are_refused_by_name(uri: str, message: str) -> None:
     with pytest.raises(UserError, match=message.replace("*", r"\*")):
-        find(place)
+        find(uri)
 
 
 def test_remote_parquet_is_read_by_row_groups(
@@ -185,7 +185,7 @@ def test_datasets_without_the_text_are_named(dataset: Path, suffix: str, options
         read(f"hf:{dataset}{suffix}", **options)
 
 
-def test_addresses_of_no_dataset(tmp_path: Path) -> None:
+def test_uris_of_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="names no dataset"):
         find("hf:squad")
     with pytest.raises(UserError, match="does not exist"):

@@ -167,9 +167,9 @@ def _finish(folder: Path, corpus: OpenedCorpus, tokenizer: Tokenizer, journal: J
 def _check_unchanged(files: tuple[SourceFile, ...]) -> None:
     """Raises UserError for a file that is not what it was when the preparation began: its shards would be a mixture."""
     for file in files:
-        if file.changed_ns and (path := Path(file.address)).is_file():
+        if file.mtime_ns and (path := Path(file.uri)).is_file():
             status = path.stat()
-            if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.changed_ns):
+            if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
                 raise UserError(f"{path} changed while it was being prepared; give the same command again")
 
 

@@ -54,9 +54,8 @@ def _is_made_from(folder: Path, corpus: str) -> bool:
     """By names and sizes; a text that is gone cannot be compared, and its shards are as good as ever."""
     if corpus != PYTHON_STDLIB and not Path(corpus).exists():
         return True
-    return (
-        read_manifest(folder).source.get("listing_sha256") == resolve_source([corpus], ReadingOptions()).listing_sha256
-    )
+    source = resolve_source([corpus], ReadingOptions())
+    return read_manifest(folder).source.get("listing_sha256") == source.listing_sha256
 
 
 def prepare_for_run(config: DataConfig, report: Report) -> None:

@@ -15,7 +15,7 @@ from web_server import WebServer, serve
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import CORPORA, Source, download, resolve_source, read_documents
+from gptmill.data.sources import CORPORA, Source, download, read_documents, resolve_source
 from gptmill.data.sources.named_corpora import CorpusFile, find_cache_dir
 
 TEXT = b"".join(b"line %d of a text that is long enough to be interrupted\n" % number for number in range(20_000))

@@ -18,7 +18,7 @@ import zstandard
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import FORMATS, SourceFile, open_documents, resolve_source, read_documents
+from gptmill.data.sources import FORMATS, SourceFile, open_documents, read_documents, resolve_source
 from gptmill.data.sources.formats import lines
 
 TEXTS = ["One page, with a comma.", 'A "quoted"\ttab,\nand two\r\nlines.', "漢字 🙂 é" * 50, "last"]

@@ -15,7 +15,7 @@ from web_server import WebServer, serve
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import Source, list_parts, open_documents, resolve_source, read_documents
+from gptmill.data.sources import Source, list_parts, open_documents, read_documents, resolve_source
 
 TEXTS = [f"text {number} " + "é" * number for number in range(50)]
 LINES = "\n".join(json.dumps({"text": text}) for text in TEXTS).encode()

@@ -14,7 +14,7 @@ from conftest import make_environment
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import Source, make_source_name, resolve_source, read_documents, resolver
+from gptmill.data.sources import Source, make_source_name, read_documents, resolve_source, resolver
 
 NAMES = ["b.txt", "a.md", "nested/deep/c.rst", "nested/a.text", "z.py"]
 

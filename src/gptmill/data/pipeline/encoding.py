@@ -93,7 +93,7 @@ def read_clean(chunks: Iterator[Chunk], reading: ReadingOptions, cleaning: Clean
     for chunk in chunks:
         for _, original in chunk.read(reading):
             text = cleaner.repair(original)
-            if text and cleaner.find_fault(text) is None:
+            if text and cleaner.find_drop_reason(text) is None:
                 yield text
 
 
@@ -107,7 +107,7 @@ def _encode(texts: Iterator[tuple[int, str]], job: Job, tokenizer: Tokenizer, cl
         text = cleaner.repair(original)
         repaired += text != original
         content = text.encode("utf-8")
-        fault = cleaner.find_fault(text) if text else "fix_unicode"
+        fault = cleaner.find_drop_reason(text) if text else "fix_unicode"
         pieces = []
         for draw, part in [] if fault else _split(text, content, file_number, job):
             ids = tokenizer.encode(part)

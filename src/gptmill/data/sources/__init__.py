@@ -1,4 +1,4 @@
-"""Text sources: local files, remote files (s3://, gs://, https://), Hugging Face datasets, named corpora, standard input.
+"""Text sources: local and remote files (s3://, gs://, https://), Hugging Face datasets, named corpora, standard input.
 
 Each is read as a stream of documents in bounded memory. Knows compressions and formats; knows no tokens and no shards.
 """
@@ -25,6 +25,6 @@ __all__ = [
     "list_parts",
     "make_source_name",
     "open_documents",
-    "resolve_source",
     "read_documents",
+    "resolve_source",
 ]

@@ -72,10 +72,8 @@ def _fetch_all(url: str, partial: Path) -> str | None:
             return _fetch(url, partial, progress)
         except urllib.error.HTTPError as error:
             error.close()
-            reason, is_permanent = (
-                f"HTTP {error.code} {error.reason}",
-                error.code < 500 and error.code not in (408, 429),
-            )
+            reason = f"HTTP {error.code} {error.reason}"
+            is_permanent = error.code < 500 and error.code not in (408, 429)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             reason = str(getattr(error, "reason", None) or error) or type(error).__name__
             # If the server was never reached, there is no network, and waiting does not help.

@@ -52,7 +52,7 @@ def flush_to_disk(path: Path) -> None:
 
 @contextmanager
 def hold_lock(path: Path, message: str) -> Iterator[None]:
-    """Locks a file; the lock ends with the process. Raises UserError with `message` if another process has it."""
+    """Holds a file lock, which the system releases if the process dies; raises UserError(message) if it is taken."""
     with path.open("a", encoding="utf-8") as file:
         if fcntl is not None:
             try:

@@ -280,7 +280,7 @@ def test_an_archive_is_unpacked_verified_and_removed(
         assert find("plays", tmp_path / name).listing_sha256 == find("plays").listing_sha256
     (tmp_path / "other.zip").write_bytes(make_zip("else"))
     (tmp_path / "cut.zip").write_bytes(make_zip("plays8")[:-30])
-    with pytest.raises(UserError, match=r"other\.zip holds no file plays8"):
+    with pytest.raises(UserError, match=r"other\.zip has no member plays8"):
         find("plays", tmp_path / "other.zip")
     with pytest.raises(UserError, match=r"cut\.zip is not a valid zip file"):
         find("plays", tmp_path / "cut.zip")

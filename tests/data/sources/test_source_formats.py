@@ -207,14 +207,14 @@ def test_json_that_is_one_record_or_lines_of_records(tmp_path: Path) -> None:
             b'{"text": "a"}\n{"body": "b", "n": 1}\n',
             r"a\.jsonl:2 has no field 'text'.*--text_field.*body, n",
         ),
-        ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1 holds int in 'text'"),
+        ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1 has int in 'text'"),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1 is neither a record nor a string"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"a\.jsonl .*0xff at offset 24"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1 is not JSON"),
         ("a.json", b'[{"text": "a"},\n{"text": }]', r"a\.json:2 is not JSON"),
         ("a.json", b'["a", {"body": "b"}]', r"record 2 of .*a\.json has no field 'text'.*body"),
         ("a.json", b'{"n": 1}', r"a\.json has no field 'text'.*\(n\)"),
-        ("a.json", b"3", r"a\.json holds no records"),
+        ("a.json", b"3", r"a\.json has no records"),
         ("a.json", b'["\xff"]', r"a\.json .*0xff at offset 2"),
         ("a.csv", b"id,body\n1,a\n", r"a\.csv has no column 'text'.*--text_field.*id, body"),
         ("a.csv", b"id,text\n1,a\n2\n", r"a\.csv:3 has 1 of 2 columns"),
@@ -238,7 +238,7 @@ def test_parquet_columns_must_be_text_and_be_there(tmp_path: Path) -> None:
     assert read(file, text_field="body") == ["a"]
     with pytest.raises(UserError, match=r"a\.parquet has no column 'text'.*body, n"):
         read(file)
-    with pytest.raises(UserError, match=r"a\.parquet holds int64 in 'n'"):
+    with pytest.raises(UserError, match=r"a\.parquet has int64 in 'n'"):
         read(file, text_field="n")
 
 

@@ -176,7 +176,7 @@ def test_a_dataset_that_was_saved_to_disk(tmp_path: Path) -> None:
     ("suffix", "options", "message"),
     [
         ("", {"text_field": "body"}, r"has no field 'body'.*text, n"),
-        ("", {"text_field": "n"}, "holds int in 'n'"),
+        ("", {"text_field": "n"}, "has int in 'n'"),
         ("@nosuch", {}, r"cannot read hf:.*@nosuch"),
     ],
 )

@@ -11,12 +11,12 @@ from typing import Any
 from gptmill.data.cleaning import CleaningReport
 from gptmill.data.files import write_durably
 from gptmill.data.pipeline.chunks import START, Chunk, Position
+from gptmill.data.pipeline.prepare_job import MAX_RAISED_FRACTION
 from gptmill.data.pipeline.shard_writer import WriterState
 
 FILE_NAME = "journal.json"
 MIN_VAL_TOKENS = 2049  # one window of a context length of 2048, even from a small corpus
 VERSION = 1
-MAX_RAISED_FRACTION = 0.1
 
 
 @dataclass

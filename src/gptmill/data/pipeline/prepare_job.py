@@ -11,7 +11,7 @@ from gptmill.data.sources import Source, SourceFile
 
 FEW_DOCUMENTS = 5  # with fewer expected validation documents, the tail of each document is a fairer split
 MIN_VAL_BYTES = 8192  # about one window of validation, even from a small corpus
-MAX_RAISED_FRACTION = 0.1
+MAX_RAISED_FRACTION = 0.1  # of a small corpus, whose validation split is raised to one window
 
 
 @dataclass(frozen=True)

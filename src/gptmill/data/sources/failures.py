@@ -24,8 +24,8 @@ def make_decoding_error(uri: str, error: UnicodeDecodeError, offset: int) -> Use
 def make_field_error(where: str, kind: str, field: str, present: list[str]) -> UserError:
     """For a record or a table without the text field."""
     names = ", ".join(present[:20]) or "nothing"
-    return UserError(f"{where} has no {kind} {field!r}; name the one that holds the text with --text_field ({names})")
+    return UserError(f"{where} has no {kind} {field!r}; name the one with the text by --text_field ({names})")
 
 
 def make_type_error(where: str, field: str, value: str) -> UserError:
-    return UserError(f"{where} holds {value} in {field!r}, not text; name another field with --text_field or fix it")
+    return UserError(f"{where} has {value} in {field!r}, not text; name another field by --text_field or fix it")

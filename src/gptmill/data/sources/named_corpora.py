@@ -189,6 +189,6 @@ def _extract_from_zip(stored: IO[bytes], content: IO[bytes], path: Path, member:
         with zipfile.ZipFile(stored) as archive, archive.open(member) as file:
             shutil.copyfileobj(file, content)
     except KeyError:
-        raise UserError(f"{path} holds no file {member}; download it again") from None
+        raise UserError(f"{path} has no member {member}; download it again") from None
     except (zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"{path} is not a valid zip file: {error}; download it again") from None

@@ -1,4 +1,4 @@
-"""Fast backend of the GPT-2 tokenizer: gigatoken, for texts on which it provably pre-tokenizes as tiktoken does.
+"""Fast backend of the GPT-2 tokenizer: gigatoken, for texts that it is verified to pre-tokenize as tiktoken does.
 
 GPT-2's pattern splits text by character class: letters, numbers, white space, anything else. The two libraries
 implement different versions of Unicode, so they are compared on every common character; a text with a character on

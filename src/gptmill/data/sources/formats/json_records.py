@@ -148,7 +148,7 @@ def _find_records(value: Any, field: str, uri: str) -> list[Any]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, dict):
-        raise UserError(f"{uri} holds no records; give an array of them, or a record per line in a .jsonl file")
+        raise UserError(f"{uri} has no records; give an array of them, or one record per line in a .jsonl file")
     if field in value:
         return value[field] if isinstance(value[field], list) else [value]
     arrays = [item for item in value.values() if isinstance(item, list) and item and isinstance(item[0], dict | str)]

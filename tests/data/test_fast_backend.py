@@ -62,7 +62,7 @@ def tiktokens() -> Gpt2Tokenizer:
 def gigatokens() -> Gpt2Tokenizer:
     """By gigatoken, from the next text on."""
     tokenizer = build_eager()
-    tokenizer.encode("a " * fast_backend.WORTH_STARTING_CHARACTERS)
+    tokenizer.encode("a " * fast_backend.START_AFTER_CHARACTERS)
     return tokenizer
 
 
@@ -193,9 +193,9 @@ def test_a_little_text_does_not_start_it(gigatoken_calls: list[str]) -> None:
 def test_a_gigatoken_that_errs_is_not_used(
     encode: Callable[[str, Any], Any], tiktokens: Gpt2Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = gigatoken.Tokenizer.encode
-    monkeypatch.setattr(gigatoken.Tokenizer, "encode", lambda self, text: encode(text, sound(self, text)))
-    monkeypatch.setattr(gpt2_bpe, "WORTH_STARTING_CHARACTERS", 0)
+    original = gigatoken.Tokenizer.encode
+    monkeypatch.setattr(gigatoken.Tokenizer, "encode", lambda self, text: encode(text, original(self, text)))
+    monkeypatch.setattr(gpt2_bpe, "START_AFTER_CHARACTERS", 0)
     tokenizer = build_eager()
     assert tokenizer.encoder == tiktokens.encoder
     check_same("It's naïve, and plain text.", tokenizer, tiktokens)
@@ -209,11 +209,11 @@ def test_a_gigatoken_that_cannot_be_made_is_not_used(tiktokens: Gpt2Tokenizer, m
 def test_a_gigatoken_that_knows_fewer_letters_does_not_get_them(
     tiktokens: Gpt2Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = gigatoken.Tokenizer.encode
+    original = gigatoken.Tokenizer.encode
     # To it, "é" is a sign.
-    monkeypatch.setattr(gigatoken.Tokenizer, "encode", lambda self, text: sound(self, text.replace("é", "§")))
+    monkeypatch.setattr(gigatoken.Tokenizer, "encode", lambda self, text: original(self, text.replace("é", "§")))
     monkeypatch.setattr(fast_backend, "_make_words", lambda _: "words without it")
-    monkeypatch.setattr(gpt2_bpe, "WORTH_STARTING_CHARACTERS", 0)
+    monkeypatch.setattr(gpt2_bpe, "START_AFTER_CHARACTERS", 0)
     tokenizer = build_eager()
     assert tokenizer.encoder.startswith("gigatoken")
     check_same("un été à la mer", tokenizer, tiktokens)
@@ -226,11 +226,11 @@ def test_a_panic_on_one_text_loses_nothing(tiktokens: Gpt2Tokenizer, monkeypatch
     def encode(self: Any, text: str) -> Any:
         if text == "fatal words":
             raise Panic
-        return sound(self, text)
+        return original(self, text)
 
-    sound = gigatoken.Tokenizer.encode
+    original = gigatoken.Tokenizer.encode
     monkeypatch.setattr(gigatoken.Tokenizer, "encode", encode)
-    monkeypatch.setattr(gpt2_bpe, "WORTH_STARTING_CHARACTERS", 0)
+    monkeypatch.setattr(gpt2_bpe, "START_AFTER_CHARACTERS", 0)
     tokenizer = build_eager()
     for text in ("some words", "fatal words", "other words"):
         check_same(text, tokenizer, tiktokens)
@@ -238,12 +238,12 @@ def test_a_panic_on_one_text_loses_nothing(tiktokens: Gpt2Tokenizer, monkeypatch
 
 def test_its_memory_is_renewed(tiktokens: Gpt2Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
-    sound = gigatoken.Tokenizer.from_tiktoken
+    original = gigatoken.Tokenizer.from_tiktoken
     monkeypatch.setattr(
-        gigatoken.Tokenizer, "from_tiktoken", lambda path, **options: made.append(path) or sound(path, **options)
+        gigatoken.Tokenizer, "from_tiktoken", lambda path, **options: made.append(path) or original(path, **options)
     )
     monkeypatch.setattr(fast_backend, "RENEW_AFTER_TOKENS", 100)
-    monkeypatch.setattr(gpt2_bpe, "WORTH_STARTING_CHARACTERS", 0)
+    monkeypatch.setattr(gpt2_bpe, "START_AFTER_CHARACTERS", 0)
     tokenizer = build_eager()
     made.clear()
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Preparing with many hands: the result depends on the corpus and the options, and on nothing else."""
+"""Parallel preparation: the result depends on the corpus and the options alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gptmill.data.pipeline.shard_writer import GrowingArray, ShardWriter, Writer
 from gptmill.data.pipeline.splitting import write_chunk
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest
-from gptmill.data.sources import open_source
+from gptmill.data.sources import resolve_source
 
 END_OF_TEXT = 256
 
@@ -87,7 +87,7 @@ def test_a_cluster_that_is_not_there_is_named(lines: Path, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_duplicates_are_dropped_and_told(lines: Path, tmp_path: Path) -> None:
+def test_duplicates_are_dropped_and_reported(lines: Path, tmp_path: Path) -> None:
     manifest = prepare(lines, tmp_path / "out", cleaning=CleaningOptions(drop_duplicates=True))
     texts = read_texts(tmp_path / "out", manifest.train) + read_texts(tmp_path / "out", manifest.val)
     assert len(texts) == len(set(texts)) == 320
@@ -129,7 +129,7 @@ def test_every_document_knows_its_start_and_its_file(tmp_path: Path) -> None:
             assert len(starts) == shard.documents
 
 
-def test_chunks_from_any_place_on_are_the_chunks_that_were_left(
+def test_chunks_from_any_position_on_are_the_chunks_that_were_left(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 3000)
@@ -142,7 +142,7 @@ def test_chunks_from_any_place_on_are_the_chunks_that_were_left(
     for number in range(9):
         shutil.copy(lines, folder / f"{number}-{'long' if number % 4 == 2 else 'short'}.jsonl")
     request = PrepareRequest()
-    files = open_source([str(folder)], request.reading).files
+    files = resolve_source([str(folder)], request.reading).files
     everything = list(make_chunks(files, request.reading, START))
     assert len(everything) > 20
     for number, chunk in enumerate(everything):
@@ -180,7 +180,7 @@ def test_two_preparations_of_one_folder_do_not_meet(lines: Path, tmp_path: Path)
     prepare(lines, tmp_path / "out")  # a killed process holds nothing
 
 
-def test_a_worker_that_dies_is_told_and_nothing_is_lost(lines: Path, tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_reported_and_nothing_is_lost(lines: Path, tmp_path: Path) -> None:
     driver = tmp_path / "driver.py"
     driver.write_text(
         """
@@ -240,7 +240,7 @@ def test_many_tiny_files_are_gathered_but_not_without_end(tmp_path: Path, monkey
     for number in range(35):
         (tmp_path / f"{number:02d}.txt").write_text("tiny")
     reading = PrepareRequest().reading
-    made = make_chunks(open_source([str(tmp_path)], reading).files, reading, START)
+    made = make_chunks(resolve_source([str(tmp_path)], reading).files, reading, START)
     assert [len(chunk.extents) for chunk in made] == [10, 10, 10, 5]
 
 
@@ -265,12 +265,10 @@ def interrupted(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path / "out.partial"
 
 
-def test_what_is_left_of_a_file_that_lost_its_end_is_not_gone_on_with(
-    interrupted: Path, lines: Path, tmp_path: Path
-) -> None:
+def test_a_truncated_shard_is_not_resumed(interrupted: Path, lines: Path, tmp_path: Path) -> None:
     path = interrupted / "train_000000.npy"
     os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(UserError, match="is shorter than it was"):
+    with pytest.raises(UserError, match="is shorter than its journal says"):
         prepare(lines, tmp_path / "out")
 
 

@@ -21,9 +21,9 @@ END_OF_TEXT = 256  # of the byte tokenizer, which these tests use unless they sa
 
 
 def prepare(source: Path | list[Path], out: Path, **options: object) -> Manifest:
-    places = [str(place) for place in (source if isinstance(source, list) else [source])]
+    inputs = [str(path) for path in (source if isinstance(source, list) else [source])]
     request = PrepareRequest(out=str(out), **{"tokenizer": "byte", **options})  # type: ignore[arg-type]
-    return prepare_corpus(places, request, lambda _: None)[1]
+    return prepare_corpus(inputs, request, lambda _: None)[1]
 
 
 def write_documents(folder: Path, texts: list[str]) -> Path:
@@ -331,7 +331,7 @@ def test_progress_grows_to_the_whole_corpus(tmp_path: Path) -> None:
     assert (done[-1], reports[-1].tokens) == (reports[-1].bytes_total, manifest.train.tokens + manifest.val.tokens)
 
 
-def test_a_corpus_of_which_nothing_is_left_is_told_why(tmp_path: Path) -> None:
+def test_a_corpus_of_which_nothing_is_left_is_refused_with_the_reason(tmp_path: Path) -> None:
     source = write_documents(tmp_path / "source", make_documents(7))
     with pytest.raises(UserError, match="cleaning dropped all 7 documents"):
         prepare(source, tmp_path / "out", cleaning=CleaningOptions(min_chars=1000))

@@ -1,4 +1,4 @@
-"""A preparation that is killed goes on where it was, and gives the bytes of one that was not."""
+"""A killed preparation resumes and writes the same bytes as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ KILLS = 10
 DRIVER = """
 import sys
 from gptmill.config.requests import CleaningOptions, PrepareRequest
-from gptmill.data.pipeline import chunks, passes
+from gptmill.data.pipeline import chunks, corpus_writer
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.sources import parts
 
-chunks.CHUNK_BYTES, passes.JOURNAL_SECONDS = 4000, 0.0
+chunks.CHUNK_BYTES, corpus_writer.JOURNAL_SECONDS = 4000, 0.0
 parts.SMALL_FILE_BYTES, parts.PART_BYTES = 10_000, 6000
 if __name__ == "__main__":
-    out, processes, *places = sys.argv[1:]
+    out, processes, *inputs = sys.argv[1:]
     cleaning = CleaningOptions(drop_duplicates=True, min_chars=30)
     request = PrepareRequest(
         out=out, shard_tokens=7000, processes=int(processes), val_fraction=0.1, split="documents", cleaning=cleaning
     )
-    prepare_corpus(places, request, lambda progress: print(progress.text_bytes, flush=True))
+    prepare_corpus(inputs, request, lambda progress: print(progress.text_bytes, flush=True))
 """
 
 
@@ -107,7 +107,7 @@ def test_killed_ten_times_it_gives_the_same_bytes(tmp_path: Path, corpus: list[s
     assert not (tmp_path / "killed").exists()
     assert 0 < done < reports[-1], "it was never killed in the middle"
     rest = finish(start(tmp_path, tmp_path / "killed", corpus))
-    assert rest[0] > reports[KILLS // 2], "it began again instead of going on"
+    assert rest[0] > reports[KILLS // 2], "it started over instead of resuming"
     assert read_all(tmp_path / "killed") == read_all(tmp_path / "whole")
     assert not (tmp_path / "killed.partial").exists()
 

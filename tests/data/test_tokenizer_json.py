@@ -28,7 +28,7 @@ from gptmill.data.tokenizers import (
 from gptmill.data.tokenizers.bpe_training import PATTERN, train_tokenizer
 from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
 from gptmill.data.tokenizers.protocol import decode, make_fingerprint
-from gptmill.data.tokenizers.tiktoken_path import make_byte_pairs
+from gptmill.data.tokenizers.tiktoken_conversion import convert_to_tiktoken
 from gptmill.data.tokenizers.tokenizer_json import FILE_NAME, JsonTokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -98,10 +98,10 @@ def swap_merges(definition: dict[str, Any]) -> None:
 def split_otherwise(definition: dict[str, Any]) -> None:
     """A token that is listed as made of a pair that its own bytes never come to."""
     tokens, merges = [*definition["model"]["vocab"]], definition["model"]["merges"]
-    place = next(place for place, merge in enumerate(merges) if merge.index(" ") == 2 and len(merge) == 4)
-    first, second, _, third = merges[place]
-    merges[place : place + 1] = [f"{second} {third}", f"{first} {second}{third}"]
-    tokens.insert(256 + place, second + third)
+    index = next(index for index, merge in enumerate(merges) if merge.index(" ") == 2 and len(merge) == 4)
+    first, second, _, third = merges[index]
+    merges[index : index + 1] = [f"{second} {third}", f"{first} {second}{third}"]
+    tokens.insert(256 + index, second + third)
     definition["model"]["vocab"] = {token: id_ for id_, token in enumerate(tokens)}
     definition["added_tokens"][0]["id"] = len(tokens)
 
@@ -137,10 +137,10 @@ def test_what_cannot_be_shown_equal_is_left_to_the_library(
     change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
     definition = make_definition()
-    assert make_byte_pairs(definition, load(definition)) is not None
+    assert convert_to_tiktoken(definition, load(definition)) is not None
     change(definition)
     library = load(definition)
-    assert make_byte_pairs(definition, library) is None
+    assert convert_to_tiktoken(definition, library) is None
     tokenizer = build_tokenizer(write(tmp_path / "x.json", definition), [])
     for text in (SAMPLE, "The Rain 1234567 theother\n\n\t <|endoftext|>"):
         assert tokenizer.encode(text).tolist() == library.encode(text, add_special_tokens=False).ids
@@ -149,9 +149,9 @@ def test_what_cannot_be_shown_equal_is_left_to_the_library(
 def test_words_taken_whole_stay_with_the_library() -> None:
     definition = make_definition()
     definition["model"]["ignore_merges"] = True
-    assert make_byte_pairs(definition, load(definition)) is not None
+    assert convert_to_tiktoken(definition, load(definition)) is not None
     definition["model"]["vocab"]["rivers"] = VOCAB_SIZE
-    assert make_byte_pairs(definition, load(definition)) is None
+    assert convert_to_tiktoken(definition, load(definition)) is None
 
 
 def test_the_spec_outlives_the_file(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [{"sha256": "0" * 64}, {"json_zlib_base64": "AAAA"}, {"json_zlib_base64": 7}])
 def test_a_damaged_spec_is_refused(damage: dict[str, Any]) -> None:
     spec = JsonTokenizer(train_definition()).spec()
-    with pytest.raises(UserError, match="description of the tokenizer in here is damaged"):
+    with pytest.raises(UserError, match="tokenizer spec in here is corrupt"):
         restore_tokenizer({**spec, **damage}, "here")
 
 
@@ -276,9 +276,9 @@ def test_the_end_of_text_is_found_by_its_usual_names(tmp_path: Path) -> None:
         assert build_tokenizer(write(tmp_path / "x.json", library), []).end_of_text == 3
 
 
-def test_a_file_without_an_end_of_text_is_told_what_to_add(tmp_path: Path) -> None:
+def test_a_file_without_an_end_of_text_token_says_what_to_add(tmp_path: Path) -> None:
     name = write(tmp_path / "x.json", make_definition(added_tokens=[]))
-    with pytest.raises(UserError, match=r"no token for the end of a text; add .*<\|endoftext\|>"):
+    with pytest.raises(UserError, match=r"no end-of-text token; add .*<\|endoftext\|>"):
         build_tokenizer(name, [])
 
 
@@ -293,7 +293,7 @@ def test_other_files_are_refused_by_name(content: bytes, tmp_path: Path) -> None
 def test_unknown_names_and_places_get_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no tokenizer 'cl100k_bas' \(did you mean cl100k_base\?\)"):
         build_tokenizer("cl100k_bas", [])
-    with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
+    with pytest.raises(UserError, match=r"has no tokenizer\.json"):
         build_tokenizer(str(tmp_path), [])
     with pytest.raises(UserError, match="name its encoding"):
         build_tokenizer("some.tiktoken", [])

@@ -14,7 +14,7 @@ from gptmill.config.errors import UserError
 from gptmill.data.tokenizers import build_tokenizer
 from gptmill.data.tokenizers.bpe_training import Training, train_tokenizer
 from gptmill.data.tokenizers.protocol import decode
-from gptmill.data.tokenizers.tiktoken_path import make_byte_pairs
+from gptmill.data.tokenizers.tiktoken_conversion import convert_to_tiktoken
 
 PROBE = "Rain's 12345 drops\r\n\n  fall  <|endoftext|>\tON été, 漢字🙂 \u00a0 and THE rains'd go\n"
 
@@ -58,7 +58,7 @@ def test_every_library_gives_the_same_ids(trained: Training, tmp_path: Path) -> 
 def test_what_is_trained_here_takes_the_fast_path(trained: Training) -> None:
     library = Library.from_str(trained.definition)
     library.encode_special_tokens = True
-    assert make_byte_pairs(json.loads(trained.definition), library) is not None
+    assert convert_to_tiktoken(json.loads(trained.definition), library) is not None
 
 
 def test_training_again_gives_the_same_file(trained: Training) -> None:
@@ -100,10 +100,10 @@ def test_a_very_long_run_of_white_space_is_learnt_from(tmp_path: Path) -> None:
 
 
 def test_too_little_text_says_how_many_merges_it_holds() -> None:
-    with pytest.raises(UserError, match=r"hold 10 merges; .* at most 267"):
+    with pytest.raises(UserError, match=r"yield 10 merges; .* at most 267"):
         train(["hello hello world"], 300)
     assert train(["hello hello world"], 267).vocab_size == 267
-    with pytest.raises(UserError, match="holds no text"):
+    with pytest.raises(UserError, match="contains no text"):
         train([], 300)
 
 

@@ -44,7 +44,7 @@ def test_any_text_comes_back_whole(name: str, text: str) -> None:
 @given(texts=st.lists(TEXTS, max_size=4))
 @settings(deadline=None)
 def test_char_brings_back_every_text_that_it_learnt_from(texts: list[str]) -> None:
-    tokenizer = CharTokenizer.learn(texts)
+    tokenizer = CharTokenizer.train(texts)
     assert tokenizer.vocab_size == len(set("".join(texts))) + 1
     for text in texts:
         ids = tokenizer.encode(text)
@@ -56,7 +56,7 @@ def test_char_brings_back_every_text_that_it_learnt_from(texts: list[str]) -> No
 @example(learnt="", text="a")
 @settings(deadline=None)
 def test_char_names_the_characters_that_it_does_not_know(learnt: str, text: str) -> None:
-    tokenizer = CharTokenizer.learn([learnt])
+    tokenizer = CharTokenizer.train([learnt])
     if set(text) <= set(learnt):
         assert decode(tokenizer, tokenizer.encode(text).tolist()) == text
     else:
@@ -67,9 +67,9 @@ def test_char_names_the_characters_that_it_does_not_know(learnt: str, text: str)
 
 
 def test_char_ids_follow_code_points_whatever_the_order_of_texts() -> None:
-    tokenizer = CharTokenizer.learn(["ba", "🙂c"])
+    tokenizer = CharTokenizer.train(["ba", "🙂c"])
     assert tokenizer.encode("abc🙂").tolist() == [0, 1, 2, 3]
-    assert tokenizer.spec() == CharTokenizer.learn(["c🙂", "ab"]).spec()
+    assert tokenizer.spec() == CharTokenizer.train(["c🙂", "ab"]).spec()
 
 
 def test_gpt2_ids_are_the_published_ones() -> None:
@@ -142,6 +142,6 @@ def test_gpt2_ids_of_books_equal_those_of_openais_own_table(realdata: Path) -> N
 @pytest.mark.realdata
 def test_tiny_shakespeare_has_65_characters(realdata: Path) -> None:
     text = (realdata / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
-    tokenizer = CharTokenizer.learn([text])
+    tokenizer = CharTokenizer.train([text])
     assert len(tokenizer.alphabet) == 65
     assert decode(tokenizer, tokenizer.encode(text).tolist()) == text

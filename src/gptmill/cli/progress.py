@@ -22,11 +22,11 @@ class Speed:
 
     def measure(self, progress: PrepareProgress) -> float:
         """Megabytes of text in a second."""
-        return (progress.text_bytes - progress.text_bytes_kept) / max(time.monotonic() - self._started, 1e-3) / 1e6
+        return (progress.text_bytes - progress.resumed_text_bytes) / max(time.monotonic() - self._started, 1e-3) / 1e6
 
     def estimate_left(self, progress: PrepareProgress) -> float | None:
         """Seconds, where there is something to estimate them by."""
-        bytes_new = progress.bytes_done - progress.bytes_kept
+        bytes_new = progress.bytes_done - progress.resumed_bytes
         if bytes_new <= 0 or not progress.bytes_total:
             return None
         return (progress.bytes_total - progress.bytes_done) * (time.monotonic() - self._started) / bytes_new

@@ -66,9 +66,9 @@ def train(places: list[str], request: TokenizerRequest) -> int:
 
 
 def _read_texts(places: list[str], options: ReadingOptions) -> Iterator[str]:
-    from gptmill.data.sources import open_source, read_documents
+    from gptmill.data.sources import read_documents, resolve_source
 
-    return read_documents(open_source(places, options), options)
+    return read_documents(resolve_source(places, options), options)
 
 
 @contextmanager

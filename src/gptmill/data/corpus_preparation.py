@@ -11,7 +11,7 @@ from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.data.prepare import default_data_dir, prepare_corpus
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.shards.shard_manifest import read_manifest
-from gptmill.data.sources import PYTHON_STDLIB, open_source
+from gptmill.data.sources import PYTHON_STDLIB, resolve_source
 
 DEFAULT_TOKENIZER = "gpt2"
 
@@ -54,7 +54,8 @@ def _is_prepared_from(folder: Path, corpus: str) -> bool:
     """Compares file names and sizes; True if the text no longer exists, because its shards remain valid."""
     if corpus != PYTHON_STDLIB and not Path(corpus).exists():
         return True
-    return read_manifest(folder).source.get("listing_sha256") == open_source([corpus], ReadingOptions()).listing_sha256
+    source = resolve_source([corpus], ReadingOptions())
+    return read_manifest(folder).source.get("listing_sha256") == source.listing_sha256
 
 
 def prepare_for_run(config: DataConfig, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Files as bytes: checksums, durable writes, locks between processes, and where the cache is."""
+"""File operations: checksums, atomic durable writes, locks between processes, and the cache folder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gptmill.config.errors import UserError
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock; nothing is guarded there
+except ImportError:  # Windows has no flock, so there is no lock there
     fcntl = None  # type: ignore[assignment]
 
 
 def find_cache_dir() -> Path:
-    """Where gptmill keeps what it can fetch or measure again: GPTMILL_CACHE, or gptmill in the user's cache."""
+    """Returns the folder for what can be downloaded or measured again: GPTMILL_CACHE, or gptmill in the user cache."""
     if named := os.environ.get("GPTMILL_CACHE"):
         return Path(named).expanduser().resolve()
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -25,13 +25,13 @@ def find_cache_dir() -> Path:
 
 
 def hash_file(path: Path) -> str:
-    """The file's SHA-256, read in pieces."""
+    """Returns the SHA-256 of a file, read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replaces a text file: a reader, a kill or a power cut finds the old text or the new one, never a piece."""
+    """Atomically replaces a text file: after a kill or a power cut it has the old text or the new, never a part."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     flush_to_disk(partial)
@@ -40,9 +40,9 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Makes a file's bytes, or a folder's list of names, survive a power cut."""
+    """Calls fsync on a file, or on a folder, whose entries then survive a power cut."""
     if path.is_dir() and os.name == "nt":
-        return  # Windows keeps a folder's names durable by itself and cannot open one
+        return  # Windows cannot open a folder, and makes its entries durable by itself
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -51,14 +51,14 @@ def flush_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def hold_lock(path: Path, complaint: str) -> Iterator[None]:
-    """Holds the file for as long as this process lives, however it ends; raises UserError if another one holds it."""
+def hold_lock(path: Path, message: str) -> Iterator[None]:
+    """Holds a file lock, which the system releases if the process dies; raises UserError(message) if it is taken."""
     with path.open("a", encoding="utf-8") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(complaint) from None
+                raise UserError(message) from None
             except OSError:
-                pass  # a file system without locks
+                pass  # the file system has no locks
         yield

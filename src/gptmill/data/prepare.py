@@ -1,4 +1,4 @@
-"""Sources to token shards. The folder appears whole, by one rename; a killed preparation goes on where it was."""
+"""Prepares sources as token shards. The folder appears by one atomic rename; a killed preparation resumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gptmill.data.cleaning import check_cleaning
 from gptmill.data.files import flush_to_disk, hold_lock
 from gptmill.data.pipeline.corpus_writer import write_corpus
 from gptmill.data.pipeline.journal import FILE_NAME as JOURNAL_NAME
-from gptmill.data.pipeline.opened import OpenedCorpus
+from gptmill.data.pipeline.prepare_job import PrepareJob
 from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.data.shards.shard_manifest import (
     DOCUMENTS_DIR,
@@ -25,39 +25,41 @@ from gptmill.data.shards.shard_manifest import (
     Manifest,
     read_manifest,
 )
-from gptmill.data.sources import Source, make_source_name, open_source
+from gptmill.data.sources import Source, make_source_name, resolve_source
 from gptmill.data.tokenizers import identify_tokenizer
 
 LOCK_NAME = ".lock"
 OWN_NAMES = (FILE_NAME, LOCK_NAME, DOCUMENTS_DIR, ORIGINS_DIR, SCORES_DIR)
 
 
-def default_data_dir(places: list[str], tokenizer: str) -> Path:
-    return Path("data") / f"{make_source_name(places)}-{identify_tokenizer(tokenizer)}"
+def default_data_dir(inputs: list[str], tokenizer: str) -> Path:
+    return Path("data") / f"{make_source_name(inputs)}-{identify_tokenizer(tokenizer)}"
 
 
-def prepare_corpus(places: list[str], request: PrepareRequest, report: Report) -> tuple[Path, Manifest]:
-    """Writes the shards of the corpus, unless the folder holds exactly them already."""
+def prepare_corpus(inputs: list[str], request: PrepareRequest, report: Report) -> tuple[Path, Manifest]:
+    """Writes the shards of the corpus, unless the folder already contains exactly these."""
     _check_request(request)
-    source = open_source(places, request.reading)
-    val_source = open_source([request.val_source], request.reading) if request.val_source else None
-    named = Path(request.out) if request.out else default_data_dir(places, request.tokenizer)
-    folder = named.resolve()  # through links, so that the shards land where a link points
+    source = resolve_source(inputs, request.reading)
+    val_source = resolve_source([request.val_source], request.reading) if request.val_source else None
+    named = Path(request.out) if request.out else default_data_dir(inputs, request.tokenizer)
+    folder = named.resolve()  # follows links, so that the rename replaces the target and not the link
     if Path.cwd().is_relative_to(folder):
-        raise UserError(f"--out {named} is the folder that you are in, or above it; name a folder inside it")
+        raise UserError(f"--out {named} is the working folder or one of its parents; name a folder inside it")
     origin = _describe_origin(source, val_source, request)
     if folder.exists() and not (folder.is_dir() and all(_is_ours(path) for path in folder.iterdir())):
-        raise UserError(f"{named} holds other things than a prepared corpus; choose another --out")
+        raise UserError(f"{named} contains other files than a prepared corpus; choose another --out")
     if (folder / FILE_NAME).exists() and not request.overwrite:
         manifest = read_manifest(folder)
         if manifest.source == origin:
             return named, manifest
-        raise UserError(f"{named} holds another corpus or other options; add --overwrite or choose another --out")
-    return named, _fill_folder(folder, OpenedCorpus(source, val_source, request, origin), report)
+        raise UserError(
+            f"{named} was prepared from another corpus or with other options; add --overwrite or choose another --out"
+        )
+    return named, _write_folder(folder, PrepareJob(source, val_source, request, origin), report)
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file has a name that only preparing gives; nothing else is ever deleted."""
+    """Whether a file has a name that a preparation writes; nothing else is ever deleted."""
     return path.name in OWN_NAMES or path.match("train_*.npy") or path.match("val_*.npy")
 
 
@@ -70,15 +72,17 @@ def _check_request(request: PrepareRequest) -> None:
     if request.processes is not None and request.processes < 1:
         problems.append(Problem(f"--processes {request.processes}", "must be at least 1"))
     if request.cluster is not None and request.processes is not None:
-        problems.append(Problem("--processes", "does not go with --cluster, whose workers do the work; leave one out"))
+        problems.append(
+            Problem("--processes", "cannot be combined with --cluster, which has its own workers; drop one")
+        )
     if problems:
         raise ConfigError(problems)
 
 
 def _describe_origin(source: Source, val_source: Source | None, request: PrepareRequest) -> dict[str, Any]:
-    """What decides the shards' bytes, for the manifest."""
+    """Describes everything that determines the bytes of the shards, for the manifest."""
     reading = asdict(request.reading)
-    del reading["from_file"]  # where a named corpus lay; what it holds is in the listing
+    del reading["from_file"]  # where a named corpus was stored; the listing identifies its content
     return {
         **_describe_source(source),
         "val_source": _describe_source(val_source) if val_source else None,
@@ -97,13 +101,13 @@ def _describe_source(source: Source) -> dict[str, Any]:
         "files": len(source.files),
         "bytes": source.size_bytes,
         "listing_sha256": source.listing_sha256,
-        # Of every file: one may be replaced by another of its size that is older than the rest.
-        "changes_sha256": hashlib.sha256(repr([file.changed_ns for file in source.files]).encode()).hexdigest(),
+        # Of every file, not the latest alone: a file may be replaced by an older one of the same size.
+        "changes_sha256": hashlib.sha256(repr([file.mtime_ns for file in source.files]).encode()).hexdigest(),
     }
 
 
-def _fill_folder(folder: Path, corpus: OpenedCorpus, report: Report) -> Manifest:
-    """Works in a folder beside, which stays after a kill or a full disk for the same command to go on with."""
+def _write_folder(folder: Path, job: PrepareJob, report: Report) -> Manifest:
+    """Writes into a temporary folder, which stays after a kill or on a full disk so that the same command resumes."""
     partial = folder.with_name(folder.name + ".partial")
     missing_parents = [parent for parent in partial.parents if not parent.exists()]
     held = f"{folder} is being prepared by another process; wait for it, or choose another --out"
@@ -111,19 +115,19 @@ def _fill_folder(folder: Path, corpus: OpenedCorpus, report: Report) -> Manifest
         partial.mkdir(parents=True, exist_ok=True)
         with hold_lock(partial / LOCK_NAME, held):
             try:
-                manifest = write_corpus(partial, corpus, report)
+                manifest = write_corpus(partial, job, report)
                 _replace(folder, partial)
-            finally:  # while the lock is held: what another process works on is never taken away
+            finally:  # while the lock is held, so that no other process uses the folder
                 if partial.exists() and not (partial / JOURNAL_NAME).exists():
                     shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise UserError(
-            f"cannot write {folder}: {error.strerror or error}; mend that or choose another folder, and give the same "
+            f"cannot write {folder}: {error.strerror or error}; fix that or choose another folder, and run the same "
             f"command again"
         ) from None
     finally:
         for parent in missing_parents:
-            with suppress(OSError):  # keeps those that hold something now
+            with suppress(OSError):  # keeps those that are not empty
                 parent.rmdir()
     return manifest
 

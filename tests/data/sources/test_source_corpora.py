@@ -15,7 +15,7 @@ from web_server import WebServer, serve
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import CORPORA, Source, download, open_source, read_documents
+from gptmill.data.sources import CORPORA, Source, download, read_documents, resolve_source
 from gptmill.data.sources.named_corpora import CorpusFile, find_cache_dir
 
 TEXT = b"".join(b"line %d of a text that is long enough to be interrupted\n" % number for number in range(20_000))
@@ -64,7 +64,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def find(name: str, from_file: Path | None = None) -> Source:
-    return open_source([name], ReadingOptions(from_file=str(from_file) if from_file else None))
+    return resolve_source([name], ReadingOptions(from_file=str(from_file) if from_file else None))
 
 
 def read(name: str, from_file: Path | None = None) -> bytes:
@@ -90,7 +90,7 @@ def test_a_connection_that_breaks_is_resumed_where_it_broke(server: WebServer, p
     assert plays.read_bytes() == TEXT
 
 
-def test_a_download_that_was_given_up_goes_on_next_time(server: WebServer, plays: Path, waits: list[float]) -> None:
+def test_a_download_that_was_given_up_resumes_next_time(server: WebServer, plays: Path, waits: list[float]) -> None:
     server.hang_up_after = [400_000, *([0] * 10)]
     with pytest.raises(UserError, match="cannot download plays"):
         find("plays")
@@ -163,7 +163,7 @@ def test_the_checksum_of_the_server_is_used_where_none_is_known(
 def test_a_damaged_cache_is_noticed(plays: Path) -> None:
     plays.parent.mkdir(parents=True)
     plays.write_bytes(TEXT[:-1])
-    with pytest.raises(UserError, match=rf"{plays} is not what it should be.*{SHA256}"):
+    with pytest.raises(UserError, match=rf"{plays} has the wrong checksum.*{SHA256}"):
         find("plays")
 
 
@@ -199,7 +199,7 @@ def test_a_full_disk_is_noticed_before_the_download(
         find("plays")
     assert len(server.requests) == 1
     assert not plays.exists()
-    with pytest.raises(UserError, match=r"room for 0\.0 GB and needs 28\.5"):
+    with pytest.raises(UserError, match=r"0\.0 GB of free disk space and needs 28\.5"):
         find("fineweb-edu-10B")
 
 
@@ -209,7 +209,7 @@ def test_a_full_disk_is_noticed_before_the_download(
 def test_a_given_file_is_read_where_it_is(server: WebServer, plays: Path, tmp_path: Path) -> None:
     (tmp_path / "my copy").write_bytes(TEXT)
     source = find("plays", tmp_path / "my copy")
-    assert source.files[0].address == str(tmp_path / "my copy")
+    assert source.files[0].uri == str(tmp_path / "my copy")
     assert read("plays", tmp_path / "my copy") == TEXT
     assert server.requests == []
     assert not plays.exists()
@@ -228,7 +228,7 @@ def test_a_given_file_with_other_bytes_is_refused(plays: Path, tmp_path: Path) -
     (tmp_path / "a.txt").write_bytes(TEXT[:-1])
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT[:-1]))
     for name in ("a.txt", "a.txt.gz"):
-        with pytest.raises(UserError, match=rf"{name} is not what it should be: sha256:.*, not sha256:{SHA256}"):
+        with pytest.raises(UserError, match=rf"{name} has the wrong checksum: sha256:.*, not sha256:{SHA256}"):
             find("plays", tmp_path / name)
     assert not plays.exists()
     with pytest.raises(UserError, match=r"nowhere\.txt does not exist"):
@@ -236,9 +236,9 @@ def test_a_given_file_with_other_bytes_is_refused(plays: Path, tmp_path: Path) -
 
 
 def test_from_goes_with_one_named_corpus(plays: Path, text_file: Path) -> None:
-    for places in ([str(text_file)], ["python-stdlib"], ["plays", "enwik8"]):
+    for inputs in ([str(text_file)], ["python-stdlib"], ["plays", "enwik8"]):
         with pytest.raises(UserError, match="--from goes with one named corpus"):
-            open_source(places, ReadingOptions(from_file=str(text_file)))
+            resolve_source(inputs, ReadingOptions(from_file=str(text_file)))
     assert not plays.exists()
 
 
@@ -280,9 +280,9 @@ def test_an_archive_is_unpacked_verified_and_removed(
         assert find("plays", tmp_path / name).listing_sha256 == find("plays").listing_sha256
     (tmp_path / "other.zip").write_bytes(make_zip("else"))
     (tmp_path / "cut.zip").write_bytes(make_zip("plays8")[:-30])
-    with pytest.raises(UserError, match=r"other\.zip holds no file plays8"):
+    with pytest.raises(UserError, match=r"other\.zip has no member plays8"):
         find("plays", tmp_path / "other.zip")
-    with pytest.raises(UserError, match=r"cut\.zip is no sound zip file"):
+    with pytest.raises(UserError, match=r"cut\.zip is not a valid zip file"):
         find("plays", tmp_path / "cut.zip")
     assert list_names(cache) == ["plays8"]
 
@@ -306,7 +306,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert find_cache_dir() == tmp_path / "own"
 
 
-def test_the_shipped_table_is_sound() -> None:
+def test_the_shipped_table_is_valid() -> None:
     assert {"tiny-shakespeare", "enwik8", "fineweb-edu-10B", "openwebtext"} <= CORPORA.keys()
     for files in CORPORA.values():
         assert len({file.name for file in files}) == len(files)

@@ -18,7 +18,7 @@ import zstandard
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import FORMATS, SourceFile, open_documents, open_source, read_documents
+from gptmill.data.sources import FORMATS, SourceFile, open_documents, read_documents, resolve_source
 from gptmill.data.sources.formats import lines
 
 TEXTS = ["One page, with a comma.", 'A "quoted"\ttab,\nand two\r\nlines.', "漢字 🙂 é" * 50, "last"]
@@ -115,23 +115,23 @@ def test_members_one_after_the_other_are_one_file(packing: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
-def test_a_compressed_file_that_is_cut_off_is_named_with_the_place(packing: str, share: float, tmp_path: Path) -> None:
+def test_a_truncated_compressed_file_is_reported_with_the_offset(packing: str, share: float, tmp_path: Path) -> None:
     content = PACKERS[packing](" ".join(str(number**3) for number in range(20_000)).encode())
     cut = content[: int(len(content) * share)]
-    with pytest.raises(UserError, match=rf"a\.txt\{packing} is cut off.* byte {len(cut):,},"):
+    with pytest.raises(UserError, match=rf"a\.txt\{packing} is truncated.* byte {len(cut):,},"):
         read(write(tmp_path, f"a.txt{packing}", cut))
 
 
 @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
 def test_a_file_that_is_not_what_its_suffix_says_is_named(packing: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"a\.txt\{packing} is no sound {packing[1:]} file"):
+    with pytest.raises(UserError, match=rf"a\.txt\{packing} is not a valid {packing[1:]} file"):
         read(write(tmp_path, f"a.txt{packing}", b"just text"))
 
 
 def test_a_compressed_bit_that_flipped_is_noticed(tmp_path: Path) -> None:
     content = bytearray(gzip.compress(b"some text " * 1000))
     content[-6] ^= 1
-    with pytest.raises(UserError, match=r"a\.txt\.gz is no sound gz file"):
+    with pytest.raises(UserError, match=r"a\.txt\.gz is not a valid gz file"):
         read(write(tmp_path, "a.txt.gz", bytes(content)))
 
 
@@ -207,27 +207,27 @@ def test_json_that_is_one_record_or_lines_of_records(tmp_path: Path) -> None:
             b'{"text": "a"}\n{"body": "b", "n": 1}\n',
             r"a\.jsonl:2 has no field 'text'.*--text_field.*body, n",
         ),
-        ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1 holds int in 'text'"),
+        ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1 has int in 'text'"),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1 is neither a record nor a string"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"a\.jsonl .*0xff at offset 24"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1 is not JSON"),
         ("a.json", b'[{"text": "a"},\n{"text": }]', r"a\.json:2 is not JSON"),
         ("a.json", b'["a", {"body": "b"}]', r"record 2 of .*a\.json has no field 'text'.*body"),
         ("a.json", b'{"n": 1}', r"a\.json has no field 'text'.*\(n\)"),
-        ("a.json", b"3", r"a\.json holds no records"),
+        ("a.json", b"3", r"a\.json has no records"),
         ("a.json", b'["\xff"]', r"a\.json .*0xff at offset 2"),
         ("a.csv", b"id,body\n1,a\n", r"a\.csv has no column 'text'.*--text_field.*id, body"),
         ("a.csv", b"id,text\n1,a\n2\n", r"a\.csv:3 has 1 of 2 columns"),
         ("a.csv", b"id,text\n1,\xff\n", r"a\.csv .*0xff at offset 10"),
-        ("a.tsv", b"id\ttext\r1\ta\r", r"a\.tsv:.* is not sound"),
-        ("a.parquet", b"PAR1 not", r"a\.parquet is no parquet file"),
-        ("a.parquet", make_parquet(["a", "b"])[:-10], r"a\.parquet is no parquet file"),
-        ("a.warc", b"no archive at all\n" * 30, r"a\.warc is no sound WARC archive"),
-        ("a.warc", make_answer("page")[:-40], r"a\.warc is cut off after 1 records"),
+        ("a.tsv", b"id\ttext\r1\ta\r", r"a\.tsv:.* is not valid"),
+        ("a.parquet", b"PAR1 not", r"a\.parquet is not a valid Parquet file"),
+        ("a.parquet", make_parquet(["a", "b"])[:-10], r"a\.parquet is not a valid Parquet file"),
+        ("a.warc", b"no archive at all\n" * 30, r"a\.warc is not a valid WARC archive"),
+        ("a.warc", make_answer("page")[:-40], r"a\.warc is truncated after 1 records"),
         ("a.wet", make_record("conversion", b"x\xff"), r"the record at offset 0 of .*a\.wet .*0xff at offset 1"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_errors_are_reported_with_their_location(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         read(write(tmp_path, name, content))
 
@@ -238,7 +238,7 @@ def test_parquet_columns_must_be_text_and_be_there(tmp_path: Path) -> None:
     assert read(file, text_field="body") == ["a"]
     with pytest.raises(UserError, match=r"a\.parquet has no column 'text'.*body, n"):
         read(file)
-    with pytest.raises(UserError, match=r"a\.parquet holds int64 in 'n'"):
+    with pytest.raises(UserError, match=r"a\.parquet has int64 in 'n'"):
         read(file, text_field="n")
 
 
@@ -298,7 +298,7 @@ def test_a_table_that_ends_inside_quotes_is_refused(ending: str, tmp_path: Path)
 
 def test_a_json_value_too_large_to_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gptmill.data.sources.formats.json_records.MAX_VALUE_BYTES", 50)
-    with pytest.raises(UserError, match=r"too much to hold at once.*jq"):
+    with pytest.raises(UserError, match=r"too large to parse in memory.*jq"):
         read(write(tmp_path, "a.json", json.dumps([{"text": "x" * 100}]).encode()))
 
 
@@ -312,5 +312,5 @@ def test_records_larger_than_any_buffer_are_read_and_skipped(tmp_path: Path) -> 
 def test_documents_of_white_space_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" \n\t")
     (tmp_path / "b.jsonl").write_text('{"text": ""}\n{"text": "  "}\n{"text": " x "}\n')
-    source = open_source([str(tmp_path)], ReadingOptions())
+    source = resolve_source([str(tmp_path)], ReadingOptions())
     assert list(read_documents(source, ReadingOptions())) == [" x "]

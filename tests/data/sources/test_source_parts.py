@@ -14,7 +14,7 @@ import pytest
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import Part, SourceFile, list_parts, open_documents, open_source
+from gptmill.data.sources import Part, SourceFile, list_parts, open_documents, resolve_source
 
 OPTIONS = ReadingOptions()
 
@@ -26,7 +26,7 @@ def make_texts(count: int, seed: int) -> list[str]:
 
 def write_lines(path: Path, texts: list[str], end: str) -> SourceFile:
     path.write_bytes(end.join(json.dumps({"text": text}, ensure_ascii=False) for text in texts).encode())
-    return open_source([str(path)], OPTIONS).files[0]
+    return resolve_source([str(path)], OPTIONS).files[0]
 
 
 def read_part(file: SourceFile, part: Part | None) -> tuple[list[str], int]:
@@ -70,7 +70,7 @@ def test_row_groups_are_gathered_into_parts(part_bytes: int, monkeypatch: pytest
     monkeypatch.setattr("gptmill.data.sources.parts.PART_BYTES", part_bytes)
     texts = make_texts(50, 1)
     pq.write_table(pa.table({"text": texts, "n": range(50)}), tmp_path / "a.parquet", row_group_size=3)
-    file = open_source([str(tmp_path)], OPTIONS).files[0]
+    file = resolve_source([str(tmp_path)], OPTIONS).files[0]
     parts = list_parts(file, OPTIONS)
     assert parts is not None
     assert len(parts) == {1: 17, 10**9: 1}.get(part_bytes, len(parts))
@@ -86,7 +86,7 @@ def test_a_small_file_is_one_part_whatever_it_is(suffix: str, tmp_path: Path) ->
     else:
         content = "\n".join(map(json.dumps, texts)).encode()
         path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
-    file = open_source([str(path)], OPTIONS).files[0]
+    file = resolve_source([str(path)], OPTIONS).files[0]
     parts = list_parts(file, OPTIONS)
     assert parts is not None
     assert len(parts) == 1
@@ -97,7 +97,7 @@ def test_a_small_file_is_one_part_whatever_it_is(suffix: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.csv", "a.parquet.gz"])
 def test_a_stream_that_cannot_be_cut_has_no_parts(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"anything")
-    assert list_parts(open_source([str(tmp_path)], OPTIONS).files[0], OPTIONS) is None
+    assert list_parts(resolve_source([str(tmp_path)], OPTIONS).files[0], OPTIONS) is None
 
 
 @pytest.mark.usefixtures("no_small_files")
@@ -107,7 +107,7 @@ def test_a_bad_line_in_a_part_is_named_by_its_number_in_the_file(
     monkeypatch.setattr("gptmill.data.sources.parts.PART_BYTES", 50)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "fine"}\n' * 20 + b"{oops\n" + b'{"text": "fine"}\n' * 5)
-    file = open_source([str(path)], OPTIONS).files[0]
+    file = resolve_source([str(path)], OPTIONS).files[0]
     parts = list_parts(file, OPTIONS)
     assert parts is not None
     with pytest.raises(UserError, match=r"a\.jsonl:21 is not JSON"):

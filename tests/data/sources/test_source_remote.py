@@ -1,4 +1,4 @@
-"""Remote files and datasets are read like local files, without a copy on disk."""
+"""Remote files and Hugging Face datasets: read like local files, without a copy on the disk."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from web_server import WebServer, serve
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import Source, list_parts, open_documents, open_source, read_documents
+from gptmill.data.sources import Source, list_parts, open_documents, read_documents, resolve_source
 
 TEXTS = [f"text {number} " + "é" * number for number in range(50)]
 LINES = "\n".join(json.dumps({"text": text}) for text in TEXTS).encode()
 
 
-def find(*locations: str, **options: str) -> Source:
-    return open_source(list(locations), ReadingOptions(**options))
+def find(*uris: str, **options: str) -> Source:
+    return resolve_source(list(uris), ReadingOptions(**options))
 
 
-def read(*locations: str, **options: str) -> list[str]:
-    return list(read_documents(find(*locations, **options), ReadingOptions(**options)))
+def read(*uris: str, **options: str) -> list[str]:
+    return list(read_documents(find(*uris, **options), ReadingOptions(**options)))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_remote_file_counts_what_it_has_read() -> None:
         ("nonsense://a", "fsspec cannot open nonsense://a"),
     ],
 )
-def test_uris_without_text_are_named_in_the_error(uri: str, message: str) -> None:
+def test_uris_without_text_are_refused_by_name(uri: str, message: str) -> None:
     with pytest.raises(UserError, match=message.replace("*", r"\*")):
         find(uri)
 
@@ -176,7 +176,7 @@ def test_a_dataset_that_was_saved_to_disk(tmp_path: Path) -> None:
     ("suffix", "options", "message"),
     [
         ("", {"text_field": "body"}, r"has no field 'body'.*text, n"),
-        ("", {"text_field": "n"}, "holds int in 'n'"),
+        ("", {"text_field": "n"}, "has int in 'n'"),
         ("@nosuch", {}, r"cannot read hf:.*@nosuch"),
     ],
 )
@@ -185,7 +185,7 @@ def test_datasets_without_the_text_are_named(dataset: Path, suffix: str, options
         read(f"hf:{dataset}{suffix}", **options)
 
 
-def test_uris_that_name_no_dataset(tmp_path: Path) -> None:
+def test_uris_of_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="names no dataset"):
         find("hf:squad")
     with pytest.raises(UserError, match="does not exist"):

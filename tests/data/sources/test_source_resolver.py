@@ -1,4 +1,4 @@
-"""Sources: which files a place stands for, in which order, and what becomes of those that cannot be read."""
+"""Sources: which files an input resolves to, in which order, and what happens to those that cannot be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conftest import make_environment
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import Source, make_source_name, open_source, read_documents, resolver
+from gptmill.data.sources import Source, make_source_name, read_documents, resolve_source, resolver
 
 NAMES = ["b.txt", "a.md", "nested/deep/c.rst", "nested/a.text", "z.py"]
 
@@ -27,16 +27,16 @@ def write_files(folder: Path, names: list[str]) -> Path:
     return folder
 
 
-def find(*places: str | Path, **options: str) -> Source:
-    return open_source([str(place) for place in places], ReadingOptions(**options))
+def find(*inputs: str | Path, **options: str) -> Source:
+    return resolve_source([str(name) for name in inputs], ReadingOptions(**options))
 
 
 def read(source: Source) -> list[str]:
     return list(read_documents(source, ReadingOptions()))
 
 
-def list_names(*places: str | Path) -> list[str]:
-    return [file.name for file in find(*places).files]
+def list_names(*inputs: str | Path) -> list[str]:
+    return [file.name for file in find(*inputs).files]
 
 
 def test_a_folder_gives_its_text_files_whatever_the_order_of_their_creation(tmp_path: Path) -> None:
@@ -58,11 +58,11 @@ def test_a_file_named_by_itself_may_have_any_suffix(tmp_path: Path) -> None:
     assert read(find(path)) == ["text of words.log"]
 
 
-def test_places_are_read_in_the_order_in_which_they_are_given(tmp_path: Path) -> None:
+def test_inputs_are_read_in_the_order_in_which_they_are_given(tmp_path: Path) -> None:
     write_files(tmp_path, ["b.txt", "folder/a.txt"])
     source = find(tmp_path / "folder", tmp_path / "b.txt")
     assert read(source) == ["text of folder/a.txt", "text of b.txt"]
-    assert source.size_bytes == sum(Path(file.address).stat().st_size for file in source.files)
+    assert source.size_bytes == sum(Path(file.uri).stat().st_size for file in source.files)
 
 
 def test_line_ends_of_text_are_kept_and_its_byte_order_mark_is_not(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_text_that_is_not_utf8_is_named_with_the_place_in_it(tmp_path: Path, suf
         read(source)
 
 
-def test_places_without_text_are_refused_by_name(tmp_path: Path) -> None:
+def test_inputs_without_text_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_bytes(b"")
     write_files(tmp_path / "pictures", ["a.jpg"])
     for place in ("missing.txt", "empty.txt", "pictures"):
@@ -164,7 +164,7 @@ def test_the_standard_library_is_about_ten_megabytes_of_readable_source() -> Non
     documents = read(source)
     assert 5_000_000 < sum(map(len, documents)) < 20_000_000
     assert {"argparse.py", "os.py"} <= {file.name for file in source.files}
-    assert all(file.name.endswith(".py") and "site-packages" not in file.address for file in source.files)
+    assert all(file.name.endswith(".py") and "site-packages" not in file.uri for file in source.files)
     assert not any(document == "" for document in documents)
 
 
@@ -237,10 +237,10 @@ def test_the_name_of_a_corpus_is_short(place: str, name: str) -> None:
 def test_standard_input_is_kept_on_disk_as_long_as_the_process_lives(tmp_path: Path) -> None:
     script = (
         "from gptmill.config.requests import ReadingOptions as O\n"
-        "from gptmill.data.sources import open_source, read_documents\n"
-        "source, again = open_source(['-'], O()), open_source(['-'], O())\n"
+        "from gptmill.data.sources import resolve_source, read_documents\n"
+        "source, again = resolve_source(['-'], O()), resolve_source(['-'], O())\n"
         "assert source == again\n"
-        "print(list(read_documents(source, O(separator='#'))), source.listing_sha256, source.files[0].address)\n"
+        "print(list(read_documents(source, O(separator='#'))), source.listing_sha256, source.files[0].uri)\n"
     )
     outputs = [
         subprocess.run(
@@ -296,5 +296,5 @@ def test_links_are_followed_once_and_circles_end(tmp_path: Path) -> None:
     (tmp_path / "corpus" / "again.txt").symlink_to(tmp_path / "corpus" / "a.txt")
     (tmp_path / "corpus" / "circle").symlink_to(tmp_path / "corpus")
     for place in (tmp_path / "corpus", tmp_path / "corpus" / "**" / "*.txt"):
-        files = open_source([str(place)], ReadingOptions()).files
-        assert sorted(Path(file.address).name for file in files) == ["a.txt", "b.txt"]
+        files = resolve_source([str(place)], ReadingOptions()).files
+        assert sorted(Path(file.uri).name for file in files) == ["a.txt", "b.txt"]

@@ -1,7 +1,7 @@
-"""Cleaning: what is repaired in a corpus and what is dropped from it. Every step is off unless asked for.
+"""Cleaning of a corpus: Unicode repair, quality filters and deduplication. Every step is off by default.
 
-Repairs and filters are pure functions of one document, run in any number of processes; duplicates are found in one
-place, in corpus order. Knows nothing of files of text, tokens or shards.
+Repairs and filters are pure functions of one document and run in any number of processes; deduplication runs in one
+process, in corpus order. Knows no source files, tokens or shards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What makes cleaning options impossible, found before any text is read."""
+"""Validation of the cleaning options, before any text is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNTS = ("min_chars", "max_chars")
 
 
 def check_cleaning(options: CleaningOptions) -> list[Problem]:
-    """Every problem of the options; a missing library is a UserError at once."""
+    """Returns every problem of the options; raises UserError if a library that they need is missing."""
     problems = []
     for name in RATIOS:
         value = getattr(options, name)
@@ -25,7 +25,8 @@ def check_cleaning(options: CleaningOptions) -> list[Problem]:
             problems.append(Problem(f"--{name} {value}", "must be at least 1"))
     lowest, highest = options.min_chars, options.max_chars
     if lowest is not None and highest is not None and 1 <= highest < lowest:
-        problems.append(Problem(f"--min_chars {lowest}", f"is above max_chars {highest}; lower it or raise max_chars"))
+        advice = f"is greater than max_chars {highest}; lower it or raise max_chars"
+        problems.append(Problem(f"--min_chars {lowest}", advice))
     if options.languages is not None:
         problems += _find_language_problems(options.languages)
     if not problems:
@@ -39,7 +40,7 @@ def _find_language_problems(languages: str) -> list[Problem]:
     if not codes:
         return [Problem(where, "names no language; give codes such as en,de")]
     return [
-        Problem(where, f"{code!r} is no language code{suggest(code, LANGUAGES)}; use codes such as en,de,zh")
+        Problem(where, f"{code!r} is not a language code{suggest(code, LANGUAGES)}; use codes such as en,de,zh")
         for code in codes
         if code not in LANGUAGES
     ]

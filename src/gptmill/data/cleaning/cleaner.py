@@ -1,4 +1,4 @@
-"""One document at a time: mends it, judges it, and makes the keys by which its duplicates are found."""
+"""Cleans one document at a time: repairs it, applies the filters and computes its deduplication keys."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from gptmill.data.cleaning.languages import LanguageFilter
 from gptmill.data.cleaning.repair import load_ftfy, normalize
 from gptmill.data.cleaning.repetition import measure_repetition
 from gptmill.data.cleaning.signatures import Keys, load_minhash
-from gptmill.data.cleaning.words import PhraseHasher, hash_text, split_words
+from gptmill.data.cleaning.words import NgramHasher, hash_text, split_words
 
-Rule = tuple[str, Callable[[str], bool]]
+Filter = tuple[str, Callable[[str], bool]]  # the option's name, and whether it drops a document
 
 
 class Cleaner:
-    """What the options ask for, as pure functions of a document."""
+    """The steps that the options enable, as pure functions of a document."""
 
     def __init__(self, options: CleaningOptions) -> None:
         self._options = options
-        self._hasher = PhraseHasher()
+        self._hasher = NgramHasher()
         self._fix_unicode = load_ftfy() if options.fix_unicode else None
         self._make_band_keys = load_minhash() if options.drop_near_duplicates else None
-        self._rules = tuple(self._build_rules())
+        self._filters = tuple(self._build_filters())
 
     def repair(self, text: str) -> str:
-        """The document mended and normalised; may be empty."""
+        """Returns the document with its encoding repaired and its Unicode normalised; may be empty."""
         if self._fix_unicode:
             text = self._fix_unicode(text)
         return normalize(text, self._options.normalize) if self._options.normalize else text
 
-    def find_fault(self, text: str) -> str | None:
-        """The name of the first filter that drops the document."""
-        return next((name for name, has_fault in self._rules if has_fault(text)), None)
+    def find_drop_reason(self, text: str) -> str | None:
+        """Returns the name of the first filter that drops the document, or None."""
+        return next((name for name, drops in self._filters if drops(text)), None)
 
     def make_keys(self, text: str) -> Keys:
-        """The key of its exact text, then those that near duplicates share; none where no duplicates are dropped."""
+        """Returns the hash of the exact text, then the MinHash band keys; nothing if deduplication is off."""
         if not (self._options.drop_duplicates or self._make_band_keys):
             return np.empty(0, np.uint64)
         keys = [hash_text(text)]
         if self._make_band_keys:
-            keys += self._make_band_keys(self._hasher.hash_phrases(split_words(text)))
+            keys += self._make_band_keys(self._hasher.hash_ngrams(split_words(text)))
         return np.array(keys, np.uint64)
 
-    def _build_rules(self) -> Iterator[Rule]:
-        """The filters asked for, the cheapest first."""
+    def _build_filters(self) -> Iterator[Filter]:
+        """Yields the enabled filters, the cheapest first."""
         options = self._options
         if (min_chars := options.min_chars) is not None:
             yield "min_chars", lambda text: len(text) < min_chars
         if (max_chars := options.max_chars) is not None:
             yield "max_chars", lambda text: len(text) > max_chars
         if (max_symbols := options.max_symbol_ratio) is not None:
-            yield "max_symbol_ratio", lambda text: measure_symbols(text) > max_symbols
+            yield "max_symbol_ratio", lambda text: measure_symbol_ratio(text) > max_symbols
         if (max_repetition := options.max_repetition) is not None:
             yield "max_repetition", lambda text: measure_repetition(text, self._hasher) > max_repetition
         if options.languages is not None:
@@ -63,14 +63,14 @@ class Cleaner:
             yield "languages", lambda text: not is_wanted(text)
 
 
-def measure_symbols(text: str) -> float:
-    """The share of characters that are neither letters, digits nor white space."""
+def measure_symbol_ratio(text: str) -> float:
+    """Returns the fraction of characters that are neither letters, digits nor white space."""
     if not text:
         return 0.0
     return sum(count for character, count in Counter(text).items() if _is_symbol(character)) / len(text)
 
 
 def _is_symbol(character: str) -> bool:
-    # Marks are parts of letters: vowel signs of Hindi or Thai, accents that stand by themselves.
+    # Marks belong to letters: the vowel signs of Hindi and Thai, combining accents.
     is_part_of_word = character.isalnum() or unicodedata.category(character).startswith("M")
     return not is_part_of_word and not character.isspace()

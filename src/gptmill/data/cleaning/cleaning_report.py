@@ -1,4 +1,4 @@
-"""What cleaning did to a corpus, for its manifest and for people."""
+"""What cleaning did to a corpus, for the manifest and the console."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Dropped:
 
 @dataclass
 class CleaningReport:
-    """Documents dropped by each filter, with a few examples, and how many were repaired."""
+    """The documents that each filter dropped, with a few examples, and the number of repaired ones."""
 
     repaired: int = 0
     dropped: dict[str, Dropped] = field(default_factory=dict)
@@ -36,7 +36,6 @@ class CleaningReport:
         self.repaired += documents
 
     def to_json(self) -> dict[str, Any]:
-        """As plain objects that JSON can hold."""
         return asdict(self)
 
     @classmethod
@@ -45,7 +44,7 @@ class CleaningReport:
         return cls(record["repaired"], dropped)
 
     def describe(self) -> list[str]:
-        """Lines for people; none where nothing was changed."""
+        """Returns lines for the console; none if nothing was changed."""
         lines = [f"repaired {_count(self.repaired)}"] if self.repaired else []
         for reason, entry in self.dropped.items():
             lines.append(f"dropped {_count(entry.documents)}, {entry.bytes:,} bytes, by {reason}; among them:")
@@ -54,7 +53,7 @@ class CleaningReport:
 
 
 def make_example(text: str) -> str:
-    """The start of a text on one line, without what a terminal could not show."""
+    """Returns the start of a text on one line, without characters that a terminal cannot show."""
     line = " ".join(text[: 4 * EXAMPLE_CHARS].split())
     return "".join(character if character.isprintable() else "·" for character in line[:EXAMPLE_CHARS])
 

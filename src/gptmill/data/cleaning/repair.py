@@ -1,4 +1,4 @@
-"""Mends text that was decoded wrongly, and brings it into one Unicode form."""
+"""Repairs text that was decoded with the wrong encoding (mojibake) and normalises its Unicode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
 
 def load_ftfy() -> Callable[[str], str]:
-    """ftfy with the steps that undo damage alone: quotes, ligatures, widths and line breaks stay as written."""
+    """Returns ftfy.fix_text restricted to repairs: it keeps quotes, ligatures, character widths and line breaks."""
     ftfy = import_for("--fix_unicode", "ftfy")
     config = ftfy.TextFixerConfig(
         unescape_html=False,
@@ -25,16 +25,16 @@ def load_ftfy() -> Callable[[str], str]:
     )
 
     def fix(text: str) -> str:
-        if _is_sound(text):
+        if _is_plain_ascii(text):
             return text
-        # As ftfy does by itself, line by line; it finds nothing to mend in plain ASCII, slowly.
+        # ftfy works line by line too. It never changes plain ASCII, but is slow to find that out.
         lines = text.split("\n")
-        return "\n".join(line if _is_sound(line) else ftfy.fix_text(line, config) for line in lines)
+        return "\n".join(line if _is_plain_ascii(line) else ftfy.fix_text(line, config) for line in lines)
 
     return fix
 
 
-def _is_sound(text: str) -> bool:
+def _is_plain_ascii(text: str) -> bool:
     return text.isascii() and not CONTROL.search(text)
 
 

@@ -1,7 +1,7 @@
-"""How much of a text repeats what it said before.
+"""How repetitive a text is.
 
-After Gopher's filters (Rae et al. 2021, appendix A1.1): the share of characters in lines that stood there before, and
-in phrases of five words that did; the larger of the two.
+After Gopher's filters (Rae et al. 2021, appendix A1.1): the fraction of characters in duplicate lines or in duplicate
+word 5-grams, whichever is larger.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gptmill.data.cleaning.words import PHRASE_WORDS, PhraseHasher, split_words
+from gptmill.data.cleaning.words import NGRAM_WORDS, NgramHasher, split_words
 
 
-def measure_repetition(text: str, hasher: PhraseHasher) -> float:
-    """From 0, nothing is said twice, to nearly 1."""
-    return max(_measure_lines(text), _measure_phrases(text, hasher))
+def measure_repetition(text: str, hasher: NgramHasher) -> float:
+    """Returns a fraction from 0, nothing repeats, to nearly 1."""
+    return max(_measure_lines(text), _measure_ngrams(text, hasher))
 
 
 def _measure_lines(text: str) -> float:
@@ -25,27 +25,26 @@ def _measure_lines(text: str) -> float:
     return (total - sum(map(len, set(lines)))) / total
 
 
-def _measure_phrases(text: str, hasher: PhraseHasher) -> float:
+def _measure_ngrams(text: str, hasher: NgramHasher) -> float:
     words = split_words(text)
-    if len(words) <= PHRASE_WORDS:
+    if len(words) <= NGRAM_WORDS:
         return 0.0
-    phrases = hasher.hash_phrases(words)
     in_repeat = np.zeros(len(words), bool)
-    repeats = _find_repeats(phrases)
-    for offset in range(PHRASE_WORDS):
+    repeats = _find_repeats(hasher.hash_ngrams(words))
+    for offset in range(NGRAM_WORDS):
         in_repeat[repeats + offset] = True
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     return float(lengths[in_repeat].sum() / lengths.sum())
 
 
-def _find_repeats(phrases: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """Where a phrase stands that stood before."""
-    ordered = np.sort(phrases)
-    several = ordered[1:][ordered[1:] == ordered[:-1]]
-    if not len(several):
+def _find_repeats(ngrams: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Returns the indices of n-grams that occurred before."""
+    ordered = np.sort(ngrams)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(repeated):
         return np.empty(0, np.intp)
-    # Few phrases of an ordinary text occur twice: only those are worth the slow search for which came first.
-    nearest = np.minimum(np.searchsorted(several, phrases), len(several) - 1)
-    places = np.flatnonzero(several[nearest] == phrases)
-    _, first = np.unique(phrases[places], return_index=True)
-    return np.delete(places, first)
+    # Few n-grams of an ordinary text repeat, so the slow search for first occurrences is limited to those.
+    nearest = np.minimum(np.searchsorted(repeated, ngrams), len(repeated) - 1)
+    indices = np.flatnonzero(repeated[nearest] == ngrams)
+    _, first = np.unique(ngrams[indices], return_index=True)
+    return np.delete(indices, first)

@@ -1,8 +1,8 @@
-"""The keys under which a document is known to the search for duplicates.
+"""MinHash LSH keys for near-duplicate detection.
 
-Near duplicates share one key of MinHash at least: 5-word phrases, 14 bands of 8 rows, as FineWeb does it (Penedo et al.
-2024, arXiv:2406.17557). Two documents that have a share s of their phrases in common are found with probability
-1 - (1 - s^8)^14: half of them at 0.71, 92 % at 0.8, 5 % at 0.5; no further comparison follows.
+Word 5-grams, 14 bands of 8 rows, as in FineWeb (Penedo et al. 2024, arXiv:2406.17557). Two documents of Jaccard
+similarity s share a band key with probability 1 - (1 - s^8)^14: 50 % at s = 0.71, 92 % at 0.8, 5 % at 0.5. A shared key
+counts as a duplicate without further comparison.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SEED = 1
 
 
 def load_minhash() -> Callable[[Keys], list[int]]:
-    """A function from hashed phrases to one key per band; it gives none for no phrases."""
+    """Returns a function from hashed n-grams to one key per band; no n-grams give no keys."""
     minhash = import_for("--drop_near_duplicates", "rensa").RMinHash
 
-    def make_band_keys(phrases: Keys) -> list[int]:
-        if not len(phrases):
+    def make_band_keys(ngrams: Keys) -> list[int]:
+        if not len(ngrams):
             return []
-        ends = np.array([0, len(phrases)], np.uint64)
-        (rows,) = minhash.digest_matrix_from_flat_token_hashes(phrases, ends, BANDS * ROWS, SEED).to_rows()
+        offsets = np.array([0, len(ngrams)], np.uint64)
+        (rows,) = minhash.digest_matrix_from_flat_token_hashes(ngrams, offsets, BANDS * ROWS, SEED).to_rows()
         bands = np.array(rows, "<u4").reshape(BANDS, ROWS)
         return [hash_bytes(bytes([number]) + band.tobytes()) for number, band in enumerate(bands)]
 
@@ -37,6 +37,6 @@ def load_minhash() -> Callable[[Keys], list[int]]:
 
 
 def describe_minhash() -> str:
-    """What decides the keys beside the text; keys of different descriptions must not meet."""
+    """Describes the parameters that the keys depend on; keys of different parameters must not be mixed."""
     version = import_for("--drop_near_duplicates", "rensa").RMinHash.ALGORITHM_VERSION
     return f"rensa algorithm {version}, {BANDS} x {ROWS}, seed {SEED}"

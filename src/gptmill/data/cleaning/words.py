@@ -1,4 +1,4 @@
-"""A text as words and hashed phrases: by these, repetition and near duplicates are found.
+"""Splits text into words and hashes word n-grams, for repetition and near-duplicate detection.
 
 Hashes depend on the text alone: not on the process, the machine or Python's hash seed.
 """
@@ -11,13 +11,13 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-PHRASE_WORDS = 5
+NGRAM_WORDS = 5
 MAX_CACHED_WORDS = 1 << 20
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 SHIFT = np.uint64(29)
 
 # Scripts written without spaces: Thai, Lao, Burmese, Khmer, kana, and Han with its extensions. Each character counts
-# as a word. Longer runs of anything else are cut, so that text without spaces still has phrases.
+# as a word. Longer runs of anything else are cut, so that text without spaces still has n-grams.
 UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
@@ -26,28 +26,28 @@ WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]{{1,16}}")
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
+    """Returns the words of a text in lower case, without punctuation."""
     return (ASCII_WORD if text.isascii() else WORD).findall(text.lower())
 
 
-class PhraseHasher:
-    """Hashes every run of five words; a text of fewer words is one phrase."""
+class NgramHasher:
+    """Hashes every word 5-gram; a shorter text is one n-gram."""
 
     def __init__(self) -> None:
         self._hashes = _WordHashes()
 
-    def hash_phrases(self, words: list[str]) -> NDArray[np.uint64]:
+    def hash_ngrams(self, words: list[str]) -> NDArray[np.uint64]:
         hashes = np.fromiter(map(self._hashes.__getitem__, words), np.uint64, len(words))
-        size = min(PHRASE_WORDS, len(words))
-        phrases = np.zeros(len(words) - size + 1 if words else 0, np.uint64)
+        size = min(NGRAM_WORDS, len(words))
+        ngrams = np.zeros(len(words) - size + 1 if words else 0, np.uint64)
         for offset in range(size):
-            phrases = phrases * MULTIPLIER + hashes[offset : offset + len(phrases)]
-            phrases ^= phrases >> SHIFT
-        return phrases
+            ngrams = ngrams * MULTIPLIER + hashes[offset : offset + len(ngrams)]
+            ngrams ^= ngrams >> SHIFT
+        return ngrams
 
 
 class _WordHashes(dict[str, int]):
-    """Words seen lately, so that a common one is hashed once."""
+    """A cache of word hashes, emptied when full."""
 
     def __missing__(self, word: str) -> int:
         if len(self) >= MAX_CACHED_WORDS:
@@ -57,7 +57,7 @@ class _WordHashes(dict[str, int]):
 
 
 def hash_text(text: str) -> int:
-    """64 bits of a text."""
+    """Returns a 64-bit hash of a text."""
     return hash_bytes(text.encode("utf-8", "surrogatepass"))
 
 

@@ -1,4 +1,4 @@
-"""A source cut into chunks of work. The cuts depend on the source alone, never on who does the work."""
+"""Divides a source into chunks of work. The boundaries depend on the source alone, never on the number of workers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources import Part, SourceFile, list_parts, open_documents
 
-CHUNK_BYTES = 2 * 2**20  # enough that handing it over costs nothing, little enough that many fit in memory
+CHUNK_BYTES = 2 * 2**20  # large enough to make the overhead per chunk negligible, small enough to keep many in memory
 CHUNK_FILES = 1024
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a chunk begins: a file of the source, and how many chunks into it."""
+    """Where a chunk begins: a file of the source and the number of chunks before it in that file."""
 
     file_number: int
     chunk: int
@@ -25,7 +25,7 @@ START = Position(0, 0)
 
 @dataclass(frozen=True)
 class Extent:
-    """A file, or a part of one, that a worker reads by itself."""
+    """A file, or a part of one, that a worker reads."""
 
     file_number: int
     file: SourceFile
@@ -34,7 +34,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Work for one process: where to read documents, or documents that had to be read one after the other."""
+    """Work for one process: file extents to read, or documents of a file that must be read sequentially."""
 
     next: Position
     source_bytes: int
@@ -43,7 +43,7 @@ class Chunk:
     documents: tuple[str, ...] = ()
 
     def read(self, options: ReadingOptions) -> Iterator[tuple[int, str]]:
-        """(number of its file, text) of each document."""
+        """Yields (file number, text) of each document."""
         for text in self.documents:
             yield self.file_number, text
         for extent in self.extents:
@@ -53,46 +53,47 @@ class Chunk:
 
 
 def make_chunks(files: tuple[SourceFile, ...], options: ReadingOptions, start: Position) -> Iterator[Chunk]:
-    """The chunks from `start` on. Small files are gathered; a long stream is read here, the rest by the workers."""
-    gathered: list[Extent] = []
-    gathered_bytes = 0
+    """Yields the chunks from `start` on. Groups small files; reads sequential files here, the workers read the rest."""
+    group: list[Extent] = []
+    group_bytes = 0
     for number in range(start.file_number, len(files)):
         skipped = start.chunk if number == start.file_number else 0
         parts = list_parts(files[number], options)
         extents = [Extent(number, files[number], part) for part in parts or ()]
         if len(extents) == 1 and not skipped:
-            gathered += extents
-            gathered_bytes += extents[0].part.size_bytes
-            if gathered_bytes >= CHUNK_BYTES or len(gathered) >= CHUNK_FILES:
-                yield _gather(gathered, number)
-                gathered, gathered_bytes = [], 0
+            group += extents
+            group_bytes += extents[0].part.size_bytes
+            if group_bytes >= CHUNK_BYTES or len(group) >= CHUNK_FILES:
+                yield _make_group(group, number)
+                group, group_bytes = [], 0
             continue
-        if gathered:
-            yield _gather(gathered, number - 1)
-            gathered, gathered_bytes = [], 0
+        if group:
+            yield _make_group(group, number - 1)
+            group, group_bytes = [], 0
         if parts is None:
             yield from _read_stream(number, files[number], options, skipped)
-        for place, extent in enumerate(extents[skipped:], start=skipped + 1):
-            yield Chunk(Position(number, place), extent.part.size_bytes, (extent,))
-    if gathered:
-        yield _gather(gathered, len(files) - 1)
+        for chunks_done, extent in enumerate(extents[skipped:], start=skipped + 1):
+            yield Chunk(Position(number, chunks_done), extent.part.size_bytes, (extent,))
+    if group:
+        yield _make_group(group, len(files) - 1)
 
 
-def _gather(extents: list[Extent], last_file: int) -> Chunk:
+def _make_group(extents: list[Extent], last_file: int) -> Chunk:
     return Chunk(Position(last_file + 1, 0), sum(extent.part.size_bytes for extent in extents), tuple(extents))
 
 
 def _read_stream(number: int, file: SourceFile, options: ReadingOptions, skipped: int) -> Iterator[Chunk]:
-    """A file that can only be read from its start: the chunks that are done already are read and let go."""
+    """Yields the chunks of a sequential file; those that are already done are read and discarded."""
     with open_documents(file, options) as stream:
         texts: list[str] = []
-        size = bytes_before = place = 0
+        size = bytes_before = chunks_done = 0
         for text in stream:
             texts.append(text)
             size += len(text)
             if size >= CHUNK_BYTES:
-                place += 1
-                if place > skipped:
-                    yield Chunk(Position(number, place), stream.bytes_read - bytes_before, (), number, tuple(texts))
+                chunks_done += 1
+                if chunks_done > skipped:
+                    source_bytes = stream.bytes_read - bytes_before
+                    yield Chunk(Position(number, chunks_done), source_bytes, (), number, tuple(texts))
                 bytes_before, texts, size = stream.bytes_read, [], 0
         yield Chunk(Position(number + 1, 0), stream.bytes_read - bytes_before, (), number, tuple(texts))

@@ -1,4 +1,4 @@
-"""What a worker does with a chunk: read, clean, encode. A pure function, wherever it runs."""
+"""Encodes a chunk in a worker: reads, cleans and tokenizes its documents. A pure function, in any process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gptmill.data.pipeline.chunks import Chunk
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
 
-# A piece is drawn into validation if its number is below val_fraction of this.
-DRAWS = 2**64
-ALWAYS_VAL, ALWAYS_TRAIN = 0, DRAWS - 1
-OPENING_CHARS = 80
-PIECE_CHARS = 32 * 2**20  # more than any part of a plain file holds; what is packed may hold anything
+# The random draw of a document is a hash of its text. Draws below val_fraction * DRAW_RANGE go to validation.
+DRAW_RANGE = 2**64
+ALWAYS_VAL, ALWAYS_TRAIN = 0, DRAW_RANGE - 1
+PREVIEW_CHARS = 80
+PIECE_CHARS = 32 * 2**20  # more than any part of an uncompressed file; only decompressed text can exceed it
 
 
 @dataclass(frozen=True)
-class Job:
-    """All that encoding depends on beside the chunk itself."""
+class EncodingOptions:
+    """Everything that encoding depends on besides the chunk itself."""
 
     spec: dict[str, Any]
     fingerprint: str
@@ -34,98 +34,102 @@ class Job:
     cleaning: CleaningOptions
     first_val_file: int
     tail_fraction: float | None
-    """The share at the end of each document that goes to validation; None keeps documents whole."""
+    """The fraction at the end of each document that goes to validation; None keeps documents whole."""
 
 
 class Document(NamedTuple):
-    """One document of a chunk: where it came from, and its pieces as (draw, number of tokens)."""
+    """One document of a chunk: its source file, and its pieces as (random draw, number of tokens)."""
 
     file_number: int
     pieces: tuple[tuple[int, int], ...]
     keys: NDArray[np.uint64] | None
-    opening: str
+    preview: str
     size_bytes: int
-    fault: str | None = None
-    """The filter that drops it; it has no pieces then."""
+    drop_reason: str | None = None
+    """The filter that drops the document, which then has no pieces."""
 
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """The tokens of all pieces one after the other, and what they belong to."""
+    """The tokens of all pieces, concatenated, and the documents that they belong to."""
 
     tokens: TokenArray
     documents: list[Document]
     repaired: int
-    is_whole: bool
-    """Whether the chunk has no more documents."""
+    is_complete: bool
+    """Whether the chunk has no further documents."""
 
 
 _tokenizers: dict[str, Tokenizer] = {}
 _cleaners: dict[CleaningOptions, Cleaner] = {}
 
 
-def encode_chunk(chunk: Chunk, job: Job) -> EncodedChunk:
-    """The chunk, or as much of it as may be held in memory. Raises UserError for a text that cannot be read."""
-    return next(encode_pieces(chunk, job))
+def encode_chunk(chunk: Chunk, options: EncodingOptions) -> EncodedChunk:
+    """Encodes the chunk, or as much of it as fits in bounded memory. Raises UserError for unreadable text."""
+    return next(encode_pieces(chunk, options))
 
 
-def encode_pieces(chunk: Chunk, job: Job, skipped: int = 0) -> Iterator[EncodedChunk]:
-    """The chunk after its first documents, in pieces of bounded size."""
-    if job.fingerprint not in _tokenizers:
-        _tokenizers[job.fingerprint] = restore_tokenizer(job.spec, "this preparation")
-    if job.cleaning not in _cleaners:
-        _cleaners[job.cleaning] = Cleaner(job.cleaning)
-    documents = islice(chunk.read(job.reading), skipped, None)
-    is_whole = False
-    while not is_whole:
-        piece = _encode(documents, job, _tokenizers[job.fingerprint], _cleaners[job.cleaning])
-        is_whole = piece.is_whole
+def encode_pieces(chunk: Chunk, options: EncodingOptions, skipped: int = 0) -> Iterator[EncodedChunk]:
+    """Encodes the chunk without its first `skipped` documents, in pieces of bounded size."""
+    if options.fingerprint not in _tokenizers:
+        _tokenizers[options.fingerprint] = restore_tokenizer(options.spec, "this preparation")
+    if options.cleaning not in _cleaners:
+        _cleaners[options.cleaning] = Cleaner(options.cleaning)
+    documents = islice(chunk.read(options.reading), skipped, None)
+    is_complete = False
+    while not is_complete:
+        piece = _encode(documents, options, _tokenizers[options.fingerprint], _cleaners[options.cleaning])
+        is_complete = piece.is_complete
         yield piece
 
 
 def load_worker() -> None:
-    """Does nothing: by the time that a process can call it, it has loaded what encoding needs."""
+    """Does nothing: calling it in a worker imports this module and what encoding needs."""
 
 
 def read_clean(chunks: Iterator[Chunk], reading: ReadingOptions, cleaning: CleaningOptions) -> Iterator[str]:
-    """The texts that will be kept, before duplicates are looked for: what a tokenizer learns from."""
+    """Yields the cleaned texts before deduplication, to train a tokenizer on."""
     cleaner = Cleaner(cleaning)
     for chunk in chunks:
         for _, original in chunk.read(reading):
             text = cleaner.repair(original)
-            if text and cleaner.find_fault(text) is None:
+            if text and cleaner.find_drop_reason(text) is None:
                 yield text
 
 
-def _encode(texts: Iterator[tuple[int, str]], job: Job, tokenizer: Tokenizer, cleaner: Cleaner) -> EncodedChunk:
+def _encode(
+    texts: Iterator[tuple[int, str]], options: EncodingOptions, tokenizer: Tokenizer, cleaner: Cleaner
+) -> EncodedChunk:
     dtype = choose_dtype(tokenizer.vocab_size)
-    opening = np.array([tokenizer.end_of_text], dtype=dtype)
-    arrays: list[TokenArray] = [opening[:0]]
+    end_of_text = np.array([tokenizer.end_of_text], dtype=dtype)
+    arrays: list[TokenArray] = [end_of_text[:0]]
     documents, repaired, chars = [], 0, 0
     for file_number, original in texts:
         chars += len(original)
         text = cleaner.repair(original)
         repaired += text != original
         content = text.encode("utf-8")
-        fault = cleaner.find_fault(text) if text else "fix_unicode"
+        drop_reason = cleaner.find_drop_reason(text) if text else "fix_unicode"
         pieces = []
-        for draw, part in [] if fault else _split(text, content, file_number, job):
+        for draw, part in [] if drop_reason else _split(text, content, file_number, options):
             ids = tokenizer.encode(part)
-            arrays += [opening, ids]
+            arrays += [end_of_text, ids]
             pieces.append((draw, len(ids) + 1))
         keys = cleaner.make_keys(text)
-        shown = text[:OPENING_CHARS] if fault or len(keys) else ""  # only of one that may be dropped
-        documents.append(Document(file_number, tuple(pieces), keys if len(keys) else None, shown, len(content), fault))
+        preview = text[:PREVIEW_CHARS] if drop_reason or len(keys) else ""  # needed only if it may be dropped
+        documents.append(
+            Document(file_number, tuple(pieces), keys if len(keys) else None, preview, len(content), drop_reason)
+        )
         if chars >= PIECE_CHARS:
-            return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired, is_whole=False)
-    return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired, is_whole=True)
+            return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired, is_complete=False)
+    return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired, is_complete=True)
 
 
-def _split(text: str, content: bytes, file_number: int, job: Job) -> list[tuple[int, str]]:
-    """Which text goes where: a pure function of the document, so that the split never depends on the order."""
-    if file_number >= job.first_val_file:
+def _split(text: str, content: bytes, file_number: int, options: EncodingOptions) -> list[tuple[int, str]]:
+    """Returns the (random draw, text) pieces of a document: a pure function of it, independent of the order."""
+    if file_number >= options.first_val_file:
         return [(ALWAYS_VAL, text)]
-    if job.tail_fraction is None:
+    if options.tail_fraction is None:
         return [(int.from_bytes(hashlib.sha256(content).digest()[:8], "big"), text)]
-    cut = len(text) - round(len(text) * job.tail_fraction)
+    cut = len(text) - round(len(text) * options.tail_fraction)
     return [(draw, part) for draw, part in ((ALWAYS_TRAIN, text[:cut]), (ALWAYS_VAL, text[cut:])) if part]

@@ -1,4 +1,4 @@
-"""Who does the work: this process, a pool of processes, or a Dask cluster. Results come back in order."""
+"""Executors: this process, a process pool or a Dask cluster. Results are returned in order."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gptmill.config.errors import UserError
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
-IN_FLIGHT_PER_WORKER = 3  # one in work, one waiting for the worker, one done and waiting for its turn
+IN_FLIGHT_PER_WORKER = 3  # one running, one queued, one finished and waiting for earlier results
 
 
 class InlineExecutor(Executor):
-    """Does the work at once, in this process."""
+    """Runs each call immediately in this process."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -34,13 +34,13 @@ class InlineExecutor(Executor):
 
 
 def count_cores() -> int:
-    """The cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
 class Workers:
-    """An executor, and how many work for it."""
+    """An executor and its number of workers."""
 
     executor: Executor
     count: int
@@ -48,14 +48,14 @@ class Workers:
 
 @contextmanager
 def open_executor(processes: int, cluster: str | None, load: Callable[[], None]) -> Iterator[Workers]:
-    """`load` is called in every new process at once, so that starting up overlaps with what comes before the work."""
+    """Opens an executor; calls `load` in every new process right away, so that start-up overlaps with other work."""
     if cluster is not None:
         with _open_cluster(cluster) as workers:
             yield workers
     elif processes == 1:
         yield Workers(InlineExecutor(), 1)
     else:
-        # Spawned, not forked: the parent may hold threads and locks.
+        # Spawned, not forked: the parent may have threads and locks.
         context = multiprocessing.get_context("spawn")
         executor = ProcessPoolExecutor(processes, mp_context=context, initializer=_become_worker)
         try:
@@ -69,7 +69,7 @@ def open_executor(processes: int, cluster: str | None, load: Callable[[], None])
 def map_in_order(
     function: Callable[[Work], Result], work: Iterable[Work], workers: Workers
 ) -> Iterator[tuple[Work, Result]]:
-    """Each piece of work with its result, in order; only a few are under way at any time."""
+    """Yields each item of work with its result, in order; limits the number of items in flight."""
     pending: deque[tuple[Work, Future[Result]]] = deque()
     try:
         for item in work:
@@ -82,8 +82,8 @@ def map_in_order(
             yield done, future.result()
     except BrokenProcessPool:
         raise UserError(
-            "a worker process was killed, by the system if memory ran out; give the same command again, with fewer "
-            "--processes, to go on from where it was"
+            "a worker process was killed, probably because memory ran out; run the same command again with fewer "
+            "--processes to resume"
         ) from None
     finally:
         for _, future in pending:
@@ -91,16 +91,16 @@ def map_in_order(
 
 
 def _become_worker() -> None:
-    """Leaves Ctrl-C to the parent, and ends when the parent does, even if that was killed."""
+    """Ignores Ctrl-C, which the parent handles, and exits when the parent does, even if it was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def follow() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
 @contextmanager

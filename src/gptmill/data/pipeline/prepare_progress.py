@@ -1,4 +1,4 @@
-"""How far a preparation is, for whoever shows it."""
+"""Progress reports of a preparation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PrepareProgress:
-    """Bytes of the source as it is stored, and what has come of them."""
+    """Stored source bytes read so far, and the text bytes and tokens that they gave."""
 
     bytes_done: int
     bytes_total: int
     text_bytes: int
     tokens: int
-    bytes_kept: int
-    text_bytes_kept: int
-    """What an earlier attempt had done."""
+    resumed_bytes: int
+    resumed_text_bytes: int
+    """What an earlier, interrupted attempt had done."""
     is_done: bool
 
 

@@ -1,4 +1,4 @@
-"""Tokens to the shard files of one split, appended so that they can be cut back to any earlier state."""
+"""Writes the shard files of one split. Files are append-only, so that they can be truncated to an earlier state."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ HEADER_BYTES = 128
 
 
 class GrowingArray:
-    """A one-dimensional `.npy` file that is appended to. Its header is right once it is closed."""
+    """A one-dimensional `.npy` file that is appended to. Its header is correct after each flush."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], length: int) -> None:
-        """Goes on after the first `length` elements of the file; whatever follows them is cut off."""
+        """Opens the file to append after its first `length` elements; truncates the rest."""
         self.path = path
         self.length = length
         self._dtype = dtype
         self._file: BinaryIO = path.open("r+b" if length else "w+b")
         if length and self._file.seek(0, io.SEEK_END) < HEADER_BYTES + length * dtype.itemsize:
             self._file.close()
-            advice = "remove the folder that ends in .partial and give the same command again"
-            raise UserError(f"{path} is shorter than it was; {advice}")
+            advice = "remove the folder that ends in .partial and run the same command again"
+            raise UserError(f"{path} is shorter than its journal says; {advice}")
         self._file.truncate(HEADER_BYTES + length * dtype.itemsize)
         self._file.seek(0, io.SEEK_END)
 
@@ -39,14 +39,14 @@ class GrowingArray:
         self.length += len(values)
 
     def flush(self) -> None:
-        """Writes the header and makes everything so far durable."""
+        """Writes the header and makes everything written so far durable."""
         header = io.BytesIO()
-        described = {
+        description = {
             "descr": np.lib.format.dtype_to_descr(self._dtype),
             "fortran_order": False,
             "shape": (self.length,),
         }
-        np.lib.format.write_array_header_1_0(header, described)
+        np.lib.format.write_array_header_1_0(header, description)
         assert len(header.getvalue()) == HEADER_BYTES
         self._file.seek(0)
         self._file.write(header.getvalue())
@@ -60,7 +60,7 @@ class GrowingArray:
 
 @dataclass
 class WriterState:
-    """How far a split is written: its finished shards, and what the open one holds."""
+    """How much of a split is written: its finished shards, and the contents of the open one."""
 
     documents: int = 0
     tokens: int = 0
@@ -80,7 +80,7 @@ class WriterState:
 
 
 class ShardWriter:
-    """Gathers documents into shards of a fixed number of tokens."""
+    """Packs documents into shards of a fixed number of tokens."""
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, state: WriterState) -> None:
         self.state = state
@@ -91,7 +91,7 @@ class ShardWriter:
         self._open_shard()
 
     def write_run(self, tokens: TokenArray, bounds: NDArray[np.int64], file_numbers: list[int]) -> None:
-        """Documents that follow each other in `tokens`, of which `bounds` has the starts and the last end."""
+        """Writes consecutive documents; `bounds` has the start of each in `tokens` and the end of the last."""
         state, count = self.state, len(file_numbers)
         if state.open_tokens + len(tokens) >= self._shard_tokens:
             for number, file_number in enumerate(file_numbers):
@@ -106,7 +106,7 @@ class ShardWriter:
         state.open_tokens += len(tokens)
 
     def write(self, tokens: TokenArray, file_number: int) -> None:
-        """One document."""
+        """Writes one document."""
         state = self.state
         self._starts.append(np.array([state.open_tokens], np.int64))
         self._origins.append(np.array([file_number], np.uint32))
@@ -114,21 +114,21 @@ class ShardWriter:
         state.open_documents += 1
         state.tokens += len(tokens)
         while len(tokens):
-            room = self._shard_tokens - state.open_tokens
-            self._tokens.append(tokens[:room])
-            state.open_tokens += len(tokens[:room])
-            tokens = tokens[room:]
+            capacity = self._shard_tokens - state.open_tokens
+            self._tokens.append(tokens[:capacity])
+            state.open_tokens += len(tokens[:capacity])
+            tokens = tokens[capacity:]
             if state.open_tokens == self._shard_tokens:
                 self._finish_shard()
                 self._open_shard()
 
     def flush(self) -> None:
-        """Makes all that was written durable."""
+        """Makes everything written so far durable."""
         for array in self._arrays:
             array.flush()
 
     def finish(self) -> None:
-        """Closes the last shard, or takes it away if nothing is in it."""
+        """Closes the last shard, or deletes it if it is empty."""
         if self.state.open_tokens:
             self._finish_shard()
         else:

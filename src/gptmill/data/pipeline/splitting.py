@@ -1,4 +1,4 @@
-"""The documents of a chunk to the split that each belongs to, in their order."""
+"""Writes the documents of a chunk to their splits, in order, without duplicates."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from gptmill.data.tokenizers.protocol import TokenArray
 
 
 def write_chunk(encoded: EncodedChunk, journal: Journal, writers: list[ShardWriter], index: DuplicateIndex) -> None:
-    """Drops duplicates, and writes the rest; `writers` are those of training and of validation."""
+    """Drops duplicates and writes the rest; `writers` are those of training and validation."""
     train, val = writers
-    run = Run(encoded.tokens)
+    run = PieceRun(encoded.tokens)
     end = 0
     for document in encoded.documents:
-        fault = document.fault
-        if fault is None and document.keys is not None:
-            fault = index.find_duplicate(document.keys, journal.chunks)
-        if fault:
-            journal.report.add_dropped(fault, document.opening, document.size_bytes)
+        drop_reason = document.drop_reason
+        if drop_reason is None and document.keys is not None:
+            drop_reason = index.find_duplicate(document.keys, journal.chunks)
+        if drop_reason:
+            journal.report.add_dropped(drop_reason, document.preview, document.size_bytes)
         for draw, count in document.pieces:
             start, end = end, end + count
-            if fault:
+            if drop_reason:
                 continue
             is_val = draw < journal.val_limit
             run.add(val if is_val else train, start, end, document.file_number)
             if not is_val and draw != ALWAYS_TRAIN:
-                journal.remember_draw(draw, count)
+                journal.record_draw(draw, count)
         journal.text_bytes += document.size_bytes
     run.write()
     journal.report.add_repaired(encoded.repaired)
 
 
-class Run:
-    """Neighbouring pieces that go to one split, to write them together."""
+class PieceRun:
+    """Consecutive pieces of one split, which are written together."""
 
     def __init__(self, tokens: TokenArray) -> None:
         self._tokens = tokens

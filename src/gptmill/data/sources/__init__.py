@@ -1,6 +1,6 @@
-"""Where text comes from: any place a corpus can be, read as a stream of documents in bounded memory.
+"""Text sources: local and remote files (s3://, gs://, https://), Hugging Face datasets, named corpora, standard input.
 
-Knows places, compressions and formats; knows no tokens and no shards.
+Each is read as a stream of documents in bounded memory. Knows compressions and formats; knows no tokens and no shards.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from gptmill.data.sources.document_stream import DocumentStream, open_documents,
 from gptmill.data.sources.formats import FORMATS
 from gptmill.data.sources.named_corpora import CORPORA, PYTHON_STDLIB
 from gptmill.data.sources.parts import list_parts
-from gptmill.data.sources.resolver import make_source_name, open_source
+from gptmill.data.sources.resolver import make_source_name, resolve_source
 from gptmill.data.sources.source import Part, Source, SourceFile
 
 __all__ = [
@@ -25,6 +25,6 @@ __all__ = [
     "list_parts",
     "make_source_name",
     "open_documents",
-    "open_source",
     "read_documents",
+    "resolve_source",
 ]

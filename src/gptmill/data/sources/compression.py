@@ -1,4 +1,4 @@
-"""Compressed files as plain streams. One that is cut off or damaged is named; none is unpacked whole."""
+"""Streaming decompression in bounded memory. Truncated or corrupt files are reported by name."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Protocol
 from gptmill.config.errors import UserError
 from gptmill.data.sources.failures import make_extra_error
 
-# Small, so that even the densest data unpacks to a bounded piece of memory.
+# Small, so that even a block with an extreme compression ratio decompresses to a bounded amount of memory.
 BLOCK_BYTES = 2**14
 LARGEST_WINDOW_LOG = 31
 
 
-class Stored(Protocol):
-    """What is unpacked: bytes as they lie on the disk or come from the network."""
+class CompressedStream(Protocol):
+    """The compressed bytes, from disk or from the network."""
 
     def read(self, size: int, /) -> bytes | None: ...
 
 
 class Decompressor(Protocol):
-    """What zlib, bz2, lzma and both zstd packages offer, for one member of a file."""
+    """The interface that zlib, bz2, lzma and both zstd packages share; decompresses one member of a file."""
 
     @property
     def eof(self) -> bool: ...
@@ -70,50 +70,50 @@ COMPRESSIONS: dict[str, Callable[[], Decompressor]] = {
 
 
 def split_compression(name: str) -> tuple[str, str | None]:
-    """A file's name without the suffix of its compression, and that suffix."""
+    """Splits a file name into the name without the compression suffix and that suffix, or None."""
     suffix = PurePath(name).suffix.lower()
     return (name[: -len(suffix)], suffix) if suffix in COMPRESSIONS else (name, None)
 
 
-class UnpackedFile(io.RawIOBase):
-    """The content of a compressed file, member after member, as it would be without the compression."""
+class DecompressedFile(io.RawIOBase):
+    """The decompressed content of a file, all members concatenated."""
 
-    def __init__(self, stored: Stored, suffix: str, address: str) -> None:
-        self._stored = stored
+    def __init__(self, compressed: CompressedStream, suffix: str, uri: str) -> None:
+        self._compressed = compressed
         self._suffix = suffix
-        self._address = address
+        self._uri = uri
         self._decompressor: Decompressor | None = None
         self._unused = b""
         self._ready = memoryview(b"")
-        self._bytes_taken = 0
+        self._bytes_consumed = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
         while not self._ready:
-            if not self._unpack_block():
+            if not self._decompress_block():
                 return 0
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
         return count
 
-    def _unpack_block(self) -> bool:
+    def _decompress_block(self) -> bool:
         block = self._unused
         if not block:
-            block = self._stored.read(BLOCK_BYTES) or b""
-            self._bytes_taken += len(block)
+            block = self._compressed.read(BLOCK_BYTES) or b""
+            self._bytes_consumed += len(block)
         self._unused = b""
         if not block and self._decompressor is None:
             return False
         if not block:
             raise UserError(
-                f"{self._address} is cut off: its {self._suffix[1:]} data goes on after byte {self._bytes_taken:,}, "
-                f"the last; copy or download it again"
+                f"{self._uri} is truncated: its {self._suffix[1:]} data is incomplete at byte "
+                f"{self._bytes_consumed:,}, the end of the file; copy or download it again"
             )
         if self._decompressor is None:
-            block = block.lstrip(b"\0")  # padding between members, which tapes and xz allow
+            block = block.lstrip(b"\0")  # padding between members, as tapes and xz allow
             if not block:
                 return True
         self._ready = memoryview(self._decompress(block))
@@ -123,17 +123,19 @@ class UnpackedFile(io.RawIOBase):
         try:
             if self._decompressor is None:
                 self._decompressor = COMPRESSIONS[self._suffix]()
-            unpacked = self._decompressor.decompress(block)
+            content = self._decompressor.decompress(block)
         except UserError:
             raise
         except ImportError:
-            raise UserError(f"this Python was built without {self._suffix}; unpack {self._address} first") from None
-        except Exception as error:  # each package has its own kind
             raise UserError(
-                f"{self._address} is no sound {self._suffix[1:]} file: {error}, near byte {self._bytes_taken:,}; "
+                f"this Python was built without support for {self._suffix}; decompress {self._uri} first"
+            ) from None
+        except Exception as error:  # each package raises its own type
+            raise UserError(
+                f"{self._uri} is not a valid {self._suffix[1:]} file: {error}, near byte {self._bytes_consumed:,}; "
                 f"copy or download it again"
             ) from None
         if self._decompressor.eof:
             self._unused = self._decompressor.unused_data
             self._decompressor = None
-        return unpacked
+        return content

@@ -1,4 +1,4 @@
-"""Documents of bounded length: what is longer is cut where no token is torn."""
+"""Bounds the length of documents. Longer ones are cut at word boundaries, where no BPE token is split."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 MAX_DOCUMENT_CHARS = 8 * 2**20
 SEARCHED_CHARS = 2**16
-# Byte-pair tokens of every common kind begin at the white space after a letter, and none spans it.
+# Every common BPE pre-tokenizer splits between a letter and the white space after it, so no token spans that boundary.
 WORD_END = re.compile(r"[^\W\d_](?=\s)")
 
 
 class DocumentCutter:
-    """Takes a document piece by piece and gives documents of bounded length; the pieces' borders do not matter."""
+    """Receives a document in pieces and yields documents of bounded length, independent of the piece boundaries."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._chars = 0
 
     def add(self, piece: str) -> Iterator[str]:
-        """More of the document; yields what is complete by it."""
+        """Appends a piece of the document; yields the documents that are complete."""
         self._pieces.append(piece)
         self._chars += len(piece)
         if self._chars <= MAX_DOCUMENT_CHARS:
@@ -35,7 +35,7 @@ class DocumentCutter:
         self._chars = len(text) - start
 
     def finish(self) -> Iterator[str]:
-        """The end of the document; the next piece begins another one."""
+        """Ends the document; yields the rest of it."""
         text = "".join(self._pieces)
         self._pieces, self._chars = [], 0
         if is_text(text):
@@ -43,7 +43,7 @@ class DocumentCutter:
 
 
 def cut_documents(documents: Iterator[str]) -> Iterator[str]:
-    """The same text without documents that are too long or only white space."""
+    """Cuts documents that are too long; drops those that are empty or only white space."""
     cutter = DocumentCutter()
     for document in documents:
         if len(document) > MAX_DOCUMENT_CHARS:
@@ -58,9 +58,9 @@ def is_text(document: str) -> bool:
 
 
 def _find_cut(text: str, limit: int, start: int) -> int:
-    """The last place up to `limit` between a letter and white space; `limit` itself where there is none near."""
+    """Returns the last word boundary up to `limit`, or `limit` itself if there is none nearby."""
     cut = limit
-    # One character past the limit is looked at, so that a word may end exactly there.
+    # The search includes one character past the limit, so that a word may end exactly there.
     for match in WORD_END.finditer(text, max(start, limit - SEARCHED_CHARS), limit + 1):
         cut = match.end()
     return cut

@@ -1,4 +1,4 @@
-"""A file, or a part of one, as a stream of documents."""
+"""Reads a file, or a part of one, as a stream of documents."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gptmill.data.sources.stored_file import StoredFile
 
 
 class DocumentStream:
-    """Documents one by one: never empty, never only white space, never longer than MAX_DOCUMENT_CHARS."""
+    """An iterator of documents: never empty or only white space, never longer than MAX_DOCUMENT_CHARS."""
 
     def __init__(
-        self, file: SourceFile, documents: Iterator[str], count: Callable[[], int], close: Callable[[], None]
+        self, file: SourceFile, documents: Iterator[str], count_bytes: Callable[[], int], close: Callable[[], None]
     ) -> None:
         self._file = file
         self._documents = documents
-        self._count = count
+        self._count_bytes = count_bytes
         self._close = close
 
     @property
     def bytes_read(self) -> int:
         """Bytes of the stored file consumed so far."""
-        return self._count()
+        return self._count_bytes()
 
     def close(self) -> None:
         self._close()
@@ -44,11 +44,11 @@ class DocumentStream:
         except (StopIteration, UserError):
             raise
         except OSError as error:
-            raise make_reading_error(self._file.address, error) from None
+            raise make_reading_error(self._file.uri, error) from None
         except Exception as error:
             if not self._file.is_remote:
                 raise
-            raise make_remote_error(self._file.address, error) from None
+            raise make_remote_error(self._file.uri, error) from None
 
     def __enter__(self) -> DocumentStream:
         return self
@@ -60,9 +60,9 @@ class DocumentStream:
 
 
 def open_documents(file: SourceFile, options: ReadingOptions, part: Part | None = None) -> DocumentStream:
-    """The documents of a file, or of one of the parts that list_parts gave for it."""
+    """Opens the documents of a file, or of one of the parts that list_parts returned for it."""
     if file.is_on_hub:
-        records = read_hub(file.address, options)
+        records = read_hub(file.uri, options)
         return DocumentStream(file, cut_documents(records), lambda: 0, records.close)
     stored = StoredFile(file)
     read = find_format(file.path_name)
@@ -71,7 +71,7 @@ def open_documents(file: SourceFile, options: ReadingOptions, part: Part | None 
 
 
 def read_documents(source: Source, options: ReadingOptions) -> Iterator[str]:
-    """All documents of a corpus in order."""
+    """Yields all documents of a corpus in order."""
     for file in source.files:
         with open_documents(file, options) as documents:
             yield from documents

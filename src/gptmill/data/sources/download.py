@@ -1,4 +1,4 @@
-"""One file from the web to the disk: resumed where it stopped, verified, and under its name only when whole."""
+"""Downloads one file over HTTP: resumes with range requests, verifies the checksum, renames only when complete."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ BLOCK_BYTES = 2**18
 TIMEOUT_SECONDS = 30.0
 ATTEMPTS = 5
 LINE_SECONDS = 10.0
-# The hub's name for the SHA-256 of a file in its large file storage; it stands in the answer that redirects.
+# The header in which the Hugging Face Hub sends the SHA-256 of an LFS file; it is part of the redirect response.
 LINKED_CHECKSUM = "X-Linked-ETag"
 
 
 class DownloadError(Exception):
-    """The file cannot be had from the web now; what is there of it already is kept."""
+    """The download failed; the partial file is kept, so that a later attempt resumes it."""
 
 
 def download_file(url: str, path: Path, checksum: str | None = None) -> None:
-    """Downloads to `path`. The checksum, such as sha256:86c4…, is the server's own where none is given."""
+    """Downloads to `path` and verifies `checksum`, such as sha256:86c4…, or the server's own if none is given."""
     partial = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,19 +42,20 @@ def download_file(url: str, path: Path, checksum: str | None = None) -> None:
             if found != expected:
                 partial.unlink()
                 raise UserError(
-                    f"{url} gave other bytes than it should: {found}, not {expected}; try again later, "
+                    f"the download of {url} has the wrong checksum: {found}, not {expected}; try again later, "
                     f"or get the file elsewhere and use --from FILE"
                 )
         flush_to_disk(partial)
         partial.replace(path)
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror or error}; make room there or set GPTMILL_CACHE to another folder"
+            f"cannot write {path}: {error.strerror or error}; free disk space there or set GPTMILL_CACHE to another "
+            f"folder"
         ) from None
 
 
 def hash_content(path: Path, like: str) -> str:
-    """The file's checksum, by the algorithm that `like` names before its colon."""
+    """Returns the checksum of a file, by the algorithm that `like` names before its colon."""
     algorithm = like.partition(":")[0]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
@@ -62,80 +63,81 @@ def hash_content(path: Path, like: str) -> str:
 
 
 def _fetch_all(url: str, partial: Path) -> str | None:
-    """Fetches until all is there, over as many connections as it takes; returns the server's checksum."""
-    show = DownloadProgress(partial.name.removesuffix(".part"))
+    """Fetches the whole file, retrying with exponential backoff; returns the server's checksum."""
+    progress = DownloadProgress(partial.name.removesuffix(".part"))
     failures = 0
     while True:
-        before = _measure(partial)
+        before = _get_size(partial)
         try:
-            return _fetch(url, partial, show)
+            return _fetch(url, partial, progress)
         except urllib.error.HTTPError as error:
             error.close()
-            reason, is_hopeless = f"HTTP {error.code} {error.reason}", error.code < 500 and error.code not in (408, 429)
+            reason = f"HTTP {error.code} {error.reason}"
+            is_permanent = error.code < 500 and error.code not in (408, 429)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             reason = str(getattr(error, "reason", None) or error) or type(error).__name__
-            # A server that was never reached is a network that is not there: no use in waiting for it.
-            is_hopeless = isinstance(error, urllib.error.URLError) and not show.bytes_new
+            # If the server was never reached, there is no network, and waiting does not help.
+            is_permanent = isinstance(error, urllib.error.URLError) and not progress.bytes_new
         finally:
-            show.end_line()
-        failures = 1 if _measure(partial) > before else failures + 1
-        if is_hopeless or failures >= ATTEMPTS:
+            progress.end_line()
+        failures = 1 if _get_size(partial) > before else failures + 1
+        if is_permanent or failures >= ATTEMPTS:
             raise DownloadError(reason)
         time.sleep(2.0 ** (failures - 1))
 
 
-def _fetch(url: str, partial: Path, show: DownloadProgress) -> str | None:
-    """One connection's worth."""
-    start = _measure(partial)
+def _fetch(url: str, partial: Path, progress: DownloadProgress) -> str | None:
+    """Fetches as much as one connection delivers; returns the server's checksum."""
+    start = _get_size(partial)
     headers = {"User-Agent": f"gptmill/{__version__}", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
-    redirects = NotingRedirects()
+    redirects = ChecksumRedirects()
     opener = urllib.request.build_opener(redirects)
     try:
-        answer = opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
+        response = opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not start:
             raise
         error.close()
         if error.headers.get("Content-Range") != f"bytes */{start}":
-            partial.unlink()  # the file there is another one by now
-            return _fetch(url, partial, show)
+            partial.unlink()  # the file on the server has changed
+            return _fetch(url, partial, progress)
         return redirects.checksum or find_linked_checksum(error.headers)
-    with answer:
-        if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
-            start = 0  # the server cannot resume
-        length = answer.headers.get("Content-Length")
+    with response:
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            start = 0  # the server does not support range requests
+        length = response.headers.get("Content-Length")
         total = start + int(length) if length else None
         check_disk_space(partial.parent, total - start if total else 0)
         with partial.open("r+b" if start else "wb") as file:
             file.seek(start)
-            _copy(answer, file, show, start, total)
-        if total is not None and _measure(partial) < total:
+            _copy(response, file, progress, start, total)
+        if total is not None and _get_size(partial) < total:
             raise http.client.IncompleteRead(b"")
-        return redirects.checksum or find_linked_checksum(answer.headers)
+        return redirects.checksum or find_linked_checksum(response.headers)
 
 
-def _copy(answer: Any, file: IO[bytes], show: DownloadProgress, start: int, total: int | None) -> None:
+def _copy(response: Any, file: IO[bytes], progress: DownloadProgress, start: int, total: int | None) -> None:
     done = start
-    while block := answer.read(BLOCK_BYTES):
+    while block := response.read(BLOCK_BYTES):
         file.write(block)
         done += len(block)
-        show.update(done, total, len(block))
+        progress.update(done, total, len(block))
 
 
 def check_disk_space(folder: Path, needed_bytes: int) -> None:
-    """Raises UserError where the disk of the folder, which need not exist yet, is too full for a download."""
+    """Raises UserError if the disk of `folder`, which need not exist yet, has too little free space."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
     free = shutil.disk_usage(existing).free
     if needed_bytes > free:
         raise UserError(
-            f"{folder} has room for {free / 1e9:.1f} GB and needs {needed_bytes / 1e9:.1f}; "
-            f"make room there or set GPTMILL_CACHE to another folder"
+            f"{folder} has {free / 1e9:.1f} GB of free disk space and needs {needed_bytes / 1e9:.1f}; "
+            f"free some or set GPTMILL_CACHE to another folder"
         )
 
 
-def _measure(path: Path) -> int:
+def _get_size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
@@ -144,8 +146,8 @@ def find_linked_checksum(headers: Message) -> str | None:
     return f"sha256:{digest}" if re.fullmatch(r"[0-9a-f]{64}", digest) else None
 
 
-class NotingRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirections and keeps the checksum that one of them told."""
+class ChecksumRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects and keeps the checksum that one of them carries."""
 
     checksum: str | None = None
 
@@ -157,7 +159,7 @@ class NotingRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class DownloadProgress:
-    """One line on standard error, renewed in a terminal and repeated now and then elsewhere."""
+    """One line on standard error: updated in place in a terminal, repeated every few seconds elsewhere."""
 
     def __init__(self, name: str) -> None:
         self.bytes_new = 0

@@ -1,4 +1,4 @@
-"""What goes wrong when text is read, as sentences."""
+"""Error messages for text that cannot be read."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ def make_extra_error(what: str, extra: str) -> UserError:
     return UserError(f"{what} needs packages that are not installed; install them with: pip install 'gptmill[{extra}]'")
 
 
-def make_reading_error(address: str, error: OSError) -> UserError:
-    return UserError(f"cannot read {address}: {error.strerror or error}; check its permissions or leave it out")
+def make_reading_error(uri: str, error: OSError) -> UserError:
+    return UserError(f"cannot read {uri}: {error.strerror or error}; check its permissions or leave it out")
 
 
-def make_decoding_error(address: str, error: UnicodeDecodeError, offset: int) -> UserError:
-    """Of text whose byte at `offset`, counted from the start of the unpacked file, is the wrong one."""
+def make_decoding_error(uri: str, error: UnicodeDecodeError, offset: int) -> UserError:
+    """For text whose byte at `offset`, counted from the start of the decompressed file, cannot be decoded."""
     return UserError(
-        f"{address} is not {error.encoding} text: byte 0x{error.object[error.start]:02x} at offset {offset}; "
+        f"{uri} is not {error.encoding} text: byte 0x{error.object[error.start]:02x} at offset {offset}; "
         f"convert the file (iconv -t utf-8) or leave it out"
     )
 
 
 def make_field_error(where: str, kind: str, field: str, present: list[str]) -> UserError:
-    """Of a record, or a table, without the text."""
+    """For a record or a table without the text field."""
     names = ", ".join(present[:20]) or "nothing"
-    return UserError(f"{where} has no {kind} {field!r}; name the one that holds the text with --text_field ({names})")
+    return UserError(f"{where} has no {kind} {field!r}; name the one with the text by --text_field ({names})")
 
 
 def make_type_error(where: str, field: str, value: str) -> UserError:
-    return UserError(f"{where} holds {value} in {field!r}, not text; name another with --text_field or mend it")
+    return UserError(f"{where} has {value} in {field!r}, not text; name another field by --text_field or fix it")

@@ -1,4 +1,4 @@
-"""Hugging Face datasets, streamed: hf:OWNER/NAME[/CONFIG][@SPLIT], or hf:FOLDER of one on this machine."""
+"""Streams Hugging Face datasets: hf:OWNER/NAME[/CONFIG][@SPLIT] from the Hub, or hf:FOLDER from the local disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ DEFAULT_SPLIT = "train"
 
 
 @dataclass(frozen=True)
-class HubAddress:
+class HubDataset:
+    """A dataset, its config and its split; `path` is a repository of the Hub or a local folder."""
+
     path: str
     config: str | None
     split: str
@@ -31,64 +33,64 @@ class HubAddress:
         return Path(self.path).name + (f"-{self.config}" if self.config else "")
 
 
-def parse_hub_address(place: str) -> HubAddress:
-    rest, at, split = place.removeprefix(HUB_PREFIX).rpartition("@")
+def parse_hub_uri(uri: str) -> HubDataset:
+    rest, at, split = uri.removeprefix(HUB_PREFIX).rpartition("@")
     rest, split = (rest, split) if at else (split, "")
-    address = HubAddress(rest, None, split or DEFAULT_SPLIT)
-    if address.is_local:
-        return address
+    dataset = HubDataset(rest, None, split or DEFAULT_SPLIT)
+    if dataset.is_local:
+        return dataset
     owner, _, name = rest.partition("/")
     name, _, config = name.partition("/")
     if not owner or not name:
-        raise UserError(f"{place} names no dataset; write hf:OWNER/NAME[/CONFIG][@SPLIT], or hf:./FOLDER")
-    return HubAddress(f"{owner}/{name}", config or None, split or DEFAULT_SPLIT)
+        raise UserError(f"{uri} names no dataset; write hf:OWNER/NAME[/CONFIG][@SPLIT], or hf:./FOLDER")
+    return HubDataset(f"{owner}/{name}", config or None, split or DEFAULT_SPLIT)
 
 
-def find_hub(place: str) -> SourceFile:
-    """A dataset stands for one file of unknown size; nothing is asked of the hub before it is read."""
-    address = parse_hub_address(place)
-    name = place.removeprefix(HUB_PREFIX)
-    if not address.is_local:
-        return SourceFile(place, name, 0, 0)
-    folder = Path(address.path).expanduser().resolve()
+def resolve_hub(uri: str) -> SourceFile:
+    """Represents a dataset as one file of unknown size; sends no request to the Hub."""
+    dataset = parse_hub_uri(uri)
+    name = uri.removeprefix(HUB_PREFIX)
+    if not dataset.is_local:
+        return SourceFile(uri, name, 0, 0)
+    folder = Path(dataset.path).expanduser().resolve()
     if not folder.is_dir():
-        raise UserError(f"{place} does not exist; write hf:OWNER/NAME for a dataset of the hub")
-    changed = max(path.stat().st_mtime_ns for path in (folder, *folder.rglob("*")))
-    return SourceFile(f"{HUB_PREFIX}{folder}@{address.split}", f"{folder.name}@{address.split}", 0, changed)
+        raise UserError(f"{uri} does not exist; write hf:OWNER/NAME for a dataset of the Hugging Face Hub")
+    mtime_ns = max(path.stat().st_mtime_ns for path in (folder, *folder.rglob("*")))
+    return SourceFile(f"{HUB_PREFIX}{folder}@{dataset.split}", f"{folder.name}@{dataset.split}", 0, mtime_ns)
 
 
-def read_hub(place: str, options: ReadingOptions) -> Generator[str]:
-    """The text field of each record, in the dataset's order."""
+def read_hub(uri: str, options: ReadingOptions) -> Generator[str]:
+    """Yields the text field of each record in the order of the dataset."""
     try:
         import datasets
     except ImportError:
-        raise make_extra_error(f"reading {place}", "hf") from None
+        raise make_extra_error(f"reading {uri}", "hf") from None
     datasets.disable_progress_bars()
     try:
-        dataset = _open(datasets, parse_hub_address(place), place)
-        if dataset.column_names and options.text_field in dataset.column_names:
-            dataset = dataset.select_columns([options.text_field])
-        for number, record in enumerate(dataset, start=1):
-            text = find_text(record, options.text_field, lambda: f"record {number} of {place}")  # noqa: B023
+        records = _open(datasets, parse_hub_uri(uri), uri)
+        if records.column_names and options.text_field in records.column_names:
+            records = records.select_columns([options.text_field])
+        for number, record in enumerate(records, start=1):
+            text = find_text(record, options.text_field, lambda: f"record {number} of {uri}")  # noqa: B023
             if text is not None:
                 yield text
     except UserError:
         raise
-    except Exception as error:  # of the network, the hub, the builder: each has its own kinds
+    except Exception as error:  # the network, the Hub and the dataset builder each raise their own types
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
-            f"cannot read {place}: {reason}; check its name, its split (@SPLIT), the network and your access"
+            f"cannot read {uri}: {reason}; check its name, its split (@SPLIT), the network and your access"
         ) from None
 
 
-def _open(datasets: Any, address: HubAddress, place: str) -> Any:
-    folder = Path(address.path)
-    if not address.is_local or not any((folder / name).exists() for name in ("dataset_dict.json", "state.json")):
-        return datasets.load_dataset(address.path, address.config, split=address.split, streaming=True)
-    dataset = datasets.load_from_disk(address.path)
-    if not isinstance(dataset, dict):
-        return dataset
-    if address.split not in dataset:
-        splits = ", ".join(dataset)
-        raise UserError(f"{place} has no split {address.split}{suggest(address.split, dataset)}; it has {splits}")
-    return dataset[address.split]
+def _open(datasets: Any, dataset: HubDataset, uri: str) -> Any:
+    folder = Path(dataset.path)
+    if not dataset.is_local or not any((folder / name).exists() for name in ("dataset_dict.json", "state.json")):
+        return datasets.load_dataset(dataset.path, dataset.config, split=dataset.split, streaming=True)
+    loaded = datasets.load_from_disk(dataset.path)
+    if not isinstance(loaded, dict):
+        return loaded
+    if dataset.split not in loaded:
+        splits = ", ".join(loaded)
+        raise UserError(f"{uri} has no split {dataset.split}{suggest(dataset.split, loaded)}; it has {splits}")
+    return loaded[dataset.split]

@@ -1,4 +1,4 @@
-"""Corpora that have a name: where they come from, where they are kept, and how to tell that they are whole."""
+"""Named corpora: where to download them, where they are cached, and the checksums that verify them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import IO
 
 from gptmill.config.errors import UserError
 from gptmill.data.files import find_cache_dir
-from gptmill.data.sources.compression import COMPRESSIONS, UnpackedFile, split_compression
+from gptmill.data.sources.compression import COMPRESSIONS, DecompressedFile, split_compression
 from gptmill.data.sources.download import DownloadError, check_disk_space, download_file, hash_content
 from gptmill.data.sources.source import SourceFile
 
 PYTHON_STDLIB = "python-stdlib"
-# Not what people mean by the library's source: its tests, installed packages, and modules that are only tables.
+# Not what people mean by the library's source: its tests, installed packages, and modules of lookup tables.
 STDLIB_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"})
 HUB = "https://huggingface.co/datasets"
-# Fixed revisions, so that a name means the same text next year.
+# Pinned revisions, so that a name means the same text next year.
 FINEWEB_EDU = f"{HUB}/HuggingFaceFW/fineweb-edu/resolve/fc9850dff5e2d0f8f776efe41b24a1c49556cfc5/sample/10BT"
 OPENWEBTEXT = f"{HUB}/Skylion007/openwebtext/resolve/79d93d786212f7344586290adb811d4ae6a1762c/plain_text"
 FINEWEB_EDU_BYTES = (
@@ -32,18 +32,18 @@ ZIP = ".zip"
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """One file of a corpus. What the URL gives is unpacked where it is an archive and `name` is not."""
+    """One file of a corpus. It is extracted if the URL is an archive and `name` is not."""
 
     name: str
     url: str
-    size_bytes: int = 0  # 0 where unknown
-    checksum: str | None = None  # of the file, not of the archive; the server's own is used where none is known
+    size_bytes: int = 0  # 0 if unknown
+    checksum: str | None = None  # of the file, not of the archive; without one, the server's own is used
 
     @property
     def stored_name(self) -> str:
-        """The name to download under: that of the archive, where it is one."""
+        """The name of the downloaded file: that of the archive if it is one."""
         name = self.url.rpartition("/")[2]
-        return name if _is_packed(name) and not _is_packed(self.name) else self.name
+        return name if _is_archive(name) and not _is_archive(self.name) else self.name
 
 
 CORPORA: dict[str, tuple[CorpusFile, ...]] = {
@@ -72,32 +72,32 @@ CORPORA: dict[str, tuple[CorpusFile, ...]] = {
 
 
 def find_corpus(name: str, from_file: str | None) -> list[SourceFile]:
-    """The files of a corpus: from the given place, or from the cache, downloaded into it where they are not there."""
+    """Returns the files of a corpus: from `from_file`, or from the cache, downloading what is missing."""
     folder = find_cache_dir() / "corpora" / name
     if from_file is None:
         missing = [file.size_bytes for file in CORPORA[name] if not (folder / file.name).is_file()]
-        check_disk_space(folder, sum(missing))  # for all of them, before hours go into the first
+        check_disk_space(folder, sum(missing))  # for all files, before spending hours on the first
     found = []
     for file in CORPORA[name]:
         if from_file is not None:
-            path = _unpack_if_packed(_find_given(Path(from_file), name, file), folder, file)
+            path = _extract_if_archive(_find_given(Path(from_file), name, file), folder, file)
         else:
             path = folder / file.name
             if not path.is_file():
-                _obtain(name, file, folder)
+                _fetch(name, file, folder)
         _verify(path, file)
-        # What is known to be right has not changed, whenever it was downloaded.
-        changed_ns = 0 if file.checksum or from_file is None else path.stat().st_mtime_ns
-        found.append(SourceFile(str(path), file.name, path.stat().st_size, changed_ns))
+        # The content is verified or pinned, so the time of the download says nothing about it.
+        mtime_ns = 0 if file.checksum or from_file is None else path.stat().st_mtime_ns
+        found.append(SourceFile(str(path), file.name, path.stat().st_size, mtime_ns))
     return found
 
 
 def find_stdlib() -> list[tuple[Path, str]]:
-    """The source of the Python that runs, each file with its name in it."""
+    """Returns the source files of the running Python's standard library, each with its relative name."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(file for file in root.rglob("*.py") if STDLIB_SKIPPED.isdisjoint(file.relative_to(root).parts))
     if not files:
-        raise UserError(f"this Python keeps no source of its standard library in {root}; prepare a text file instead")
+        raise UserError(f"{root} has no source files of the standard library; prepare a text file instead")
     return [(file, str(file.relative_to(root))) for file in files]
 
 
@@ -106,8 +106,8 @@ def _find_given(given: Path, name: str, file: CorpusFile) -> Path:
     if given.is_file():
         if len(CORPORA[name]) > 1:
             raise UserError(
-                f"--from {given} is one file and {name} has {len(CORPORA[name])}; give a folder that holds them all, "
-                f"or prepare the file under its own name: gptmill prepare {given}"
+                f"--from {given} is one file and {name} has {len(CORPORA[name])}; give a folder that has them all, "
+                f"or prepare the file by itself: gptmill prepare {given}"
             )
         return given
     if not given.is_dir():
@@ -117,29 +117,29 @@ def _find_given(given: Path, name: str, file: CorpusFile) -> Path:
         for path in sorted(given.rglob(candidate)):
             if path.is_file():
                 return path
-    raise UserError(f"--from {given} lacks {file.name} of {name}; get it from {file.url}")
+    raise UserError(f"--from {given} lacks {file.name} of {name}; download it from {file.url}")
 
 
-def _obtain(name: str, file: CorpusFile, folder: Path) -> None:
-    """Puts a file into the cache: from its archive, where that is there already, or from the web."""
+def _fetch(name: str, file: CorpusFile, folder: Path) -> None:
+    """Adds a file to the cache, downloading it unless its archive is there already."""
     target = folder / file.stored_name
     if not target.is_file():
         try:
             download_file(file.url, target, file.checksum if target.name == file.name else None)
         except DownloadError as error:
             raise _make_offline_error(name, folder, str(error)) from None
-    if _unpack_if_packed(target, folder, file) != target:
+    if _extract_if_archive(target, folder, file) != target:
         target.unlink()
 
 
 def _make_offline_error(name: str, folder: Path, reason: str) -> UserError:
     files = CORPORA[name]
-    urls, place = files[0].url, str(folder / files[0].stored_name)
+    urls, target = files[0].url, str(folder / files[0].stored_name)
     if len(files) > 1:
-        urls, place = f"the {len(files)} files from {files[0].url} to {files[-1].stored_name}", f"{folder}/"
+        urls, target = f"the {len(files)} files from {files[0].url} to {files[-1].stored_name}", f"{folder}/"
     return UserError(
-        f"cannot download {name} ({reason}); fetch {urls} elsewhere and put it into place as {place}, "
-        f"or say where it is with --from FILE"
+        f"cannot download {name} ({reason}); download {urls} on another machine and copy it to {target}, "
+        f"or name a local copy with --from FILE"
     )
 
 
@@ -152,41 +152,43 @@ def _verify(path: Path, file: CorpusFile, archive: Path | None = None) -> None:
         raise UserError(f"cannot read {path}: {error.strerror or error}; check its permissions") from None
     if found != file.checksum:
         where = f"{file.name} in {archive}" if archive else str(path)
-        raise UserError(f"{where} is not what it should be: {found}, not {file.checksum}; get it again")
+        raise UserError(f"{where} has the wrong checksum: {found}, not {file.checksum}; download it again")
 
 
-def _is_packed(name: str) -> bool:
+def _is_archive(name: str) -> bool:
     return name.endswith(ZIP) or split_compression(name)[1] is not None
 
 
-def _unpack_if_packed(path: Path, folder: Path, file: CorpusFile) -> Path:
-    """The path itself; where it is an archive and the file of the corpus is none, what is in it, put into `folder`."""
-    if _is_packed(file.name) or not _is_packed(path.name):
+def _extract_if_archive(path: Path, folder: Path, file: CorpusFile) -> Path:
+    """Returns the path itself or, if it is the archive of the corpus file, that file extracted into `folder`."""
+    if _is_archive(file.name) or not _is_archive(path.name):
         return path
     _, compression = split_compression(path.name)
     target = folder / file.name
     partial = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("rb") as packed, partial.open("wb") as content:
+        with path.open("rb") as archive, partial.open("wb") as content:
             if compression:
-                shutil.copyfileobj(io.BufferedReader(UnpackedFile(packed, compression, str(path))), content)
+                shutil.copyfileobj(io.BufferedReader(DecompressedFile(archive, compression, str(path))), content)
             else:
-                _unpack_zip(packed, content, path, file.name)
+                _extract_from_zip(archive, content, path, file.name)
         _verify(partial, file, path)
         partial.replace(target)
     except OSError as error:
-        raise UserError(f"cannot unpack {path} to {target}: {error.strerror or error}; make room there") from None
+        raise UserError(
+            f"cannot extract {path} to {target}: {error.strerror or error}; free disk space there"
+        ) from None
     finally:
         partial.unlink(missing_ok=True)
     return target
 
 
-def _unpack_zip(packed: IO[bytes], content: IO[bytes], path: Path, member: str) -> None:
+def _extract_from_zip(stored: IO[bytes], content: IO[bytes], path: Path, member: str) -> None:
     try:
-        with zipfile.ZipFile(packed) as archive, archive.open(member) as file:
+        with zipfile.ZipFile(stored) as archive, archive.open(member) as file:
             shutil.copyfileobj(file, content)
     except KeyError:
-        raise UserError(f"{path} holds no file {member}; download it again") from None
+        raise UserError(f"{path} has no member {member}; download it again") from None
     except (zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"{path} is no sound zip file: {error}; download it again") from None
+        raise UserError(f"{path} is not a valid zip file: {error}; download it again") from None

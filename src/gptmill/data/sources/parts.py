@@ -1,4 +1,4 @@
-"""How a file can be read by several processes at once."""
+"""Divides large files into parts that several processes can read in parallel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PART_BYTES = 8 * 2**20
 
 
 def list_parts(file: SourceFile, options: ReadingOptions) -> tuple[Part, ...] | None:
-    """The parts of a file; None where one reader must read it from the start, as a big compressed file."""
+    """Returns the parts of a file, or None if it must be read sequentially, such as a large compressed file."""
     if file.is_on_hub or file.size_bytes == 0:
         return None
     if file.size_bytes <= SMALL_FILE_BYTES:
@@ -31,6 +31,6 @@ def list_parts(file: SourceFile, options: ReadingOptions) -> tuple[Part, ...] | 
             return list_row_group_parts(stored, options, PART_BYTES)
         return None
     except OSError as error:
-        raise make_reading_error(file.address, error) from None
+        raise make_reading_error(file.uri, error) from None
     finally:
         stored.close()

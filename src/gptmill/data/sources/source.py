@@ -1,4 +1,4 @@
-"""What a corpus is before anything of it is read. Small and frozen: it travels to other processes."""
+"""What a corpus consists of, before anything is read. Small and frozen, so that worker processes can receive it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ HUB_PREFIX = "hf:"
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a corpus, wherever it is."""
+    """One file of a corpus: local, remote, or a dataset of the Hugging Face Hub."""
 
-    address: str
-    name: str  # inside the place that it was found in
-    size_bytes: int  # as stored, so compressed where it is; 0 where unknown
-    changed_ns: int
+    uri: str  # a path, a remote URI or hf:DATASET
+    name: str  # relative to the folder or pattern that it was found by
+    size_bytes: int  # as stored, that is compressed where it is; 0 if unknown
+    mtime_ns: int  # 0 if unknown
 
     @property
     def is_on_hub(self) -> bool:
-        return self.address.startswith(HUB_PREFIX) and not self.is_remote
+        return self.uri.startswith(HUB_PREFIX) and not self.is_remote
 
     @property
     def is_remote(self) -> bool:
-        return is_url(self.address)
+        return is_url(self.uri)
 
     @property
     def path_name(self) -> str:
-        """The address as far as suffixes go: without the query of a URL."""
-        return urlsplit(self.address).path if self.is_remote else self.address
+        """The part of the URI that carries the suffixes: without the query of a URL."""
+        return urlsplit(self.uri).path if self.is_remote else self.uri
 
 
 @dataclass(frozen=True)
 class Part:
-    """A range of one file that can be read by itself: of bytes, or of a parquet file's row groups."""
+    """A range of one file that can be read independently: of bytes, or of row groups in a Parquet file."""
 
     start: int
     stop: int
@@ -51,5 +51,5 @@ class Source:
     one_document_per_file: bool
 
 
-def is_url(place: str) -> bool:
-    return "://" in place
+def is_url(name: str) -> bool:
+    return "://" in name

@@ -1,4 +1,4 @@
-"""One file as it is stored, opened for reading: local or remote, unpacked, and counted."""
+"""Opens one file for reading, local or remote: decompresses it and counts the stored bytes consumed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gptmill.data.sources.compression import UnpackedFile, split_compression
+from gptmill.data.sources.compression import DecompressedFile, split_compression
 from gptmill.data.sources.remote_files import open_remote
 from gptmill.data.sources.source import SourceFile
 
 BUFFER_BYTES = 2**20
 
 
-class CountedFile(io.RawIOBase):
-    """A file that counts what is read from it."""
+class CountingFile(io.RawIOBase):
+    """A file that counts the bytes read from it."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -43,14 +43,14 @@ class CountedFile(io.RawIOBase):
 
 
 class StoredFile:
-    """What a format's reader is given. It opens the file in the way that the format needs."""
+    """The input of a format reader, which opens it as a stream or for random access."""
 
     def __init__(self, file: SourceFile) -> None:
-        self.address = file.address
+        self.uri = file.uri
         self.size_bytes = file.size_bytes
         self._file = file
         _, self._compression = split_compression(file.path_name)
-        self._counted: CountedFile | None = None
+        self._counting: CountingFile | None = None
         self._bytes_done: int | None = None
         self._stack = ExitStack()
 
@@ -59,11 +59,11 @@ class StoredFile:
         """Stored bytes consumed so far."""
         if self._bytes_done is not None:
             return self._bytes_done
-        return self._counted.bytes_read if self._counted else 0
+        return self._counting.bytes_read if self._counting else 0
 
     @bytes_read.setter
     def bytes_read(self, count: int) -> None:
-        """Of a reader that jumps, and so knows better than the count."""
+        """Overrides the count, for readers with random access."""
         self._bytes_done = count
 
     @property
@@ -72,27 +72,27 @@ class StoredFile:
 
     @property
     def plain_path(self) -> Path | None:
-        """Where the content itself lies on a local disk; None where it is remote or compressed."""
-        return None if self._file.is_remote or self._compression else Path(self.address)
+        """The local path of the content; None if the file is remote or compressed."""
+        return None if self._file.is_remote or self._compression else Path(self.uri)
 
     def open_data(self) -> io.BufferedReader:
-        """The content from its start, unpacked."""
+        """Opens the decompressed content as a stream from its start."""
         if self._file.is_remote:
-            raw = self._stack.enter_context(open_remote(self.address))
+            raw = self._stack.enter_context(open_remote(self.uri))
         else:
-            path = Path(self.address)
+            path = Path(self.uri)
             raw = self._stack.enter_context(path.open("rb", buffering=0))
-        self._counted = CountedFile(raw)
+        self._counting = CountingFile(raw)
         if self._compression is None:
-            return io.BufferedReader(self._counted, BUFFER_BYTES)
-        return io.BufferedReader(UnpackedFile(self._counted, self._compression, self.address), BUFFER_BYTES)
+            return io.BufferedReader(self._counting, BUFFER_BYTES)
+        return io.BufferedReader(DecompressedFile(self._counting, self._compression, self.uri), BUFFER_BYTES)
 
     def open_seekable(self) -> Any:
-        """The content as a file to jump in; what cannot be jumped in is copied to a temporary file first."""
+        """Opens the content for random access; copies it to a temporary file first if it is not seekable."""
         if self.plain_path is not None:
             return self._stack.enter_context(self.plain_path.open("rb"))
         if self._compression is None:
-            remote = self._stack.enter_context(open_remote(self.address, to_jump_in=True))
+            remote = self._stack.enter_context(open_remote(self.uri, to_jump_in=True))
             if remote.seekable():
                 return remote
         spool = self._stack.enter_context(tempfile.TemporaryFile(prefix="gptmill-"))  # noqa: SIM115

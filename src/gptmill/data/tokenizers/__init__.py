@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back. `TOKENIZERS` is where a new one is added."""
+"""Tokenizers: text to ids and back. Add a new one to `TOKENIZERS`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gptmill.data.tokenizers.openai import ENCODINGS, OpenAiTokenizer
 from gptmill.data.tokenizers.protocol import Tokenizer
 from gptmill.data.tokenizers.tokenizer_json import FILE_NAME, JsonTokenizer, read_definition
 
-# Each class learns itself from a corpus' texts (and reads them only if it must), and makes itself again from its spec.
+# Each class can be trained on the texts of a corpus (which it reads only if it needs them) and restored from its spec.
 TOKENIZERS: dict[str, type[ByteTokenizer] | type[CharTokenizer] | type[Gpt2Tokenizer]] = {
     tokenizer.name: tokenizer for tokenizer in (ByteTokenizer, CharTokenizer, Gpt2Tokenizer)
 }
@@ -24,17 +24,17 @@ NAMES = (*TOKENIZERS, *ALIASES, *ENCODINGS)
 
 
 def build_tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer called `name`, or of the tokenizer.json at that path; one that has to learn learns from `texts`."""
+    """Builds the tokenizer called `name`, or from the tokenizer.json at that path; trains it on `texts` if needed."""
     name = ALIASES.get(name, name)
     if name in TOKENIZERS:
-        return TOKENIZERS[name].learn(texts)
+        return TOKENIZERS[name].train(texts)
     if name in ENCODINGS:
         return OpenAiTokenizer(name)
     return JsonTokenizer(read_definition(_find_file(name)), where=name)
 
 
 def restore_tokenizer(spec: dict[str, Any], where: str) -> Tokenizer:
-    """The tokenizer whose `spec()` was kept in `where`, as it was."""
+    """Restores a tokenizer from the `spec()` that is stored in `where`."""
     try:
         if spec["name"] in TOKENIZERS:
             return TOKENIZERS[spec["name"]].restore(spec)
@@ -44,13 +44,13 @@ def restore_tokenizer(spec: dict[str, Any], where: str) -> Tokenizer:
             return JsonTokenizer.restore(spec)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
-            f"the description of the tokenizer in {where} is damaged ({error!r:.200}); make it again"
+            f"the tokenizer spec in {where} is corrupt ({error!r:.200}); prepare or train it again"
         ) from None
-    raise UserError(f"{where} needs the tokenizer {spec['name']!r:.200}, unknown to this gptmill; update gptmill")
+    raise UserError(f"{where} needs the tokenizer {spec['name']!r:.200}, which is unknown; update gptmill")
 
 
 def identify_tokenizer(name: str) -> str:
-    """A word for what `name` stands for now, fit for a folder's name: two files of one name get two."""
+    """Returns a label of the tokenizer, usable in a folder name; includes a hash if it is defined by a file."""
     if name in NAMES:
         return ALIASES.get(name, name)
     path = _find_file(name)
@@ -60,7 +60,7 @@ def identify_tokenizer(name: str) -> str:
 
 
 def is_called(tokenizer: Tokenizer, name: str) -> bool:
-    """Whether `name` stands for this tokenizer; a file that is gone is taken for the one that it was made from."""
+    """Whether `name` refers to this tokenizer; a file that no longer exists is assumed to match."""
     if name in NAMES:
         return tokenizer.name == ALIASES.get(name, name)
     if not isinstance(tokenizer, JsonTokenizer):
@@ -69,14 +69,16 @@ def is_called(tokenizer: Tokenizer, name: str) -> bool:
 
 
 def _find_file(name: str) -> Path:
-    """The tokenizer.json at a path, or in a folder."""
+    """Returns the tokenizer.json at a path or in a folder."""
     path = Path(name) / FILE_NAME if Path(name).is_dir() else Path(name)
     if path.suffix == ".tiktoken":
-        raise UserError(f"{name} holds ranks but not how text is split; name its encoding ({', '.join(ENCODINGS)})")
+        raise UserError(
+            f"{name} has merge ranks but no pre-tokenizer pattern; name its encoding ({', '.join(ENCODINGS)})"
+        )
     if path.is_file():
         return path
     if Path(name).is_dir():
-        raise UserError(f"the folder {name} holds no {FILE_NAME}; name one that does, or the file itself")
+        raise UserError(f"the folder {name} has no {FILE_NAME}; name one that does, or the file itself")
     raise UserError(
         f"there is no tokenizer {name!r}{suggest(name, NAMES)}; "
         f"name one of {', '.join(NAMES)}, or the path of a {FILE_NAME}"

@@ -1,8 +1,8 @@
-"""Learns a byte-level BPE from text and writes it as a standard tokenizer.json. Knows no sources.
+"""Trains a byte-level BPE tokenizer and writes it as a standard tokenizer.json. Knows no sources.
 
-Text is split as for GPT-4, not as for GPT-2: numbers fall into groups of at most three digits, so that no merges are
-spent on years and prices; a line break never joins the word after it; contractions in capitals are known too. The
-pattern is spelt as Llama 3's file spells it, because the possessive one of tiktoken means other things to Hugging Face.
+The pre-tokenizer is GPT-4's, not GPT-2's: it groups at most three digits, so that no merges are spent on years and
+prices; it separates a line break from the word after it; it splits contractions in capitals too. The pattern is
+written as in Llama 3's file, because Hugging Face's regex engine reads tiktoken's possessive quantifiers differently.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 
 from gptmill.config.errors import UserError
-from gptmill.data.tokenizers.byte_level import spell
-from gptmill.data.tokenizers.byte_pairs import BytePairs, cut_white_space
+from gptmill.data.tokenizers.byte_level import encode_byte_level
 from gptmill.data.tokenizers.gpt2_bpe import END_OF_TEXT, Gpt2Tokenizer
+from gptmill.data.tokenizers.tiktoken_bpe import TiktokenBpe, split_long_whitespace
 
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-MIN_VOCAB_SIZE = 257  # every byte, and the end of text
-STRETCH_CHARS = 16_384
-LINE_START = re.compile(r"(?<=\n)(?=\S)")  # the pattern always splits here, so that cutting changes no word
-STRETCHES_AT_ONCE = 2048
+MIN_VOCAB_SIZE = 257  # every byte, and the end-of-text token
+SEGMENT_CHARS = 16_384
+LINE_START = re.compile(r"(?<=\n)(?=\S)")  # the pre-tokenizer always splits here, so that cutting changes no word
+SEGMENTS_PER_BATCH = 2048
 HELD_OUT_EVERY = 20
 SAMPLE_BYTES = 4_000_000
 LONGEST_SHOWN = 8
@@ -39,7 +39,7 @@ Report = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Compression:
-    """How a text shrinks: more bytes per token is better."""
+    """Compression ratio on a text; more bytes per token are better."""
 
     text_bytes: int
     bytes_per_token: float
@@ -48,7 +48,7 @@ class Compression:
 
 @dataclass(frozen=True)
 class Training:
-    """A learnt tokenizer and what is known of it."""
+    """A trained tokenizer and its statistics."""
 
     definition: str
     vocab_size: int
@@ -62,38 +62,38 @@ class Training:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, max_bytes: int, report: Report) -> Training:
-    """A tokenizer of exactly `vocab_size` ids, learnt from the first `max_bytes` of `texts`; the same every time.
+    """Trains a tokenizer of exactly `vocab_size` ids on the first `max_bytes` of `texts`, deterministically.
 
-    Every twentieth stretch of about 16,000 characters is kept out of it, and measured beside the others.
+    Every twentieth segment of about 16,000 characters is held out, to measure compression on unseen text.
     """
     try:
         import rustbpe
     except ImportError:
         raise UserError("training a tokenizer needs the library rustbpe; run: pip install 'gptmill[data]'") from None
     started = time.monotonic()
-    stretches = _Stretches(texts, max_bytes, report)
+    segments = _Segments(texts, max_bytes, report)
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(
-        iter(stretches), vocab_size=vocab_size - 1, buffer_size=STRETCHES_AT_ONCE, pattern=PATTERN
+        iter(segments), vocab_size=vocab_size - 1, buffer_size=SEGMENTS_PER_BATCH, pattern=PATTERN
     )
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
-    if stretches.text_bytes == 0:
-        raise UserError("the corpus holds no text; give files that contain some")
+    if segments.text_bytes == 0:
+        raise UserError("the corpus contains no text; give files that contain some")
     if len(ranks) < vocab_size - 1:
         raise UserError(
-            f"{stretches.text_bytes:,} bytes of text are too few for --vocab_size {vocab_size}: they hold "
+            f"{segments.text_bytes:,} bytes of text are too few for --vocab_size {vocab_size}: they yield "
             f"{len(ranks) - 256:,} merges; give more text or a --vocab_size of at most {len(ranks) + 1}"
         )
-    pairs = BytePairs(PATTERN, ranks, {END_OF_TEXT: len(ranks)})
+    bpe = TiktokenBpe(PATTERN, ranks, {END_OF_TEXT: len(ranks)})
     gpt2 = Gpt2Tokenizer()
-    used = {id_ for text in stretches.sample + stretches.held_out for id_ in np.unique(pairs.encode(text)).tolist()}
+    used = {id_ for text in segments.sample + segments.held_out for id_ in np.unique(bpe.encode(text)).tolist()}
     return Training(
         definition=make_definition(ranks),
-        vocab_size=pairs.vocab_size,
-        text_bytes=stretches.text_bytes,
-        is_whole=stretches.is_whole,
-        on_training=_measure(stretches.sample, pairs, gpt2),
-        on_held_out=_measure(stretches.held_out, pairs, gpt2) if stretches.held_out else None,
+        vocab_size=bpe.vocab_size,
+        text_bytes=segments.text_bytes,
+        is_whole=segments.is_whole,
+        on_training=_measure(segments.sample, bpe, gpt2),
+        on_held_out=_measure(segments.held_out, bpe, gpt2) if segments.held_out else None,
         used_share=len(used) / len(ranks),
         longest=tuple(sorted(ranks, key=lambda token: (-len(token), token))[:LONGEST_SHOWN]),
         seconds=time.monotonic() - started,
@@ -101,8 +101,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_bytes: int, repor
 
 
 def make_definition(ranks: dict[bytes, int]) -> str:
-    """The tokenizer.json of a table of ranks, with the end of text after them."""
+    """Returns the tokenizer.json of a rank table, with the end-of-text token after it."""
     by_rank = sorted(ranks, key=ranks.__getitem__)
+    merges = [_split_token(token, ranks) for token in by_rank if len(token) > 1]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -124,15 +125,15 @@ def make_definition(ranks: dict[bytes, int]) -> str:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {spell(token): ranks[token] for token in by_rank},
-            "merges": [" ".join(map(spell, _split_token(token, ranks))) for token in by_rank if len(token) > 1],
+            "vocab": {encode_byte_level(token): ranks[token] for token in by_rank},
+            "merges": [" ".join(map(encode_byte_level, merge)) for merge in merges],
         },
     }
     return json.dumps(definition, ensure_ascii=False, indent=1) + "\n"
 
 
-class _Stretches:
-    """The training part of `texts`, in stretches, and what was seen on the way."""
+class _Segments:
+    """Iterates over the training segments of `texts`; collects held-out segments, a sample and statistics."""
 
     def __init__(self, texts: Iterable[str], max_bytes: int, report: Report) -> None:
         self._texts = texts
@@ -145,8 +146,8 @@ class _Stretches:
 
     def __iter__(self) -> Iterator[str]:
         kept_bytes = {"sample": 0, "held_out": 0}
-        for number, stretch in enumerate(_cut(self._texts)):
-            size = len(stretch.encode())
+        for number, segment in enumerate(_cut(self._texts)):
+            size = len(segment.encode())
             if self.text_bytes + size > self._max_bytes:
                 self.is_whole = False
                 return
@@ -154,37 +155,37 @@ class _Stretches:
             self._report(self.text_bytes)
             is_held_out = number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
             name, kept = ("held_out", self.held_out) if is_held_out else ("sample", self.sample)
-            # The sample is as thin as what is held out, so that both come from the same places.
+            # The sample is as sparse as the held-out text, so that both cover the same part of the corpus.
             if (is_held_out or number % HELD_OUT_EVERY == 0) and kept_bytes[name] < SAMPLE_BYTES:
-                kept.append(stretch)
+                kept.append(segment)
                 kept_bytes[name] += size
             if not is_held_out:
-                yield stretch
+                yield segment
 
 
 def _cut(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        for piece in cut_white_space(text):
+        for piece in split_long_whitespace(text):
             start = 0
             while start < len(piece):
-                line = LINE_START.search(piece, start + STRETCH_CHARS)
+                line = LINE_START.search(piece, start + SEGMENT_CHARS)
                 end = line.start() if line else len(piece)
                 yield piece[start:end]
                 start = end
 
 
 def _split_token(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The two tokens that were merged into `token`: what the merges before it make of its bytes."""
+    """Returns the two tokens that are merged into `token`, by applying all earlier merges to its bytes."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
-        joined = [ranks.get(one + next_, len(ranks)) for one, next_ in pairwise(parts)]
-        place = joined.index(min(joined))
-        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+        merged_ranks = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
+        best = merged_ranks.index(min(merged_ranks))
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return parts
 
 
-def _measure(texts: list[str], pairs: BytePairs, gpt2: Gpt2Tokenizer) -> Compression:
+def _measure(texts: list[str], bpe: TiktokenBpe, gpt2: Gpt2Tokenizer) -> Compression:
     text_bytes = sum(len(text.encode()) for text in texts)
-    tokens = sum(pairs.encode(text).size for text in texts)
+    tokens = sum(bpe.encode(text).size for text in texts)
     gpt2_tokens = sum(gpt2.encode(text).size for text in texts)
     return Compression(text_bytes, text_bytes / tokens, text_bytes / gpt2_tokens)

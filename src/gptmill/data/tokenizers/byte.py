@@ -1,4 +1,4 @@
-"""Bytes as tokens: works for any text, needs no vocabulary."""
+"""Byte tokenizer: encodes any text, needs no vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gptmill.data.tokenizers.protocol import FixedTokenizer, TokenArray
 
 
 class ByteTokenizer(FixedTokenizer):
-    """256 bytes and an end-of-text mark."""
+    """256 bytes and an end-of-text token."""
 
     name = "byte"
     vocab_size = 257

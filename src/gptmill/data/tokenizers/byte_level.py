@@ -1,18 +1,18 @@
-"""How byte-level tables spell bytes: one visible character for each, as GPT-2 began and Hugging Face does."""
+"""The byte-level alphabet of GPT-2 and Hugging Face: one printable character for each byte (`bytes_to_unicode`)."""
 
 from __future__ import annotations
 
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 HIDDEN = [byte for byte in range(256) if byte not in set(PRINTABLE)]
-# In the order of GPT-2's ids: the printable bytes stand for themselves, the others take the characters from U+0100 on.
-SPELLING = {byte: chr(byte) for byte in PRINTABLE} | {byte: chr(256 + place) for place, byte in enumerate(HIDDEN)}
-BYTES = {character: byte for byte, character in SPELLING.items()}
+# In the order of GPT-2's ids: printable bytes map to themselves, the others to the characters from U+0100 on.
+BYTE_TO_CHAR = {byte: chr(byte) for byte in PRINTABLE} | {byte: chr(256 + index) for index, byte in enumerate(HIDDEN)}
+CHAR_TO_BYTE = {character: byte for byte, character in BYTE_TO_CHAR.items()}
 
 
-def spell(token: bytes) -> str:
-    return "".join(SPELLING[byte] for byte in token)
+def encode_byte_level(token: bytes) -> str:
+    return "".join(BYTE_TO_CHAR[byte] for byte in token)
 
 
-def unspell(spelt: str) -> bytes:
-    """Raises KeyError where a character spells no byte."""
-    return bytes(BYTES[character] for character in spelt)
+def decode_byte_level(token: str) -> bytes:
+    """Raises KeyError for a character outside the alphabet."""
+    return bytes(CHAR_TO_BYTE[character] for character in token)

@@ -1,4 +1,4 @@
-"""Characters as tokens: the alphabet is whatever the corpus uses."""
+"""Character tokenizer: its vocabulary is the set of characters in the corpus."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from gptmill.config.errors import UserError
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
 
-AFTER_UNICODE = 0x110000  # larger than any character, so that every search ends inside the table
+AFTER_UNICODE = 0x110000  # larger than any code point, so that every search returns an index inside the table
 
 
 class CharTokenizer:
-    """One id per character, in code-point order, and an end-of-text mark after them."""
+    """One id per character, in code-point order, followed by the end-of-text token."""
 
     name = "char"
 
@@ -25,8 +25,8 @@ class CharTokenizer:
         self._points = np.array([*map(ord, alphabet), AFTER_UNICODE], dtype=np.uint32)
 
     @classmethod
-    def learn(cls, texts: Iterable[str]) -> Self:
-        """The tokenizer of all characters in `texts`."""
+    def train(cls, texts: Iterable[str]) -> Self:
+        """Builds the tokenizer of all characters in `texts`."""
         characters: set[str] = set()
         for text in texts:
             characters.update(text)
@@ -36,8 +36,8 @@ class CharTokenizer:
     def restore(cls, spec: dict[str, Any]) -> Self:
         alphabet = spec["alphabet"]
         if not isinstance(alphabet, str) or list(alphabet) != sorted(set(alphabet)):
-            raise ValueError("its alphabet is not in order")
-        alphabet.encode()  # half a surrogate pair is no character
+            raise ValueError("its alphabet is not sorted")
+        alphabet.encode()  # raises for lone surrogates
         return cls(alphabet)
 
     def encode(self, text: str) -> TokenArray:
@@ -45,8 +45,8 @@ class CharTokenizer:
         ids = np.searchsorted(self._points, points)
         known = self._points[ids] == points
         if not known.all():
-            strange = "".join(sorted({chr(point) for point in points[~known]}))
-            raise UserError(f"the corpus' alphabet has no {strange!r}; use only characters that the corpus contains")
+            unknown = "".join(sorted({chr(point) for point in points[~known]}))
+            raise UserError(f"the corpus does not contain {unknown!r}; use only characters that it contains")
         return ids.astype(choose_dtype(self.vocab_size))
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:

@@ -1,8 +1,9 @@
-"""GPT-2's ids by gigatoken, many times as fast as by tiktoken, for the texts that both are known to cut alike.
+"""Fast backend of the GPT-2 tokenizer: gigatoken, for texts that it is verified to pre-tokenize as tiktoken does.
 
-GPT-2's pattern cuts a text by what its characters are: letters, numbers, white space, or anything else. The libraries
-know different versions of Unicode, so both are asked about every common character, and a text with any on which they
-differ, or any other, goes to tiktoken. Without gigatoken, or with one that errs when it is asked, every text does.
+GPT-2's pattern splits text by character class: letters, numbers, white space, anything else. The two libraries
+implement different versions of Unicode, so they are compared on every common character; a text with a character on
+which they differ, or that was not compared, is encoded by tiktoken. So is every text if gigatoken is missing or fails
+the comparison.
 """
 
 from __future__ import annotations
@@ -19,86 +20,86 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gptmill.data.tokenizers.byte_pairs import BytePairs
 from gptmill.data.tokenizers.protocol import TokenArray
+from gptmill.data.tokenizers.tiktoken_bpe import TiktokenBpe
 
 Result = TypeVar("Result")
 
-# Starting takes as long as tiktoken takes for about this much text.
-WORTH_STARTING_CHARACTERS = 3_000_000
-# gigatoken 0.10 remembers every word that it ever saw. A new one is made after so many tokens: by then an old one
-# holds about 150 MB after prose, and 500 MB after noise.
+# Starting the backend takes as long as tiktoken takes for about this much text.
+START_AFTER_CHARACTERS = 3_000_000
+# gigatoken 0.10 caches every word that it encodes, without limit. The instance is replaced after this many tokens, when
+# its cache holds about 150 MB for prose and 500 MB for random text.
 RENEW_AFTER_TOKENS = 1 << 25
-# The characters that the libraries are compared on: the first plane, mathematical letters, pictures.
+# The code points on which the libraries are compared: the basic plane, mathematical letters, pictographs.
 COMMON = [*range(0xD800), *range(0xE000, 0x10000), *range(0x1D400, 0x1D800), *range(0x1F000, 0x1FB00)]
-# Too much white space for tiktoken, which BytePairs then cuts; every thousandth character shows it.
+# Detects white space too long for tiktoken, which TiktokenBpe then splits, by looking at every thousandth character.
 STRIDE = 1000
 MUCH_WHITE_SPACE = re.compile(r"\s{100}")
 
 
 class FastBackend:
-    """A gigatoken that was compared with tiktoken; `strange` says of every code point whether a text may hold it."""
+    """A gigatoken instance that was verified against tiktoken; `unsafe` marks the code points that it must not see."""
 
-    def __init__(self, library: Any, table: bytes, strange: NDArray[np.bool_], dtype: np.dtype[Any]) -> None:
+    def __init__(self, gigatoken: Any, table: bytes, unsafe: NDArray[np.bool_], dtype: np.dtype[Any]) -> None:
         self.name = f"gigatoken {version('gigatoken')}"
-        self._library = library
+        self._gigatoken = gigatoken
         self._table = table
-        self._strange = strange
-        self._first_strange = int(strange.argmax())
+        self._unsafe = unsafe
+        self._first_unsafe = int(unsafe.argmax())
         self._dtype = dtype
         self._tokens_left = RENEW_AFTER_TOKENS
 
     def encode(self, text: str) -> TokenArray | None:
-        """The ids, or None where tiktoken has to find them."""
-        if not self._is_plain(text) or MUCH_WHITE_SPACE.search(text[::STRIDE]):
+        """Returns the ids, or None if tiktoken must encode this text."""
+        if not self._is_safe(text) or MUCH_WHITE_SPACE.search(text[::STRIDE]):
             return None
         ids = _attempt(lambda: self._encode(text))
         if ids is None:
             self._tokens_left = 0
         return ids
 
-    def _is_plain(self, text: str) -> bool:
+    def _is_safe(self, text: str) -> bool:
         if text.isascii():
             return True
         points = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), np.uint32)
-        return not self._strange[points[points >= self._first_strange]].any()
+        return not self._unsafe[points[points >= self._first_unsafe]].any()
 
     def _encode(self, text: str) -> TokenArray:
         if self._tokens_left <= 0:
-            self._library = _open_library(self._table)
+            self._gigatoken = _load_gigatoken(self._table)
             self._tokens_left = RENEW_AFTER_TOKENS
-        ids: TokenArray = self._library.encode(text).astype(self._dtype)
+        ids: TokenArray = self._gigatoken.encode(text).astype(self._dtype)
         self._tokens_left -= len(ids)
         return ids
 
 
-def build_fast_backend(pattern: str, ranks: dict[bytes, int], pairs: BytePairs) -> FastBackend | None:
-    """An accelerator of `pairs`, which are made of `pattern` and `ranks`; None where there is none to trust."""
-    return _attempt(lambda: _build_checked(pattern, ranks, pairs))
+def build_fast_backend(pattern: str, ranks: dict[bytes, int], bpe: TiktokenBpe) -> FastBackend | None:
+    """Builds the fast backend of `bpe`, which has this `pattern` and `ranks`; None if gigatoken fails or differs."""
+    return _attempt(lambda: _build_verified(pattern, ranks, bpe))
 
 
-def _build_checked(pattern: str, ranks: dict[bytes, int], pairs: BytePairs) -> FastBackend | None:
+def _build_verified(pattern: str, ranks: dict[bytes, int], bpe: TiktokenBpe) -> FastBackend | None:
     table = _make_table(ranks)
-    library = _open_library(table)
-    strange = _find_strange(pattern)
+    gigatoken = _load_gigatoken(table)
+    unsafe = _find_unsafe_code_points(pattern)
     words = _make_words(ranks)
-    expected = pairs.encode(words)
-    if strange[:0x80].any() or not np.array_equal(library.encode(words), expected):
+    expected = bpe.encode(words)
+    if unsafe[:0x80].any() or not np.array_equal(gigatoken.encode(words), expected):
         return None
-    return FastBackend(library, table, strange, expected.dtype)
+    return FastBackend(gigatoken, table, unsafe, expected.dtype)
 
 
 def _attempt(call: Callable[[], Result]) -> Result | None:
-    """What the call returns; None where it fails, for tiktoken can do all that gigatoken can."""
+    """Returns the result of the call, or None if it fails: tiktoken is always there to fall back to."""
     try:
         return call()
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # a panic in Rust is no Exception
+    except BaseException:  # a Rust panic is not an Exception
         return None
 
 
-def _open_library(table: bytes) -> Any:
+def _load_gigatoken(table: bytes) -> Any:
     import gigatoken
 
     with tempfile.TemporaryDirectory() as folder:
@@ -112,29 +113,29 @@ def _make_table(ranks: dict[bytes, int]) -> bytes:
 
 
 def _make_words(ranks: dict[bytes, int]) -> str:
-    """Every token that is text, in an order drawn by lot, so that tokens meet as they seldom do."""
+    """Concatenates every token that is valid UTF-8 in random order, to test unusual neighbours."""
     tokens = [token.decode("utf-8", errors="ignore") for token in ranks]
     random.Random(0).shuffle(tokens)
     return "".join(tokens)
 
 
-def _find_strange(pattern: str) -> NDArray[np.bool_]:
-    """By code point: whether the libraries take it for different things, or were not asked.
+def _find_unsafe_code_points(pattern: str) -> NDArray[np.bool_]:
+    """Returns, by code point, whether the libraries classify it differently or were not compared on it.
 
-    Neither shows where it cuts a text. So both get a table in which a character joins a letter before it, a number
-    after it or a sign before it: it is a letter, a number, neither, or white space if it joins nothing.
+    Neither library exposes where it splits a text. So both get a rank table in which a character merges with a letter
+    before it, a digit after it or a symbol before it. That shows its class; white space merges with none of them.
     """
-    joints = [b"a%c", b"%c1", b"!%c"]
-    tokens = [bytes([byte]) for byte in range(256)] + [joint % byte for joint in joints for byte in range(256)]
+    templates = [b"a%c", b"%c1", b"!%c"]
+    tokens = [bytes([byte]) for byte in range(256)] + [template % byte for template in templates for byte in range(256)]
     ranks = {token: rank for rank, token in enumerate(dict.fromkeys(tokens))}
     units = [f"a{chr(point)}1!{chr(point)}" for point in COMMON]
     text = "".join(units)
     lengths = np.array([len(token) for token in ranks])
-    ours = np.cumsum(lengths[BytePairs(pattern, ranks, {}).encode(text)])
-    theirs = np.cumsum(lengths[_open_library(_make_table(ranks)).encode(text)])
+    ours = np.cumsum(lengths[TiktokenBpe(pattern, ranks, {}).encode(text)])
+    theirs = np.cumsum(lengths[_load_gigatoken(_make_table(ranks)).encode(text)])
     starts = np.cumsum([0, *(len(unit.encode()) for unit in units)])
     differing = np.searchsorted(starts, np.setxor1d(ours, theirs, assume_unique=True), side="right") - 1
-    strange = np.ones(0x110000, dtype=np.bool_)
-    strange[COMMON] = False
-    strange[np.array(COMMON)[differing]] = True
-    return strange
+    unsafe = np.ones(0x110000, dtype=np.bool_)
+    unsafe[COMMON] = False
+    unsafe[np.array(COMMON)[differing]] = True
+    return unsafe

@@ -1,4 +1,4 @@
-"""OpenAI's later encodings. Their rank files are too large to ship: they are looked up, or downloaded when named."""
+"""OpenAI's later encodings. Their rank files are too large to ship, so they are cached and downloaded on first use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tiktoken.load import read_file_cached
 
 from gptmill.config.errors import UserError
 from gptmill.data.files import find_cache_dir, write_durably
-from gptmill.data.tokenizers.byte_pairs import BytePairs
 from gptmill.data.tokenizers.gpt2_bpe import END_OF_TEXT, WORD_PATTERN
 from gptmill.data.tokenizers.protocol import TokenArray
+from gptmill.data.tokenizers.tiktoken_bpe import TiktokenBpe
 
 URL = "https://openaipublic.blob.core.windows.net/encodings"
 CASED_WORD = (
@@ -25,7 +25,7 @@ CASED_WORD = (
 
 @dataclass(frozen=True)
 class Encoding:
-    """What OpenAI published beside a rank file, and the file's checksum."""
+    """The pattern and special tokens that OpenAI published with a rank file, and its checksum."""
 
     pattern: str
     special_tokens: dict[str, int]
@@ -68,9 +68,9 @@ class OpenAiTokenizer:
         encoding = ENCODINGS[name]
         lines = _read_ranks(name).splitlines()
         ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
-        self._pairs = BytePairs(encoding.pattern, ranks, encoding.special_tokens)
+        self._bpe = TiktokenBpe(encoding.pattern, ranks, encoding.special_tokens)
         self.name = name
-        self.vocab_size = self._pairs.vocab_size
+        self.vocab_size = self._bpe.vocab_size
         self.end_of_text = encoding.special_tokens[END_OF_TEXT]
 
     @classmethod
@@ -78,36 +78,35 @@ class OpenAiTokenizer:
         return cls(spec["name"])
 
     def encode(self, text: str) -> TokenArray:
-        return self._pairs.encode(text)
+        return self._bpe.encode(text)
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        return self._pairs.decode_bytes(ids, self.end_of_text)
+        return self._bpe.decode_bytes(ids, self.end_of_text)
 
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "vocab_size": self.vocab_size, "ranks_sha256": ENCODINGS[self.name].sha256}
 
 
 def _read_ranks(name: str) -> bytes:
-    """The rank file: from gptmill's cache, else through tiktoken, which has a cache of its own and downloads."""
-    kept, url, sha256 = (
-        find_cache_dir() / "tokenizers" / f"{name}.tiktoken",
-        f"{URL}/{name}.tiktoken",
-        ENCODINGS[name].sha256,
-    )
-    if kept.is_file():
-        content = kept.read_bytes()
+    """Reads the rank file from gptmill's cache, else through tiktoken, which has its own cache and downloads."""
+    cached = find_cache_dir() / "tokenizers" / f"{name}.tiktoken"
+    url, sha256 = f"{URL}/{name}.tiktoken", ENCODINGS[name].sha256
+    if cached.is_file():
+        content = cached.read_bytes()
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise UserError(f"{kept} is not the file that OpenAI published (SHA-256 {sha256}); delete it and try again")
+            raise UserError(
+                f"{cached} is not the file that OpenAI published (SHA-256 {sha256}); delete it and try again"
+            )
         return content
     try:
         content = read_file_cached(url, sha256)
-    except (OSError, ValueError) as error:  # no network; another file than OpenAI's
-        reason = "the download has another checksum" if isinstance(error, ValueError) else "the download failed"
+    except (OSError, ValueError) as error:  # no network; a wrong checksum
+        reason = "the download has the wrong checksum" if isinstance(error, ValueError) else "the download failed"
         raise UserError(
-            f"the tokenizer {name} needs a file that is not here, and {reason}; "
-            f"fetch {url} (SHA-256 {sha256}) elsewhere and put it at {kept}"
+            f"the rank file of the tokenizer {name} is not cached, and {reason}; "
+            f"download {url} (SHA-256 {sha256}) on another machine and copy it to {cached}"
         ) from None
-    with suppress(OSError):  # tiktoken's cache lies in a temporary folder; a model needs its tokenizer for longer
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(kept, content.decode("ascii"))
+    with suppress(OSError):  # tiktoken's own cache is in a temporary folder, which may be emptied
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(cached, content.decode("ascii"))
     return content

@@ -1,4 +1,4 @@
-"""What every tokenizer offers."""
+"""The interface of tokenizers, and what is derived from it: ids' dtype, decoding, fingerprint."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ TokenArray = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. Ids run from 0 to vocab_size - 1; `end_of_text` opens every document."""
+    """Text to ids and back. Ids run from 0 to vocab_size - 1; every document begins with `end_of_text`."""
 
     name: str
     vocab_size: int
     end_of_text: int
 
     def encode(self, text: str) -> TokenArray:
-        """Ids of plain text; nothing in it is taken for a special token."""
+        """Returns the ids of plain text; nothing in it is treated as a special token."""
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """The UTF-8 bytes of ids; a prefix may end inside a character. `end_of_text` has no bytes."""
+        """Returns the UTF-8 bytes of ids; they may end inside a character. `end_of_text` decodes to nothing."""
 
     def spec(self) -> dict[str, Any]:
-        """All that is needed to make the same tokenizer again, as JSON."""
+        """Returns everything needed to restore the tokenizer, as JSON values."""
 
 
 class FixedTokenizer:
-    """For tokenizers that are the same for every corpus."""
+    """Base of tokenizers that do not depend on the corpus."""
 
     @classmethod
-    def learn(cls, texts: Iterable[str]) -> Self:  # noqa: ARG003
+    def train(cls, texts: Iterable[str]) -> Self:  # noqa: ARG003
         return cls()
 
     @classmethod
@@ -45,27 +45,27 @@ class FixedTokenizer:
 
 
 def choose_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest unsigned type that holds every id."""
+    """Returns the smallest unsigned dtype that holds every id, uint16 or uint32."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Text of ids; a character cut at either end shows as U+FFFD."""
+    """Decodes ids to text; an incomplete character at either end becomes U+FFFD."""
     return tokenizer.decode_bytes(ids).decode("utf-8", errors="replace")
 
 
 def make_fingerprint(tokenizer: Tokenizer) -> str:
-    """Names the tokenizer and everything that decides its ids: equal fingerprints, equal tokens."""
-    # Compressed parts have a checksum beside them; their own bytes differ from one zlib to another.
-    decisive = {name: value for name, value in tokenizer.spec().items() if not name.endswith("_zlib_base64")}
-    canonical = json.dumps(decisive, sort_keys=True, ensure_ascii=True).encode()
+    """Hashes everything that determines the ids: equal fingerprints mean equal ids for every text."""
+    # Compressed values are left out: their bytes depend on the version of zlib, and their SHA-256 is in the spec too.
+    hashed = {name: value for name, value in tokenizer.spec().items() if not name.endswith("_zlib_base64")}
+    canonical = json.dumps(hashed, sort_keys=True, ensure_ascii=True).encode()
     return f"{tokenizer.name}:{hashlib.sha256(canonical).hexdigest()[:16]}"
 
 
 def check_fingerprint(made_with: str, present: str, where: str) -> None:
-    """Raises UserError, naming both, where a model would be fed another tokenizer's ids."""
+    """Raises UserError if the fingerprints differ: a model must not be fed another tokenizer's ids."""
     if made_with != present:
         raise UserError(
-            f"tokenizer mismatch: {where} was made with {made_with}, but here is {present}; "
+            f"tokenizer mismatch: {where} was made with {made_with}, but the present tokenizer is {present}; "
             f"use the corpus and the gptmill that it was made with, or prepare the corpus again"
         )

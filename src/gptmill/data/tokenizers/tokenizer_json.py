@@ -1,7 +1,7 @@
-"""Any tokenizer.json, by Hugging Face's library, or by tiktoken where that provably gives the same ids.
+"""Loads any tokenizer.json; runs it by tiktoken if the ids are provably the same, else by Hugging Face's library.
 
-Byte-level tokenizers bring every text back exactly. SentencePiece-like ones put a space before a document, and what
-normalises or has an unknown token (WordPiece, WordLevel) loses what it does not know, here as everywhere.
+Byte-level tokenizers are lossless. SentencePiece-like ones add a space before a document, and those that normalise or
+have an unknown token (WordPiece, WordLevel) lose information, in every library.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from gptmill.config.errors import UserError
-from gptmill.data.tokenizers.byte_level import unspell
+from gptmill.data.tokenizers.byte_level import decode_byte_level
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
-from gptmill.data.tokenizers.tiktoken_path import is_failure, make_byte_pairs
+from gptmill.data.tokenizers.tiktoken_conversion import convert_to_tiktoken, is_library_error
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Library
+    from tokenizers import Tokenizer as HfTokenizer
 
 FILE_NAME = "tokenizer.json"
-# What the end of a document is called in published vocabularies; the first that a vocabulary has is it.
-END_MARKS = (
+# End-of-text tokens of published vocabularies; the first that a vocabulary contains is used.
+EOS_TOKENS = (
     "<|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> <|eos|> </s> <eos> <EOS> [EOS] <|eot_id|> <|im_end|> [SEP]"
 ).split()
-MAX_BYTES = 256 << 20  # of a definition; the largest published ones take a sixth of this
+MAX_BYTES = 256 << 20  # of a definition; the largest published ones have a sixth of this
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class JsonTokenizer:
-    """The tokenizer that a tokenizer.json defines. Its spec holds the whole file, so that it outlives the file."""
+    """The tokenizer that a tokenizer.json defines. Its spec contains the whole definition, not its path."""
 
     name = FILE_NAME
 
     def __init__(self, definition: str, where: str = FILE_NAME) -> None:
         self.definition = definition
-        self._library = _load_library(definition, where)
-        vocabulary = self._library.get_vocab(with_added_tokens=True)
-        self._end_mark = next((mark for mark in END_MARKS if mark in vocabulary), "")
-        if not self._end_mark:
+        self._hf_tokenizer = _load_hf_tokenizer(definition, where)
+        vocabulary = self._hf_tokenizer.get_vocab(with_added_tokens=True)
+        self._eos_token = next((token for token in EOS_TOKENS if token in vocabulary), "")
+        if not self._eos_token:
             raise UserError(
-                f'{where} has no token for the end of a text; add {{"id": {len(vocabulary)}, "content": '
-                f'"{END_MARKS[0]}", "special": true}} to its added_tokens'
+                f'{where} has no end-of-text token; add {{"id": {len(vocabulary)}, "content": '
+                f'"{EOS_TOKENS[0]}", "special": true}} to its added_tokens'
             )
-        self.end_of_text = vocabulary[self._end_mark]
+        self.end_of_text = vocabulary[self._eos_token]
         self.vocab_size = max(vocabulary.values()) + 1
         self._dtype = choose_dtype(self.vocab_size)
         parsed = json.loads(definition)
         self._bytes = _list_bytes(parsed, vocabulary, self.end_of_text)
-        self._pairs = make_byte_pairs(parsed, self._library)
+        self._bpe = convert_to_tiktoken(parsed, self._hf_tokenizer)
 
     @classmethod
     def restore(cls, spec: dict[str, Any]) -> Self:
@@ -64,19 +64,19 @@ class JsonTokenizer:
         except zlib.error as error:
             raise ValueError(str(error)) from None
         if hashlib.sha256(definition).hexdigest() != spec["sha256"]:
-            raise ValueError("its checksum is another")
+            raise ValueError("wrong checksum")
         return cls(definition.decode("utf-8"))
 
     def encode(self, text: str) -> TokenArray:
-        if self._pairs is not None:
-            return self._pairs.encode(text).astype(self._dtype, copy=False)
+        if self._bpe is not None:
+            return self._bpe.encode(text).astype(self._dtype, copy=False)
         ids = self._encode(text)
-        if self.end_of_text in ids and self._end_mark in text:
-            # A Unigram or WordLevel model knows the mark as a word; cut in two it is text as any other.
-            opening, closing = self._end_mark[:1], self._end_mark[1:]
-            first, *others = text.split(self._end_mark)
-            halves = "".join([first, *(f"{opening}{self._end_mark}{closing}{other}" for other in others)])
-            return np.concatenate([self._encode(half) for half in halves.split(self._end_mark)])
+        if self.end_of_text in ids and self._eos_token in text:
+            # Unigram and WordLevel models have the token in their vocabulary; cut in two, it is encoded as plain text.
+            opening, closing = self._eos_token[:1], self._eos_token[1:]
+            first, *others = text.split(self._eos_token)
+            halves = "".join([first, *(f"{opening}{self._eos_token}{closing}{other}" for other in others)])
+            return np.concatenate([self._encode(half) for half in halves.split(self._eos_token)])
         return ids
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
@@ -93,53 +93,53 @@ class JsonTokenizer:
 
     def _encode(self, text: str) -> TokenArray:
         try:
-            (encoded,) = self._library.encode_batch_fast([text], add_special_tokens=False)
+            (encoded,) = self._hf_tokenizer.encode_batch_fast([text], add_special_tokens=False)
         except BaseException as error:
-            if not is_failure(error):
+            if not is_library_error(error):
                 raise
-            raise UserError(f"{self.name} cannot encode a text ({error}); use another tokenizer") from None
+            raise UserError(f"{self.name} failed to encode a text ({error}); use another tokenizer") from None
         return np.array(encoded.ids, dtype=self._dtype)
 
 
 def read_definition(path: Path) -> str:
-    """The file's JSON, minified, with all that would cut, pad or mark a text switched off."""
+    """Reads the file as minified JSON, without truncation and padding and with end-of-text tokens marked special."""
     try:
         definition = json.loads(path.read_bytes())
         definition |= {"truncation": None, "padding": None}
         for token in definition.get("added_tokens") or []:
-            token["special"] = token["special"] or token["content"] in END_MARKS
+            token["special"] = token["special"] or token["content"] in EOS_TOKENS
         text = json.dumps(definition, ensure_ascii=False, separators=(",", ":"))
         text.encode()
     except (ValueError, TypeError, KeyError):
         raise UserError(
-            f"{path} is not a {FILE_NAME} as Hugging Face's tokenizers write it; save it again with their save()"
+            f"{path} is not a valid {FILE_NAME}; save it again with the save() of Hugging Face's tokenizers library"
         ) from None
     return text
 
 
-def _load_library(definition: str, where: str) -> Library:
+def _load_hf_tokenizer(definition: str, where: str) -> HfTokenizer:
     try:
-        from tokenizers import Tokenizer as Library
+        from tokenizers import Tokenizer as HfTokenizer
     except ImportError:
         raise UserError(f"{where} needs the library tokenizers; run: pip install 'gptmill[data]'") from None
-    # Processes are what we parallelise with, and its threads do not survive a fork.
+    # gptmill parallelises by processes, and the library's threads do not survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        library = Library.from_str(definition)
+        hf_tokenizer = HfTokenizer.from_str(definition)
     except BaseException as error:
-        if not is_failure(error):
+        if not is_library_error(error):
             raise
         raise UserError(
-            f"the library tokenizers cannot read {where} ({error}); save it again with its present version"
+            f"the library tokenizers cannot read {where} ({error}); save it again with the installed version"
         ) from None
-    library.encode_special_tokens = True  # as plain text, whatever the text looks like
-    library.no_truncation()
-    library.no_padding()
-    return library
+    hf_tokenizer.encode_special_tokens = True  # despite its name: encodes them as plain text
+    hf_tokenizer.no_truncation()
+    hf_tokenizer.no_padding()
+    return hf_tokenizer
 
 
 def _list_bytes(definition: dict[str, Any], vocabulary: dict[str, int], end_of_text: int) -> dict[int, bytes]:
-    """The bytes of every id; none for the end of text."""
+    """Returns the bytes of every id except the end of text."""
     model = definition["model"]
     added = {token["content"] for token in definition.get("added_tokens") or []}
     is_byte_level = any('"ByteLevel"' in json.dumps(definition.get(part)) for part in ("pre_tokenizer", "decoder"))
@@ -150,7 +150,7 @@ def _list_bytes(definition: dict[str, Any], vocabulary: dict[str, int], end_of_t
             return token.encode()
         if is_byte_level:
             try:
-                return unspell(token)
+                return decode_byte_level(token)
             except KeyError:
                 return token.encode()
         if model.get("byte_fallback") and (match := FALLBACK_BYTE.fullmatch(token)):

@@ -1,4 +1,4 @@
-"""Formats: bytes to documents. `FORMATS` is where a new one is added; each may be compressed (`COMPRESSIONS`)."""
+"""Format readers: bytes to documents. Add a new one to `FORMATS`; any file may be compressed (`COMPRESSIONS`)."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ FORMATS: dict[str, Reader] = {
     ".warc": read_warc,
     ".wet": read_wet,
 }
-SEPARABLE = (read_text, read_python)  # those that --separator cuts
+SEPARABLE = (read_text, read_python)  # the formats that --separator applies to
 
 
 def find_format(name: str) -> Reader:
-    """The reader for a file of this name; one that no suffix tells is taken for plain text."""
+    """Returns the reader for a file name; files of unknown suffix are read as plain text."""
     return FORMATS.get(_find_suffix(name), read_text)
 
 
 def is_known(name: str) -> bool:
-    """Whether the name has a suffix of FORMATS, under that of a compression or not."""
+    """Whether the name has a suffix of FORMATS, optionally followed by that of a compression."""
     return _find_suffix(name) in FORMATS
 
 
 def is_one_document(name: str, options: ReadingOptions) -> bool:
-    """Whether a file of this name is one document, and no collection of them."""
+    """Whether a file of this name is one document rather than a collection."""
     read = find_format(name)
     return read is read_html or (read in SEPARABLE and options.separator is None)
 

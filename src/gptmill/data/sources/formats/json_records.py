@@ -1,4 +1,4 @@
-"""JSON: a record or a string per line, or one value that holds them all."""
+"""JSON and JSON Lines: a record or a string per line, or one value that contains them all."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
-MAX_VALUE_BYTES = 2**28  # of a file that is one value and has to be parsed as a whole
+MAX_VALUE_BYTES = 2**28  # of a file that is a single value and must be parsed in memory
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLOCK_BYTES = 2**20
-HALF = re.compile(r"\\u[dD]")  # the beginning of every escape that may be half a character
+SURROGATE_ESCAPE = re.compile(r"\\u[dD]")  # also matches U+D000 to U+D7FF, which are no surrogates
 
 
 def read_json_lines(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
-    """A record per line. A line belongs to the part in which it begins."""
+    """Reads one record per line. A line belongs to the part in which it begins."""
     data = stored.open_data()
     if part is None or (part.start == 0 and part.stop == stored.size_bytes):
-        yield from _read_records(read_lines(data, stored.address), stored, options)
+        yield from _read_records(read_lines(data, stored.uri), stored, options)
         return
     start = part.start
     if start > 0:
         data.seek(start - 1)
-        start += sum(len(line) for _, line in itertools.islice(read_lines(data, stored.address), 1)) - 1
+        start += sum(len(line) for _, line in itertools.islice(read_lines(data, stored.uri), 1)) - 1
     yield from _read_records(_read_part(data, start, stored, part), stored, options, start)
 
 
 def _read_part(data: io.BufferedReader, start: int, stored: StoredFile, part: Part) -> Iterator[tuple[int, bytes]]:
-    for offset, line in read_lines(data, stored.address, start):
+    for offset, line in read_lines(data, stored.uri, start):
         if offset >= part.stop:
             break
         stored.bytes_read = min(offset + len(line), part.stop) - part.start
@@ -45,31 +45,31 @@ def _read_part(data: io.BufferedReader, start: int, stored: StoredFile, part: Pa
 
 
 def read_json(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
-    """An array of records or strings, an object that holds one, or one record; or lines of records after all."""
+    """Reads an array of records or strings, an object that contains one, a single record, or JSON Lines."""
     del part
     data = stored.open_data()
     head = data.readline(MAX_LINE_BYTES)
     if head.endswith(b"\n") and _is_record(head) and data.peek(1):
-        lines = itertools.chain([(0, head)], read_lines(data, stored.address, len(head)))
+        lines = itertools.chain([(0, head)], read_lines(data, stored.uri, len(head)))
         yield from _read_records(lines, stored, options)
         return
     content = head + data.read(MAX_VALUE_BYTES)
     if len(content) >= MAX_VALUE_BYTES:
         raise UserError(
-            f"{stored.address} is one JSON value of more than {MAX_VALUE_BYTES >> 20} MiB, too much to hold at once; "
-            f"make lines of it first: jq -c '.[]' FILE.json > FILE.jsonl"
+            f"{stored.uri} is one JSON value of more than {MAX_VALUE_BYTES >> 20} MiB, too large to parse in "
+            f"memory; convert it to JSON Lines: jq -c '.[]' FILE.json > FILE.jsonl"
         )
     if not content.strip():
         return
-    value = _parse_file(content.removeprefix(BYTE_ORDER_MARK), stored.address)
-    for number, record in enumerate(_find_records(value, options.text_field, stored.address), start=1):
-        text = find_text(record, options.text_field, lambda: f"record {number} of {stored.address}")  # noqa: B023
+    value = _parse_file(content.removeprefix(BYTE_ORDER_MARK), stored.uri)
+    for number, record in enumerate(_find_records(value, options.text_field, stored.uri), start=1):
+        text = find_text(record, options.text_field, lambda: f"record {number} of {stored.uri}")  # noqa: B023
         if text is not None:
-            yield mend_surrogates(text)
+            yield replace_lone_surrogates(text)
 
 
 def find_text(record: Any, field: str, where: Callable[[], str]) -> str | None:
-    """The text of a record; None where it has none on purpose."""
+    """Returns the text of a record; None if its text field is null."""
     if isinstance(record, str):
         return record
     if not isinstance(record, dict):
@@ -82,8 +82,8 @@ def find_text(record: Any, field: str, where: Callable[[], str]) -> str | None:
     return text
 
 
-def mend_surrogates(text: str) -> str:
-    """The text with halves of characters, which JSON can spell and UTF-8 cannot, marked as unreadable."""
+def replace_lone_surrogates(text: str) -> str:
+    """Replaces lone surrogates, which JSON can escape and UTF-8 cannot encode, by U+FFFD."""
     try:
         text.encode("utf-8")
         return text
@@ -94,27 +94,27 @@ def mend_surrogates(text: str) -> str:
 def _read_records(
     lines: Iterator[tuple[int, bytes]], stored: StoredFile, options: ReadingOptions, start: int = 0
 ) -> Iterator[str]:
-    """The texts of lines of which the first begins at `start`."""
+    """Yields the texts of lines, of which the first begins at byte `start`."""
     number = 0
 
-    def name_line() -> str:
-        return f"{stored.address}:{_count_lines(stored, start) + number}"
+    def locate() -> str:
+        return f"{stored.uri}:{_count_lines(stored, start) + number}"
 
-    for number, (offset, line) in enumerate(lines, start=1):  # noqa: B007, used by name_line
-        content = decode_line(line, stored.address, offset)
+    for number, (offset, line) in enumerate(lines, start=1):  # noqa: B007, used by locate
+        content = decode_line(line, stored.uri, offset)
         if not content or content.isspace():
             continue
         try:
             record = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{name_line()} is not JSON: {error}; mend the line or remove it") from None
-        text = find_text(record, options.text_field, name_line)
+            raise UserError(f"{locate()} is not JSON: {error}; fix the line or remove it") from None
+        text = find_text(record, options.text_field, locate)
         if text is not None:
-            yield mend_surrogates(text) if HALF.search(content) else text
+            yield replace_lone_surrogates(text) if SURROGATE_ESCAPE.search(content) else text
 
 
 def _count_lines(stored: StoredFile, offset: int) -> int:
-    """How many lines end before an offset: looked up only where there is something to say about a line."""
+    """Counts the lines before a byte offset. Slow, so used for error messages only."""
     data = stored.open_data() if offset else None
     count = 0
     while data and offset and (block := data.read(min(offset, BLOCK_BYTES))):
@@ -124,34 +124,34 @@ def _count_lines(stored: StoredFile, offset: int) -> int:
 
 
 def _is_record(line: bytes) -> bool:
-    """Whether a line is a whole record, and what follows it so another one."""
+    """Whether a line is a complete record, so that the file is JSON Lines."""
     try:
         return isinstance(json.loads(line.removeprefix(BYTE_ORDER_MARK).decode("utf-8")), dict | str)
     except (ValueError, RecursionError):
         return False
 
 
-def _parse_file(content: bytes, address: str) -> Any:
+def _parse_file(content: bytes, uri: str) -> Any:
     try:
         return json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise make_decoding_error(address, error, error.start) from None
+        raise make_decoding_error(uri, error, error.start) from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{address}:{error.lineno} is not JSON: {error.msg}; mend the file or leave it out") from None
+        raise UserError(f"{uri}:{error.lineno} is not JSON: {error.msg}; fix the file or leave it out") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{address} is JSON that cannot be read: {error}; leave it out") from None
+        raise UserError(f"{uri} is JSON that cannot be read: {error}; leave it out") from None
 
 
-def _find_records(value: Any, field: str, address: str) -> list[Any]:
+def _find_records(value: Any, field: str, uri: str) -> list[Any]:
     if isinstance(value, list):
         return value
     if isinstance(value, str):
         return [value]
     if not isinstance(value, dict):
-        raise UserError(f"{address} holds no records; give an array of them, or a record per line in a .jsonl file")
+        raise UserError(f"{uri} has no records; give an array of them, or one record per line in a .jsonl file")
     if field in value:
         return value[field] if isinstance(value[field], list) else [value]
     arrays = [item for item in value.values() if isinstance(item, list) and item and isinstance(item[0], dict | str)]
     if len(arrays) != 1:
-        raise make_field_error(address, "field", field, list(value))
+        raise make_field_error(uri, "field", field, list(value))
     return list(arrays[0])

@@ -1,4 +1,4 @@
-"""Parquet: a document per row of one column, read row group by row group."""
+"""Parquet: one document per row of the text column, read row group by row group."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from gptmill.data.sources.stored_file import StoredFile
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20
 MAX_BATCH_ROWS = 1024
-MAX_GROUP_BYTES = 64 * 2**20  # a larger row group, as pandas writes them, is read by one reader in pieces
+MAX_GROUP_BYTES = 64 * 2**20  # files with larger row groups, as pandas writes them, are read sequentially
 
 
 def read_parquet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
-    """Of a part, the row groups in it; a part that is the file whole spans more than it has."""
+    """Reads the row groups of `part`; the bounds of a whole-file part are bytes, hence more than there are groups."""
     parquet = _open(stored, options.text_field)
     metadata = parquet.metadata
-    sizes = _share_sizes(stored, metadata)
+    sizes = _apportion_bytes(stored, metadata)
     start = part.start if part else 0
     stop = min(part.stop, metadata.num_row_groups) if part else metadata.num_row_groups
     stored.bytes_read = 0
     for group in range(start, stop):
-        yield from _read_group(parquet, group, options.text_field, stored.address)
+        yield from _read_group(parquet, group, options.text_field, stored.uri)
         stored.bytes_read += sizes[group]
 
 
 def list_row_group_parts(stored: StoredFile, options: ReadingOptions, part_bytes: int) -> tuple[Part, ...] | None:
-    """Neighbouring row groups together, as long as their text stays under `part_bytes`."""
+    """Groups consecutive row groups into parts of up to `part_bytes` of text; None if a row group is too large."""
     parquet = _open(stored, options.text_field)
     metadata = parquet.metadata
-    sizes = _share_sizes(stored, metadata)
+    sizes = _apportion_bytes(stored, metadata)
     parts: list[Part] = []
     start, text_bytes = 0, 0
     for group in range(metadata.num_row_groups):
@@ -53,31 +53,31 @@ def _open(stored: StoredFile, field: str) -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise make_extra_error("reading parquet", "data") from None
+        raise make_extra_error("reading Parquet", "data") from None
     try:
-        # Buffered, so that a column chunk as large as the file is still read in pieces.
+        # Buffered, so that a column chunk as large as the file is not read at once.
         parquet = pyarrow.parquet.ParquetFile(stored.open_seekable(), buffer_size=BUFFER_BYTES, pre_buffer=False)
     except pyarrow.ArrowException as error:
         raise UserError(
-            f"{stored.address} is no parquet file, or cut off: {error}; copy or download it again"
+            f"{stored.uri} is not a valid Parquet file, or truncated: {error}; copy or download it again"
         ) from None
     schema = parquet.schema_arrow
     if field not in schema.names:
-        raise make_field_error(stored.address, "column", field, list(schema.names))
+        raise make_field_error(stored.uri, "column", field, list(schema.names))
     kind = schema.field(field).type
     if pyarrow.types.is_dictionary(kind):
         kind = kind.value_type
     types = pyarrow.types
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)):
-        raise make_type_error(stored.address, field, str(kind))
+        raise make_type_error(stored.uri, field, str(kind))
     return parquet
 
 
-def _read_group(parquet: Any, group: int, field: str, address: str) -> Iterator[str]:
+def _read_group(parquet: Any, group: int, field: str, uri: str) -> Iterator[str]:
     import pyarrow
 
-    described = parquet.metadata.row_group(group)
-    row_bytes = _find_column(described, field).total_uncompressed_size / max(described.num_rows, 1)
+    metadata = parquet.metadata.row_group(group)
+    row_bytes = _find_column(metadata, field).total_uncompressed_size / max(metadata.num_rows, 1)
     batch_rows = max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / max(row_bytes, 1))))
     try:
         batches = parquet.iter_batches(batch_rows, row_groups=[group], columns=[field], use_threads=False)
@@ -86,16 +86,16 @@ def _read_group(parquet: Any, group: int, field: str, address: str) -> Iterator[
                 if text is not None:
                     yield text
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{address} is damaged in row group {group}: {error}; copy or download it again") from None
+        raise UserError(f"{uri} is corrupt in row group {group}: {error}; copy or download it again") from None
 
 
-def _find_column(described: Any, field: str) -> Any:
-    columns = (described.column(number) for number in range(described.num_columns))
+def _find_column(row_group: Any, field: str) -> Any:
+    columns = (row_group.column(number) for number in range(row_group.num_columns))
     return next(column for column in columns if column.path_in_schema == field)
 
 
-def _share_sizes(stored: StoredFile, metadata: Any) -> list[int]:
-    """The file's stored bytes, shared among its row groups in proportion, so that they add up to it."""
+def _apportion_bytes(stored: StoredFile, metadata: Any) -> list[int]:
+    """Divides the stored bytes of the file among its row groups in proportion to their size; they add up exactly."""
     weights = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     total = max(sum(weights), 1)
     sizes, done, given = [], 0, 0

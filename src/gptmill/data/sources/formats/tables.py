@@ -1,4 +1,4 @@
-"""CSV and TSV: a document per row, in one of the columns that the first row names."""
+"""CSV and TSV: one document per row of the text column; the first row is the header."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
-END = "\ue000end of file\ue000"  # a row of its own after the last, unless quotes are open there
+END = "\ue000end of file\ue000"  # appended to detect unclosed quotes: without any, it parses as a row of its own
 
 
 def read_csv(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
@@ -28,31 +28,31 @@ def read_tsv(stored: StoredFile, options: ReadingOptions, part: Part | None = No
 
 def _read_rows(stored: StoredFile, options: ReadingOptions, delimiter: str) -> Iterator[str]:
     csv.field_size_limit(MAX_LINE_BYTES)
-    lines = read_lines(stored.open_data(), stored.address)
-    texts = (decode_line(line, stored.address, offset) for offset, line in lines)
+    lines = read_lines(stored.open_data(), stored.uri)
+    texts = (decode_line(line, stored.uri, offset) for offset, line in lines)
     rows = csv.reader(chain(texts, [END]), delimiter=delimiter)
     try:
         header = next(rows, None)
         if header is None or header == [END]:
             return
         if options.text_field not in header:
-            raise make_field_error(stored.address, "column", options.text_field, header)
+            raise make_field_error(stored.uri, "column", options.text_field, header)
         column, number = header.index(options.text_field), 1
         for row in rows:
             if row == [END]:
                 return
             if row and row[-1].endswith(END):
                 raise UserError(
-                    f"{stored.address} ends inside quotes, which were opened in row {number} after the header; it may "
-                    f"be cut off: get it again, or close them"
+                    f"{stored.uri} ends inside quotes, which were opened in row {number} after the header; it may "
+                    f"be truncated: copy it again, or close the quotes"
                 )
             number += 1
             if len(row) > column:
                 yield row[column]
             elif row:
                 raise UserError(
-                    f"{stored.address}:{rows.line_num} has {len(row)} of {len(header)} columns, none of them "
-                    f"{options.text_field!r}; mend the row or remove it"
+                    f"{stored.uri}:{rows.line_num} has {len(row)} of {len(header)} columns, none of them "
+                    f"{options.text_field!r}; fix the row or remove it"
                 )
     except csv.Error as error:
-        raise UserError(f"{stored.address}:{rows.line_num} is not sound: {error}; mend it or remove it") from None
+        raise UserError(f"{stored.uri}:{rows.line_num} is not valid: {error}; fix the row or remove it") from None

@@ -1,4 +1,4 @@
-"""Plain text: a file is one document, or several with a separator between them."""
+"""Plain text: one document per file, or several divided by a separator."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HEADER_BYTES = 2**12  # more than the two lines in which a Python file may decla
 
 
 def read_text(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
-    """UTF-8."""
+    """Reads UTF-8 text."""
     del part  # text is read whole
-    yield from _read(stored.open_data(), "utf-8", stored.address, options)
+    yield from _read(stored.open_data(), "utf-8", stored.uri, options)
 
 
 def read_python(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
-    """In the encoding that a Python file declares in its first lines."""
+    """Reads Python source in the encoding that its first lines declare (PEP 263)."""
     del part
     data = stored.open_data()
     encoding = _find_encoding(data.peek(HEADER_BYTES)[:HEADER_BYTES])
@@ -34,21 +34,21 @@ def read_python(stored: StoredFile, options: ReadingOptions, part: Part | None =
         b" ".decode(encoding, errors="ignore")
     except LookupError as error:
         raise UserError(
-            f"{stored.address} declares an encoding that is none for text ({error}); leave it out"
+            f"{stored.uri} declares an encoding that is not a text encoding ({error}); leave it out"
         ) from None
-    yield from _read(data, encoding, stored.address, options)
+    yield from _read(data, encoding, stored.uri, options)
 
 
 def decode_separator(separator: str) -> str:
-    """The separator that a user means, who can hardly type a line break."""
+    r"""Replaces the escapes \r, \n and \t, which are hard to type on a command line."""
     decoded = separator.replace("\\r", "\r").replace("\\n", "\n").replace("\\t", "\t")
     if not decoded:
-        raise UserError("--separator is empty; give the text that stands between two documents, or leave it out")
+        raise UserError("--separator is empty; give the text between two documents, or leave it out")
     return decoded
 
 
-def _read(data: io.BufferedReader, encoding: str, address: str, options: ReadingOptions) -> Iterator[str]:
-    pieces = _decode(data, encoding, address)
+def _read(data: io.BufferedReader, encoding: str, uri: str, options: ReadingOptions) -> Iterator[str]:
+    pieces = _decode(data, encoding, uri)
     cutter = DocumentCutter()
     if options.separator is None:
         for piece in pieces:
@@ -61,17 +61,17 @@ def _read(data: io.BufferedReader, encoding: str, address: str, options: Reading
     yield from cutter.finish()
 
 
-def _decode(data: io.BufferedReader, encoding: str, address: str) -> Iterator[str]:
-    """Text block by block, without a mark of byte order at its start."""
+def _decode(data: io.BufferedReader, encoding: str, uri: str) -> Iterator[str]:
+    """Yields decoded text block by block, without a byte order mark."""
     decoder = codecs.getincrementaldecoder(encoding)("strict")
     offset = 0
     while True:
         block = data.read(BLOCK_BYTES)
-        pending, _ = decoder.getstate()  # the bytes of a character that the last block did not complete
+        pending, _ = decoder.getstate()  # the bytes of an incomplete character at the end of the last block
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            raise make_decoding_error(address, error, offset - len(pending) + error.start) from None
+            raise make_decoding_error(uri, error, offset - len(pending) + error.start) from None
         if offset == 0:
             text = text.removeprefix(BYTE_ORDER_MARK)
         offset += len(block)
@@ -82,9 +82,9 @@ def _decode(data: io.BufferedReader, encoding: str, address: str) -> Iterator[st
 
 
 def split_at(pieces: Iterator[str], separator: str) -> Iterator[tuple[str, bool]]:
-    """Pieces without the separators, and whether a document ends there.
+    """Yields pieces without the separators, each with whether a document ends there.
 
-    One line break after a separator goes as well, unless the separator brings its own.
+    One line break after a separator is dropped too, unless the separator itself ends with one.
     """
     skip = _skip_nothing if separator.endswith(("\n", "\r")) else _skip_line_break
     text, start, is_after = "", 0, False
@@ -95,21 +95,21 @@ def split_at(pieces: Iterator[str], separator: str) -> Iterator[tuple[str, bool]
                 if len(text) - start < 2:  # "\r\n" may follow
                     break
                 start, is_after = skip(text, start), False
-            place = text.find(separator, start)
-            if place < 0:
+            end = text.find(separator, start)
+            if end < 0:
                 break
-            yield text[start:place], True
-            start, is_after = place + len(separator), True
+            yield text[start:end], True
+            start, is_after = end + len(separator), True
         if not is_after:
-            safe = len(text) - len(separator) + 1  # what follows may be the beginning of a separator
+            safe = len(text) - len(separator) + 1  # the rest may be the beginning of a separator
             if safe > start:
                 yield text[start:safe], False
                 start = safe
     if is_after:
         start = skip(text, start)
-    while (place := text.find(separator, start)) >= 0:  # only one as short as what was held back
-        yield text[start:place], True
-        start = skip(text, place + len(separator))
+    while (end := text.find(separator, start)) >= 0:  # a short separator may fit into the text that was held back
+        yield text[start:end], True
+        start = skip(text, end + len(separator))
     yield text[start:], True
 
 
@@ -129,4 +129,4 @@ def _find_encoding(header: bytes) -> str:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(header).readline)
     except SyntaxError:
         return "utf-8"
-    return "utf-8" if encoding == "utf-8-sig" else encoding  # the mark is dropped here, so that offsets stay true
+    return "utf-8" if encoding == "utf-8-sig" else encoding  # _decode drops the mark, so that offsets stay correct

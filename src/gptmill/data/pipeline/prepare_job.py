@@ -1,4 +1,4 @@
-"""A corpus that is about to be prepared: its files, and how they are split."""
+"""A preparation job: the files of the corpus and how they are split into training and validation."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptmill.config.requests import PrepareRequest
-from gptmill.data.pipeline.encoding import DRAWS
+from gptmill.data.pipeline.encoding import DRAW_RANGE
 from gptmill.data.sources import Source, SourceFile
 
-FEW_DOCUMENTS = 5  # fewer expected in validation than this, and the tail of each document is fairer
-MIN_VAL_BYTES = 8192  # a window of validation, even from a small corpus
-MAX_RAISED_FRACTION = 0.1
+FEW_DOCUMENTS = 5  # with fewer expected validation documents, the tail of each document is a fairer split
+MIN_VAL_BYTES = 8192  # about one window of validation, even from a small corpus
+MAX_RAISED_FRACTION = 0.1  # of a small corpus, whose validation split is raised to one window
 
 
 @dataclass(frozen=True)
-class OpenedCorpus:
-    """The sources, what was asked for, and the description of both that goes into the manifest."""
+class PrepareJob:
+    """The sources, the request, and the description of both that goes into the manifest."""
 
     source: Source
     val_source: Source | None
@@ -25,7 +25,7 @@ class OpenedCorpus:
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
-        """All files; those of a validation source come last."""
+        """All files; those of the validation source come last."""
         return self.source.files + (self.val_source.files if self.val_source else ())
 
     @property
@@ -38,7 +38,7 @@ class OpenedCorpus:
 
     @property
     def tail_fraction(self) -> float | None:
-        """The share of each document that goes to validation; None where whole documents go."""
+        """The fraction of each document that goes to validation; None if whole documents do."""
         request = self.request
         is_few = self.source.one_document_per_file and len(self.source.files) * request.val_fraction < FEW_DOCUMENTS
         if self.val_source or request.split == "documents" or (request.split == "auto" and not is_few):
@@ -48,10 +48,10 @@ class OpenedCorpus:
 
     @property
     def draws_documents(self) -> bool:
-        """Whether whole documents are drawn into validation by their content."""
+        """Whether whole documents are assigned to validation by random draws, which are hashes of their text."""
         return self.val_source is None and self.tail_fraction is None
 
     @property
     def val_limit(self) -> int:
-        """What a piece must draw less than to go to validation."""
-        return round(self.request.val_fraction * DRAWS) if self.draws_documents else 1
+        """Pieces whose random draw is below this go to validation."""
+        return round(self.request.val_fraction * DRAW_RANGE) if self.draws_documents else 1

@@ -1,4 +1,4 @@
-"""gptmill data, as a user runs it: what a corpus holds, whether it is sound, and what a step was trained on."""
+"""gptmill data, as a user runs it: info, verify, show (also of a training step) and score."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_info_tells_counts_and_source(corpus: Path, gptmill: GptMill) -> None:
 
 
 def test_verify_finds_a_flipped_bit(corpus: Path, gptmill: GptMill) -> None:
-    assert "is sound" in gptmill("data", "verify", "corpus").stdout
+    assert "is valid" in gptmill("data", "verify", "corpus").stdout
     path = corpus / "val_000000.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -101,8 +101,8 @@ def test_scores_by_length_and_by_loss_can_be_trained_by(corpus: Path, gptmill: G
         (["show", "corpus", "--window", "99999"], "none of number 99,999"),
         (["show", "--run", "nobody", "--step", "1"], "nobody"),
         (["score", "corpus", "--by", "loss"], "add --run RUN"),
-        (["info"], "its forms are"),
-        (["weigh", "corpus"], "its forms are"),
+        (["info"], "the usage is"),
+        (["weigh", "corpus"], "the usage is"),
     ],
 )
 def test_mistakes_get_a_sentence(corpus: Path, gptmill: GptMill, words: list[str], expected: str) -> None:  # noqa: ARG001

@@ -345,7 +345,7 @@ def test_the_time_limit_ends_a_trial_under_way(bench: Bench) -> None:
         (TuneRequest(time_limit="20"), "--time_limit 20: has no unit"),
         (TuneRequest(write="tuned"), r"ends in \.toml"),
         (TuneRequest(write="none/tuned.toml"), "there is no folder none"),
-        (TuneRequest(write="mine.toml"), "exists; name another file, or add --overwrite"),
+        (TuneRequest(write="mine.toml"), "exists; choose another file, or add --overwrite"),
         (TuneRequest(ranks=3), "total_batch_size = 1024: is not a multiple of"),
     ],
 )

@@ -1,4 +1,4 @@
-"""gptmill bench: a recipe in, figures of this machine out."""
+"""gptmill bench: measures training throughput on this machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from gptmill.config import exit_codes
 from gptmill.config.requests import BenchRequest
 
 SUMMARY = """\
-Measures how fast RECIPE trains on this machine, with the flags on top: tokens/s, MFU, memory, and the time to the first
-step. With --ablate it measures what each optimization brings: alone against the naive way, taken away from all
-together, and all together. Every row is a real training of a few steps that leaves nothing behind. The data is random
-tokens, unless flags name some. RECIPE is gpt2-124m on an NVIDIA GPU and demo elsewhere, or the path of a .toml file, or
-one of these:
+Benchmarks RECIPE with the flags on top: tokens/s, MFU, memory, and time to the first step. --ablate measures every
+optimization alone on a naive baseline, all of them together, and all but each one. Every row is a short real training
+run, deleted afterwards, on random tokens unless flags name data. RECIPE is the path of a .toml file or one of these
+(default: gpt2-124m on an NVIDIA GPU, demo elsewhere):
 """
 
 

@@ -1,4 +1,4 @@
-"""gptmill verify-resume: a recipe in, a proof out."""
+"""gptmill verify-resume: checks that a killed run resumes bit-identically."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gptmill.config import exit_codes
 from gptmill.config.requests import VerifyResumeRequest
 
 SUMMARY = """\
-Proves on this machine that a killed run goes on bit-identically: trains RECIPE with the flags on top for a few steps,
-once straight and once with a SIGKILL in the middle, and compares every tensor and every logged loss. The exit code is
-0 if all are the same and 1 if they part. With --deterministic it also says what that costs. RECIPE is the path of a
-.toml file, or one of these:
+Checks on this machine that a killed run resumes bit-identically: trains RECIPE with the flags on top for a few steps,
+once uninterrupted and once with a SIGKILL halfway, and compares every tensor and every logged loss. The exit code is 0
+if all are identical and 1 if not. With --deterministic it also measures the cost of that option. RECIPE is the path of
+a .toml file or one of these:
 """
 
 

@@ -122,5 +122,5 @@ def test_help_shows_the_defaults_that_it_is_given(capsys: pytest.CaptureFixture[
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert "Number of transformer blocks (n_layer). [77]" in text
-    assert "Peak learning rate, reached at the end of warm-up. [0.25]" in text
+    assert "Peak learning rate, after warm-up. [0.25]" in text
     assert "Hidden size (n_embd, d_model). [768]" in text

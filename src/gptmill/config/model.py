@@ -89,7 +89,7 @@ class Gelu:
 
     tag: ClassVar[str] = "gelu"
     ffn_size: int | None = None
-    """Intermediate size of MLP or expert (default: 4 x embd_size; swiglu 8/3 x; moe 8/3 x / experts_per_token)."""
+    """MLP intermediate size (default: 4 x embd_size; swiglu: 8/3 x embd_size; moe: that / experts_per_token)."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Relu2:
 
     tag: ClassVar[str] = "relu2"
     ffn_size: int | None = None
-    """Intermediate size of MLP or expert (default: 4 x embd_size; swiglu 8/3 x; moe 8/3 x / experts_per_token)."""
+    """MLP intermediate size (default: 4 x embd_size; swiglu: 8/3 x embd_size; moe: that / experts_per_token)."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class SwiGlu:
 
     tag: ClassVar[str] = "swiglu"
     ffn_size: int | None = None
-    """Intermediate size of MLP or expert (default: 4 x embd_size; swiglu 8/3 x; moe 8/3 x / experts_per_token)."""
+    """MLP intermediate size (default: 4 x embd_size; swiglu: 8/3 x embd_size; moe: that / experts_per_token)."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Moe:
     experts_per_token: int = 2
     """moe: experts that each token is routed to (top-k)."""
     ffn_size: int | None = None
-    """Intermediate size of MLP or expert (default: 4 x embd_size; swiglu 8/3 x; moe 8/3 x / experts_per_token)."""
+    """MLP intermediate size (default: 4 x embd_size; swiglu: 8/3 x embd_size; moe: that / experts_per_token)."""
     router_aux_loss: float = 0.01
     """moe: weight of the load-balancing loss."""
     router_z_loss: float = 0.001
@@ -156,13 +156,13 @@ class ModelConfig:
     qk_norm: bool = False
     """Apply RMSNorm to queries and keys, per head (QK-norm)."""
     attention_windows: str | None = None
-    """Sliding-window attention: window of each layer, repeated over the layers: 256,256,full (default: full)."""
+    """Sliding-window attention: windows of the layers, e.g. 256,256,full, repeated over all layers (default: full)."""
     feed_forward: Gelu | Relu2 | SwiGlu | Moe = Gelu()
     """Feed-forward layer (MLP): gelu, relu2, swiglu, or moe (mixture of experts)."""
     tied_head: bool = True
     """Share the weights of token embedding and LM head (tied embeddings)."""
     logit_softcap: float | None = None
-    """Cap logits smoothly: logits = c * tanh(logits / c) (default: off)."""
+    """Soft-cap the logits at c: c * tanh(logits / c) (default: off)."""
     value_embeddings: int = 0
     """Value embeddings: N extra token embeddings, added to the attention values of the first and last N layers."""
     zero_init: bool = False

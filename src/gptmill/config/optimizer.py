@@ -103,7 +103,7 @@ class OptimizerConfig:
     optimizer: AdamW | Muon | Lion | AdamW8bit = AdamW()
     """adamw, muon (matrices; AdamW for the rest), lion, or adamw8bit (8-bit state; needs the quant extra)."""
     max_lr: float = 1e-3
-    """Peak learning rate, reached at the end of warm-up."""
+    """Peak learning rate, after warm-up."""
     schedule: Cosine | Linear | Wsd | Constant = Cosine()
     """Learning-rate schedule after warm-up: cosine, linear, wsd (warm-up, stable, decay) or constant."""
     warmup_steps: int = 715

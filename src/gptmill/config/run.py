@@ -39,7 +39,7 @@ class DataConfig:
     mixture: str | None = None
     """Data mixture instead of data_dir: folders with sampling weights, e.g. data/books=0.7,data/code=0.3."""
     order: OrderName = "shuffle"
-    """shuffle: reshuffle all windows every epoch; shards: shuffle shards only; sequential; curriculum: by score."""
+    """shuffle: all windows, anew every epoch; shards: whole shards; sequential: as stored; curriculum: by score."""
     score: str = "length"
     """order curriculum: the score that sorts the first epoch, low to high; made by gptmill data score."""
     documents: DocumentsName = "packed"

@@ -52,7 +52,7 @@ def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether the name is a single folder on any file system."""
+    """Whether the name is valid for a single folder on any file system."""
     is_plain = name not in ("", ".", "..") and name.isprintable() and not set(name) & set("/\\")
     return is_plain and len(name.encode()) <= MAX_NAME_BYTES
 

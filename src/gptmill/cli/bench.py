@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
+from gptmill.cli.output import print_line
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config import exit_codes
 from gptmill.config.requests import BenchRequest
@@ -22,10 +21,5 @@ def run(arguments: list[str]) -> int:
     from gptmill.training.presets import resolve_presets
 
     recipe = choose_recipe(named, flags)
-    is_measured = run_bench(recipe, resolve_presets(recipe, flags, presets), request, say)
-    return 0 if is_measured else exit_codes.FAILED
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    has_results = run_bench(recipe, resolve_presets(recipe, flags, presets), request, print_line)
+    return 0 if has_results else exit_codes.FAILED

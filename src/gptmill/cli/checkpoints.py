@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptmill.cli.flags import Command
+from gptmill.cli.output import format_table, make_printable
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
@@ -65,14 +66,8 @@ def print_checkpoints(folder: Path) -> int:
         return 0
     tiers = read_tiers(folder)
     rows = [make_row(path, [name for name, target in tiers.items() if target == path]) for path in folders]
-    table = [list(COLUMNS), *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
-    for row in table:
-        cells = [
-            cell.ljust(width) if name in LEFT_ALIGNED else cell.rjust(width)
-            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
-        ]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+    for line in format_table(COLUMNS, rows, LEFT_ALIGNED):
+        sys.stdout.write(line + "\n")
     total = sum(measure_folder(path) for path in folders)
     sys.stdout.write(f"{format_count(len(folders))}, {total / 1e6:,.1f} MB in total\n")
     return 0
@@ -216,9 +211,3 @@ def format_age(seconds: float) -> str:
 
 def format_count(checkpoints: int) -> str:
     return f"{checkpoints:,} checkpoint" + ("" if checkpoints == 1 else "s")
-
-
-def make_printable(text: str) -> str:
-    from gptmill.runs.display import make_plain
-
-    return make_plain(text, sys.stdout.encoding or "utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptmill.cli.flags import Command
+from gptmill.cli.output import make_printable
 from gptmill.config.errors import UserError
 from gptmill.config.requests import DataRequest
 from gptmill.config.schema import build_config
@@ -153,9 +154,3 @@ def open_corpus(location: str, request: DataRequest) -> TokenShards:
 
 def describe_document(number: int, origin: str | None) -> str:
     return f"document {number:,}" + (f" of {origin}" if origin else "")
-
-
-def make_printable(text: str) -> str:
-    from gptmill.runs.display import make_plain
-
-    return make_plain(text, sys.stdout.encoding or "utf-8")

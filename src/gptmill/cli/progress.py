@@ -109,3 +109,22 @@ def show_amount(action: str, unit: str = "MB") -> Iterator[Callable[[int, int], 
     yield report
     if console.is_terminal:
         console.print(" " * 60, end="\r")
+
+
+@contextmanager
+def show_reading() -> Iterator[Callable[[int], None]]:
+    """Yields a function that reports bytes read: on one updated line in a terminal, now and then elsewhere."""
+    console = Console(stderr=True)
+    last_line = time.monotonic()
+    with console.status("reading") as status:
+
+        def report(text_bytes: int) -> None:
+            nonlocal last_line
+            line = f"training on {text_bytes / 1e6:,.0f} MB of text"
+            if console.is_terminal:
+                status.update(line)
+            elif time.monotonic() - last_line > PLAIN_SECONDS:
+                last_line = time.monotonic()
+                console.print(line)
+
+        yield report

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +20,6 @@ FORMS = "train SOURCE [SOURCE ...] | show TOKENIZER"
 SUMMARY = """\
 train: trains a byte-level BPE tokenizer and writes a tokenizer.json, for --tokenizer of the other verbs.
 show: vocabulary size, fingerprint and end-of-text token of a tokenizer, and the tokens of --text."""
-PLAIN_SECONDS = 10.0
 
 
 def run(arguments: list[str]) -> int:
@@ -39,6 +36,7 @@ def run(arguments: list[str]) -> int:
 
 
 def train(sources: list[str], request: TokenizerRequest) -> int:
+    from gptmill.cli.progress import show_reading
     from gptmill.data.files import write_durably
     from gptmill.data.tokenizers.bpe_training import MIN_VOCAB_SIZE, train_tokenizer
 
@@ -69,27 +67,6 @@ def _read_texts(sources: list[str], options: ReadingOptions) -> Iterator[str]:
     from gptmill.data.sources import open_source, read_documents
 
     return read_documents(open_source(sources, options), options)
-
-
-@contextmanager
-def show_reading() -> Iterator[Callable[[int], None]]:
-    """Yields a function that reports bytes read: on one updated line in a terminal, now and then elsewhere."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    last_line = time.monotonic()
-    with console.status("reading") as status:
-
-        def report(text_bytes: int) -> None:
-            nonlocal last_line
-            line = f"training on {text_bytes / 1e6:,.0f} MB of text"
-            if console.is_terminal:
-                status.update(line)
-            elif time.monotonic() - last_line > PLAIN_SECONDS:
-                last_line = time.monotonic()
-                console.print(line)
-
-        yield report
 
 
 def describe_training(training: Training) -> str:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptmill.cli.checkpoints import print_checkpoints
-from gptmill.cli.flags import Command
+from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config.errors import UserError
-from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
+from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import PresetOptions, StartOptions
-from gptmill.config.run import RunConfig, TrackingConfig
-from gptmill.config.schema import build_config, list_fields
+from gptmill.config.run import TrackingConfig
+from gptmill.config.schema import build_config
 from gptmill.config.serialization import format_flags
 from gptmill.runs.directory import RunDirectory, choose_run, find_free_name, make_run_name
 
@@ -30,7 +30,7 @@ RECIPE is the path of a .toml file or one of these:
 
 
 def run(arguments: list[str]) -> int:
-    recipe, flags, options, presets = parse(arguments)
+    recipe, flags, presets, options = parse_recipe_call("train", SUMMARY, StartOptions, arguments)
     if options.list_checkpoints:
         print_checkpoints(choose_run(recipe, flags).checkpoints)
         return 0
@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
         try:
             print_outcome(outcome, recipe)
         except FileNotFoundError as error:
-            print_line(f"warning: {error.filename} is missing: the run's folder was moved or deleted during training")
+            print_error(f"warning: {error.filename} is missing: the run's folder was moved or deleted during training")
     return outcome.exit_code
 
 
@@ -80,7 +80,7 @@ def run_supervised(recipe: str | None, flags: dict[str, Any], options: StartOpti
     given = {name: value for name, value in kept.items() if value}
     words = [recipe] if recipe else []
     arguments = [*words, *format_flags({**flags, **given, "run_name": run.path.name, "logdir": str(run.path.parent)})]
-    return supervise(arguments, run, options.max_restarts, lambda text: print_line(f"gptmill: {text}"))
+    return supervise(arguments, run, options.max_restarts, lambda text: print_error(f"gptmill: {text}"))
 
 
 def choose_supervised(recipe: str | None, flags: dict[str, Any], resume: str | None) -> RunDirectory:
@@ -112,20 +112,6 @@ def asks_to_resume(recipe: str | None, flags: dict[str, Any]) -> bool:
     return answer.endswith("\n") and answer.strip().lower() in ("y", "yes", "")
 
 
-def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], StartOptions, PresetOptions]:
-    """(recipe, config flags, start options, presets); the help shows the values of a recipe given first as defaults."""
-    summary = SUMMARY + "\n".join(f"  {name:<24}{title}" for name, title in list_recipes().items())
-    command = Command("train", "[RECIPE]", summary, (StartOptions, PresetOptions, RunConfig), find_recipe_problems)
-    asks_help = "-h" in arguments or "--help" in arguments
-    names_recipe = not arguments[0].startswith("-") if arguments else False
-    parsed = command.parse(arguments, load_recipe(arguments[0]) if asks_help and names_recipe else None)
-    command.check_words(parsed.words, 0, 1)
-    option_names = {field.name for kind in (StartOptions, PresetOptions) for field in list_fields(kind)}
-    flags = {name: value for name, value in parsed.values.items() if name not in option_names}
-    recipe = parsed.words[0] if parsed.words else None
-    return recipe, flags, build_config(StartOptions, parsed.values), build_config(PresetOptions, parsed.values)
-
-
 def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     """Prints the report and what to try next; after an early stop, only how to resume."""
     from gptmill.runs.report import make_report
@@ -155,7 +141,7 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def print_line(text: str) -> None:
+def print_error(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 

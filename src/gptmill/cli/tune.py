@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gptmill.cli.output import format_table, print_line
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config import exit_codes
 from gptmill.config.recipes import make_config
@@ -33,28 +33,28 @@ def run(arguments: list[str]) -> int:
     from gptmill.training.presets import resolve_presets
 
     flags = resolve_presets(recipe, typed, presets)
-    tuning = tune(recipe, flags, set(typed), request, say)
+    tuning = tune(recipe, flags, set(typed), request, print_line)
     print_tuning(tuning, recipe, flags, request)
     return exit_codes.INTERRUPTED if tuning.is_interrupted else 0
 
 
 def print_tuning(tuning: Tuning, recipe: str | None, flags: dict[str, Any], request: TuneRequest) -> None:
     """Prints the table and the command for the best setting; writes the recipe if --write asks for it."""
-    say("")
+    print_line("")
     for line in make_table(tuning.results, tuning.best) if tuning.results else []:
-        say(line)
+        print_line(line)
     if tuning.is_interrupted:
-        say("interrupted; these are the results so far")
+        print_line("interrupted; these are the results so far")
     elif tuning.is_cut_short:
-        say("stopped before all settings were tried; these are the results so far")
+        print_line("stopped before all settings were tried; these are the results so far")
     if tuning.best is None:
         return
     best_flags = tuning.list_flags(make_config(recipe, flags))
     threads = tuning.best.setting.threads
-    say("")
-    say(make_command(recipe, {**flags, **best_flags}, threads, request.ranks))
+    print_line("")
+    print_line(make_command(recipe, {**flags, **best_flags}, threads, request.ranks))
     if request.write is not None and tuning.is_interrupted:
-        say(f"{request.write} was not written")
+        print_line(f"{request.write} was not written")
     elif request.write is not None:
         path = Path(request.write)
         prefix = f"{recipe}, " if recipe else ""
@@ -63,20 +63,12 @@ def print_tuning(tuning: Tuning, recipe: str | None, flags: dict[str, Any], requ
         from gptmill.data.files import write_durably
 
         write_durably(path, text)
-        say(make_command(str(path), {}, threads, request.ranks))
+        print_line(make_command(str(path), {}, threads, request.ranks))
 
 
 def make_table(results: list[Result], best: Result | None) -> list[str]:
     """The lines of a table with one row per trial."""
-    table = [list(COLUMNS), *(make_row(result, is_best=result is best) for result in results)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
-    return [
-        "  ".join(
-            cell.ljust(width) if name in LEFT_ALIGNED else cell.rjust(width)
-            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
-        ).rstrip()
-        for row in table
-    ]
+    return format_table(COLUMNS, [make_row(result, is_best=result is best) for result in results], LEFT_ALIGNED)
 
 
 def make_row(result: Result, *, is_best: bool) -> list[str]:
@@ -97,8 +89,3 @@ def make_command(recipe: str | None, flags: dict[str, Any], threads: int | None,
     words += ["gptmill", "train", *([shlex.quote(recipe)] if recipe else [])]
     words += map(shlex.quote, format_flags(flags))
     return " ".join(words)
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

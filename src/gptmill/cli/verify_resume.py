@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
+from gptmill.cli.output import print_line
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config import exit_codes
 from gptmill.config.requests import VerifyResumeRequest
@@ -21,12 +20,7 @@ def run(arguments: list[str]) -> int:
     from gptmill.experiments.resume_check import check_resume
     from gptmill.training.presets import resolve_presets
 
-    proof = check_resume(recipe, resolve_presets(recipe, flags, presets), request, say)
-    for sentence in proof.sentences:
-        say(sentence)
-    return 0 if proof.is_exact else exit_codes.FAILED
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    check = check_resume(recipe, resolve_presets(recipe, flags, presets), request, print_line)
+    for sentence in check.sentences:
+        print_line(sentence)
+    return 0 if check.is_exact else exit_codes.FAILED

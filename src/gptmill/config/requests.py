@@ -34,7 +34,7 @@ class StartOptions:
 
 @dataclass(frozen=True)
 class PresetOptions:
-    """Presets: override the recipe, are overridden by flags"""
+    """Presets: override the recipe; flags override them"""
 
     size: str | None = None
     """Model architecture by name, e.g. gpt2-medium or tiny-qwen3 (gptmill config list shows all)."""
@@ -93,7 +93,7 @@ class PrepareRequest:
     val_source: str | None = None
     """Separate source of validation text; if set, nothing is split off."""
     split: Literal["auto", "documents", "tail"] = "auto"
-    """Validation split: documents: whole ones, by content hash; tail: the end of each; auto: tail for a few files."""
+    """Validation split: whole documents, by content hash, or the tail of each; auto: tail for a few text files."""
     shard_tokens: int = 100_000_000
     """Tokens per shard file."""
     processes: int | None = None

@@ -83,13 +83,13 @@ def test_the_table_is_the_one_of_the_folder(saved: RunDirectory, capsys: Capture
     assert capsys.readouterr().out == listed
 
 
-def test_without_checkpoints_there_is_a_sentence(run: RunDirectory, capsys: Capture) -> None:
+def test_without_checkpoints_it_says_so(run: RunDirectory, capsys: Capture) -> None:
     for words in (["list"], ["verify"], ["prune"]):
         assert call(*words, "saved") == 0
         assert capsys.readouterr().out == f"{run.path} has no checkpoints yet\n"
 
 
-def test_verify_reads_every_byte_and_says_what_would_be_resumed(saved: RunDirectory, capsys: Capture) -> None:
+def test_verify_reads_every_byte_and_names_the_checkpoint_to_resume_from(saved: RunDirectory, capsys: Capture) -> None:
     assert call("verify", "saved") == 0
     assert capsys.readouterr().out.splitlines() == [
         "step_000010: valid",
@@ -160,7 +160,7 @@ def test_history_lists_the_events_of_the_run(action: str, saved: RunDirectory, c
     assert "\ngoodput " in output
 
 
-def test_an_age_is_in_the_largest_unit_that_it_fills() -> None:
+def test_an_age_is_shown_in_the_largest_unit_that_fits() -> None:
     ages = {5: "5 s", 200: "3 min", 7300: "2 h", 90_000: "1 d", 900_000: "10 d", -3: "0 s"}
     assert {seconds: format_age(seconds) for seconds in ages} == ages
 

@@ -31,7 +31,7 @@ def corpus(tmp_path: Path, gptmill: GptMill) -> Path:
     return tmp_path / "corpus"
 
 
-def test_info_tells_counts_and_source(corpus: Path, gptmill: GptMill) -> None:
+def test_info_prints_counts_and_source(corpus: Path, gptmill: GptMill) -> None:
     output = gptmill("data", "info", "corpus").stdout
     manifest = json.loads((corpus / "manifest.json").read_text(encoding="utf-8"))
     assert f"train {manifest['train']['tokens']:,} tokens of {manifest['train']['documents']} documents" in output
@@ -66,7 +66,7 @@ def test_show_prints_windows_with_their_documents_and_files(corpus: Path, gptmil
 
 @pytest.mark.parametrize("documents", ["packed", "whole"])
 def test_a_step_names_what_it_was_trained_on(corpus: Path, gptmill: GptMill, documents: str) -> None:
-    """The rows of the first step are the tokens that the feed of the run begins with."""
+    """The rows of the first step are the first tokens that the data loader of the run delivers."""
     flags = [*TINY_FLAGS, "--data_dir", "corpus", "--documents", documents, "--run_name", "seen"]
     gptmill("train", *flags, "--max_steps", "1")
     output = gptmill("data", "show", "--run", "seen", "--step", "1", "--full").stdout
@@ -83,7 +83,7 @@ def test_a_step_names_what_it_was_trained_on(corpus: Path, gptmill: GptMill, doc
         )
 
 
-def test_scores_by_length_and_by_loss_can_be_trained_by(corpus: Path, gptmill: GptMill) -> None:
+def test_scores_by_length_and_by_loss_can_order_training(corpus: Path, gptmill: GptMill) -> None:
     gptmill("data", "score", "corpus", "--by", "length")
     lengths = np.load(corpus / "scores" / "length.npy")
     starts = open_shards(corpus).train_starts[0]

@@ -1,4 +1,4 @@
-"""The command line as users meet it first: help, version, config, and what happens when nobody reads on."""
+"""The command line as users meet it first: help, version, config, and broken pipes."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_config_show_without_a_recipe_shows_the_defaults(gptmill: GptMill, tmp_p
         ("train demo demo", "the usage is gptmill train [RECIPE]"),
     ],
 )
-def test_a_wrong_form_is_answered_with_the_right_one(line: str, says: str, gptmill: GptMill) -> None:
+def test_a_wrong_form_is_answered_with_the_usage(line: str, says: str, gptmill: GptMill) -> None:
     process = gptmill(*line.split(), check=False)
     assert process.returncode == 2
     assert process.stderr.startswith("gptmill: ")
@@ -195,7 +195,7 @@ def test_a_wrong_form_is_answered_with_the_right_one(line: str, says: str, gptmi
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("line", ["--help", "--version", "train --help", "config list", "config show demo"])
-def test_a_reader_that_has_gone_is_no_error(line: str, unbuffered: str) -> None:
+def test_a_broken_pipe_is_not_an_error(line: str, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:

@@ -50,7 +50,7 @@ def test_all_wrong_flags_are_named_at_once_and_nothing_is_written(
     assert sorted(tmp_path.iterdir()) == [text_file]
 
 
-def test_other_forms_are_told_the_right_ones(gptmill: GptMill) -> None:
+def test_a_wrong_form_is_answered_with_the_usage(gptmill: GptMill) -> None:
     for words in (["train"], ["show", "gpt2", "byte"], ["learn", "x"]):
         refused = gptmill("tokenizer", *words, check=False)
         assert refused.returncode == 2

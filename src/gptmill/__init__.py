@@ -4,4 +4,4 @@ import time
 
 __version__ = "0.1.0"
 STARTED = time.monotonic()
-"""When this process began, near enough: a time limit counts from here, before torch is loaded."""
+"""Approximate start of the process, from which --time_limit counts: importing torch is included."""

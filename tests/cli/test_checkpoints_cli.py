@@ -1,4 +1,4 @@
-"""gptmill checkpoints, as a user runs it: the table, the check of every byte, pruning, differences and the ledger."""
+"""gptmill checkpoints, as a user runs it: the table, the check of every byte, pruning, differences and the history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import GptMill
 
-from gptmill.cli.checkpoints import print_checkpoints, show_age
+from gptmill.cli.checkpoints import format_age, print_checkpoints
 from gptmill.cli.main import run_guarded
 from gptmill.config.run import CheckpointConfig, RunConfig
 from gptmill.runs.checkpoints.content import Checkpoint
@@ -65,7 +65,7 @@ def test_list_is_a_table_of_step_tiers_losses_size_age_and_state(saved: RunDirec
     cells = re.split(r"  +", first.strip())
     assert cells[:5] == ["10", "best_model, rolling_step_000010", "1.0000", "0.5000", "0.0"]
     assert re.fullmatch(r"\d+ s", cells[5])
-    assert cells[6:] == ["whole", "runs/saved/checkpoints/step_000010"]
+    assert cells[6:] == ["complete", "runs/saved/checkpoints/step_000010"]
     cells = re.split(r"  +", second.strip())
     assert cells[:4] == ["20", "latest_backup, rolling_step_000020", "-", "-"]
     assert "damaged" in cells[6]
@@ -73,7 +73,7 @@ def test_list_is_a_table_of_step_tiers_losses_size_age_and_state(saved: RunDirec
     assert cells[:4] == ["30", "latest, rolling_step_000030", "3.0000", "1.5000"]
     assert "model.safetensors" in cells[6]
     bytes_held = sum(path.stat().st_size for path in saved.checkpoints.glob("step_*/*"))
-    assert total == f"3 checkpoints, {bytes_held / 1e6:,.1f} MB in all"
+    assert total == f"3 checkpoints, {bytes_held / 1e6:,.1f} MB in total"
 
 
 def test_the_table_is_the_one_of_the_folder(saved: RunDirectory, capsys: Capture) -> None:
@@ -83,19 +83,19 @@ def test_the_table_is_the_one_of_the_folder(saved: RunDirectory, capsys: Capture
     assert capsys.readouterr().out == listed
 
 
-def test_without_checkpoints_there_is_a_sentence(run: RunDirectory, capsys: Capture) -> None:
+def test_without_checkpoints_it_says_so(run: RunDirectory, capsys: Capture) -> None:
     for words in (["list"], ["verify"], ["prune"]):
         assert call(*words, "saved") == 0
         assert capsys.readouterr().out == f"{run.path} has no checkpoints yet\n"
 
 
-def test_verify_reads_every_byte_and_says_what_would_be_resumed(saved: RunDirectory, capsys: Capture) -> None:
+def test_verify_reads_every_byte_and_names_the_checkpoint_to_resume_from(saved: RunDirectory, capsys: Capture) -> None:
     assert call("verify", "saved") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "step_000010: sound",
-        "step_000020: sound",
-        "step_000030: sound",
-        "--resume latest would take step_000030",
+        "step_000010: valid",
+        "step_000020: valid",
+        "step_000030: valid",
+        "--resume latest would resume from step_000030",
     ]
     flip(saved.checkpoints / "step_000030/model.safetensors")
     assert call("list", "saved") == 0
@@ -103,11 +103,11 @@ def test_verify_reads_every_byte_and_says_what_would_be_resumed(saved: RunDirect
     assert call("verify", "saved") == 1
     lines = capsys.readouterr().out.splitlines()
     assert "checksum of model.safetensors" in lines[2]
-    assert lines[3] == "--resume latest would take step_000020"
+    assert lines[3] == "--resume latest would resume from step_000020"
     for path in list_step_folders(saved.checkpoints)[:2]:
         (path / "model.safetensors").unlink()
     assert call("verify", "saved") == 1
-    assert "no sound checkpoint" in capsys.readouterr().out
+    assert "no valid checkpoint" in capsys.readouterr().out
 
 
 def test_prune_keeps_as_many_as_the_run_or_the_flag_says(saved: RunDirectory, capsys: Capture) -> None:
@@ -151,34 +151,35 @@ def test_diff_takes_steps_tiers_and_paths(words: list[str], saved: RunDirectory,
     assert "wide: by up to 1, norm by +" in output
 
 
-def test_ledger_tells_the_life_of_the_run(saved: RunDirectory, capsys: Capture) -> None:
+@pytest.mark.parametrize("action", ["history", "ledger"])
+def test_history_lists_the_events_of_the_run(action: str, saved: RunDirectory, capsys: Capture) -> None:
     append_event(saved, Warned(5, "disk", "nearly full \x1b[2J"))
-    assert call("ledger", "saved") == 0
+    assert call(action, "saved") == 0
     output = capsys.readouterr().out
     assert "warning: nearly full ·[2J" in output
     assert "\ngoodput " in output
 
 
-def test_an_age_is_in_the_largest_unit_that_it_fills() -> None:
+def test_an_age_is_shown_in_the_largest_unit_that_fits() -> None:
     ages = {5: "5 s", 200: "3 min", 7300: "2 h", 90_000: "1 d", 900_000: "10 d", -3: "0 s"}
-    assert {seconds: show_age(seconds) for seconds in ages} == ages
+    assert {seconds: format_age(seconds) for seconds in ages} == ages
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "its forms are"),
-        (["list"], "its forms are"),
-        (["list", "saved", "10"], "its forms are"),
-        (["weigh", "saved"], "its forms are"),
-        (["diff", "saved"], "its forms are"),
-        (["diff", "saved", "10", "20", "30"], "its forms are"),
+        ([], "the usage is"),
+        (["list"], "the usage is"),
+        (["list", "saved", "10"], "the usage is"),
+        (["weigh", "saved"], "the usage is"),
+        (["diff", "saved"], "the usage is"),
+        (["diff", "saved", "10", "20", "30"], "the usage is"),
         (["diff", "saved", "11"], "there is no checkpoint '11'"),
         (["diff", "saved", "epoch_00001"], "best_model"),
         (["diff", "saved", "."], "checkpoint.json"),
         (["list", "svaed"], "did you mean saved?"),
         (["prune", "saved", "--keep", "-1"], "at least 0"),
-        (["list", "saved", "--keep", "1"], "--keep is for"),
+        (["list", "saved", "--keep", "1"], "--keep applies only to"),
         (["verify", "saved", "--deep"], "unknown flag"),
     ],
 )

@@ -1,4 +1,4 @@
-"""gptmill data, as a user runs it: what a corpus holds, whether it is sound, and what a step was trained on."""
+"""gptmill data, as a user runs it: info, verify, show (also of a training step) and score."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def corpus(tmp_path: Path, gptmill: GptMill) -> Path:
     return tmp_path / "corpus"
 
 
-def test_info_tells_counts_and_source(corpus: Path, gptmill: GptMill) -> None:
+def test_info_prints_counts_and_source(corpus: Path, gptmill: GptMill) -> None:
     output = gptmill("data", "info", "corpus").stdout
     manifest = json.loads((corpus / "manifest.json").read_text(encoding="utf-8"))
     assert f"train {manifest['train']['tokens']:,} tokens of {manifest['train']['documents']} documents" in output
@@ -40,7 +40,7 @@ def test_info_tells_counts_and_source(corpus: Path, gptmill: GptMill) -> None:
 
 
 def test_verify_finds_a_flipped_bit(corpus: Path, gptmill: GptMill) -> None:
-    assert "is sound" in gptmill("data", "verify", "corpus").stdout
+    assert "is valid" in gptmill("data", "verify", "corpus").stdout
     path = corpus / "val_000000.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -66,7 +66,7 @@ def test_show_prints_windows_with_their_documents_and_files(corpus: Path, gptmil
 
 @pytest.mark.parametrize("documents", ["packed", "whole"])
 def test_a_step_names_what_it_was_trained_on(corpus: Path, gptmill: GptMill, documents: str) -> None:
-    """The rows of the first step are the tokens that the feed of the run begins with."""
+    """The rows of the first step are the first tokens that the data loader of the run delivers."""
     flags = [*TINY_FLAGS, "--data_dir", "corpus", "--documents", documents, "--run_name", "seen"]
     gptmill("train", *flags, "--max_steps", "1")
     output = gptmill("data", "show", "--run", "seen", "--step", "1", "--full").stdout
@@ -83,7 +83,7 @@ def test_a_step_names_what_it_was_trained_on(corpus: Path, gptmill: GptMill, doc
         )
 
 
-def test_scores_by_length_and_by_loss_can_be_trained_by(corpus: Path, gptmill: GptMill) -> None:
+def test_scores_by_length_and_by_loss_can_order_training(corpus: Path, gptmill: GptMill) -> None:
     gptmill("data", "score", "corpus", "--by", "length")
     lengths = np.load(corpus / "scores" / "length.npy")
     starts = open_shards(corpus).train_starts[0]
@@ -101,8 +101,8 @@ def test_scores_by_length_and_by_loss_can_be_trained_by(corpus: Path, gptmill: G
         (["show", "corpus", "--window", "99999"], "no window 99,999"),
         (["show", "--run", "nobody", "--step", "1"], "nobody"),
         (["score", "corpus", "--by", "loss"], "add --run RUN"),
-        (["info"], "its forms are"),
-        (["weigh", "corpus"], "its forms are"),
+        (["info"], "the usage is"),
+        (["weigh", "corpus"], "the usage is"),
     ],
 )
 def test_mistakes_get_a_sentence(corpus: Path, gptmill: GptMill, words: list[str], expected: str) -> None:  # noqa: ARG001

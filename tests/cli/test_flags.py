@@ -112,7 +112,7 @@ def test_the_number_of_words_is_checked_and_the_form_shown(line: str, fits: bool
     if fits:
         SAMPLE.check_words(words, 1, 1)
     else:
-        with pytest.raises(UserError, match=r"the form is gptmill sample RUN \[flags\]"):
+        with pytest.raises(UserError, match=r"the usage is gptmill sample RUN \[flags\]"):
             SAMPLE.check_words(words, 1, 1)
 
 
@@ -121,6 +121,6 @@ def test_help_shows_the_defaults_that_it_is_given(capsys: pytest.CaptureFixture[
         TRAIN.parse(["--help"], {"num_layers": 77, "max_lr": 0.25})
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert "Transformer blocks. [77]" in text
-    assert "Learning rate at the end of warm-up. [0.25]" in text
-    assert "Width of the residual stream. [768]" in text
+    assert "Number of transformer blocks (n_layer). [77]" in text
+    assert "Peak learning rate, after warm-up. [0.25]" in text
+    assert "Hidden size (n_embd, d_model). [768]" in text

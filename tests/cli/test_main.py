@@ -1,4 +1,4 @@
-"""The command line as users meet it first: help, version, config, and what happens when nobody reads on."""
+"""The command line as users meet it first: help, version, config, and broken pipes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_help_of_train_with_a_recipe_shows_its_values() -> None:
 def test_an_unknown_verb_suggests_the_nearest_and_lists_all(gptmill: GptMill) -> None:
     process = gptmill("trian", check=False)
     assert process.returncode == 2
-    assert process.stderr.startswith("gptmill: there is no verb 'trian' (did you mean train?)")
+    assert process.stderr.startswith("gptmill: unknown verb 'trian' (did you mean train?)")
     assert all(verb in process.stderr for verb in VERBS)
     assert process.stdout == ""
 
@@ -171,21 +171,21 @@ def test_config_show_without_a_recipe_shows_the_defaults(gptmill: GptMill, tmp_p
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("config", "the form is gptmill config list | show [RECIPE]"),
-        ("config lst", "config list and config show"),
-        ("config show demo gpt2-124m", "the form is"),
+        ("config", "the usage is gptmill config list | show [RECIPE]"),
+        ("config lst", "the usage is gptmill config list | show [RECIPE]"),
+        ("config show demo gpt2-124m", "the usage is"),
         ("config list demo", "config list"),
         (
             "config show gpt2-124m --num_heads 7",
             "num_heads = 7: does not divide embd_size 768; the nearest that do are 6 and 8",
         ),
         ("config show --total_batch_size 1000", "the nearest are 32768"),
-        ("sample", "the form is gptmill sample RUN"),
-        ("prepare", "the form is gptmill prepare SOURCE"),
-        ("train demo demo", "the form is gptmill train [RECIPE]"),
+        ("sample", "the usage is gptmill sample RUN"),
+        ("prepare", "the usage is gptmill prepare SOURCE"),
+        ("train demo demo", "the usage is gptmill train [RECIPE]"),
     ],
 )
-def test_a_wrong_form_is_answered_with_the_right_one(line: str, says: str, gptmill: GptMill) -> None:
+def test_a_wrong_form_is_answered_with_the_usage(line: str, says: str, gptmill: GptMill) -> None:
     process = gptmill(*line.split(), check=False)
     assert process.returncode == 2
     assert process.stderr.startswith("gptmill: ")
@@ -195,7 +195,7 @@ def test_a_wrong_form_is_answered_with_the_right_one(line: str, says: str, gptmi
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("line", ["--help", "--version", "train --help", "config list", "config show demo"])
-def test_a_reader_that_has_gone_is_no_error(line: str, unbuffered: str) -> None:
+def test_a_broken_pipe_is_not_an_error(line: str, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:

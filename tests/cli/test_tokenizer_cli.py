@@ -12,7 +12,7 @@ from gptmill.inference.sampling import open_sampler
 
 def test_a_model_outlives_the_file_of_its_own_tokenizer(gptmill: GptMill, text_file: Path, tmp_path: Path) -> None:
     trained = gptmill("tokenizer", "train", text_file, "--vocab_size", "300", "--out", "mine/words.json")
-    assert "300 ids" in trained.stdout
+    assert "300 tokens" in trained.stdout
     assert "(gpt2: " in trained.stdout
     shown = gptmill("tokenizer", "show", "mine/words.json", "--text", "the quick fox").stdout
     assert "vocab_size   300\nend of text  299\n" in shown
@@ -31,7 +31,7 @@ def test_an_existing_file_is_replaced_only_when_asked(gptmill: GptMill, text_fil
     path.write_text("mine", encoding="utf-8")
     refused = gptmill("tokenizer", "train", text_file, "--vocab_size", "300", check=False)
     assert refused.returncode == 2
-    assert "tokenizer.json: exists; add --overwrite" in refused.stderr
+    assert "tokenizer.json: already exists; add --overwrite" in refused.stderr
     assert path.read_text(encoding="utf-8") == "mine"
     gptmill("tokenizer", "train", text_file, "--vocab_size", "300", "--overwrite")
     assert '"ByteLevel"' in path.read_text(encoding="utf-8")
@@ -44,13 +44,13 @@ def test_all_wrong_flags_are_named_at_once_and_nothing_is_written(
         "tokenizer", "train", text_file, "--vocab_size", "256", "--max_mb", "0", "--out", tmp_path, check=False
     )
     assert refused.returncode == 2
-    for part in ("--vocab_size 256: must be at least 257", "--max_mb 0: must be", "is a folder; name a file"):
+    for part in ("--vocab_size 256: must be at least 257", "--max_mb 0: must be", "is a folder; give a file"):
         assert part in refused.stderr
     assert "Traceback" not in refused.stderr
     assert sorted(tmp_path.iterdir()) == [text_file]
 
 
-def test_other_forms_are_told_the_right_ones(gptmill: GptMill) -> None:
+def test_a_wrong_form_is_answered_with_the_usage(gptmill: GptMill) -> None:
     for words in (["train"], ["show", "gpt2", "byte"], ["learn", "x"]):
         refused = gptmill("tokenizer", *words, check=False)
         assert refused.returncode == 2

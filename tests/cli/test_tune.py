@@ -13,9 +13,9 @@ from conftest import make_environment
 from gptmill.cli.main import run_guarded
 from gptmill.cli.tune import make_command, make_table
 from gptmill.config.errors import UserError
-from gptmill.config.extension import check_target, make_extension
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import PrepareRequest
+from gptmill.config.serialization import check_extension_path, make_extension
 from gptmill.data.prepare import prepare_corpus
 from gptmill.experiments.tune.search import Result, Setting
 
@@ -56,7 +56,7 @@ def test_tuning_prints_a_table_and_a_command_and_writes_a_recipe(
     head = next(number for number, line in enumerate(lines) if line.startswith("setting "))
     assert [line.split(",")[0] for line in lines[head + 1 : head + 3]] == ["mini_batch_size 1", "mini_batch_size 2"]
     assert sum("best; first step after" in line for line in lines) == 1
-    assert lines[head + 3] == "ended before all was tried; this is what was known by then"
+    assert lines[head + 3] == "stopped before all settings were tried; these are the results so far"
     command, shorter = lines[-2:]
     config = make_config("tuned.toml", {})
     size = config.training.mini_batch_size
@@ -83,7 +83,7 @@ def test_ctrl_c_prints_the_table_so_far_and_leaves_nothing(recipe: Path, tmp_pat
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; this is what was known by then" in rest
+    assert "interrupted; these are the results so far" in rest
     command = "gptmill train recipe.toml --no_compile --mini_batch_size=1"
     assert rest.splitlines()[-2:] == [command, "tuned.toml was not written"]
     assert not (tmp_path / "tuned.toml").exists()
@@ -166,7 +166,7 @@ def test_a_recipe_is_not_written_over_itself(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE, encoding="utf-8")
     with pytest.raises(UserError, match="would extend itself"):
-        check_target(path, str(path), may_overwrite=True)
+        check_extension_path(path, str(path), may_overwrite=True)
     with pytest.raises(UserError, match="add --overwrite"):
-        check_target(path, "demo", may_overwrite=False)
-    check_target(path, "demo", may_overwrite=True)
+        check_extension_path(path, "demo", may_overwrite=False)
+    check_extension_path(path, "demo", may_overwrite=True)

@@ -1,4 +1,4 @@
-"""Parts of a model that do not go together are refused, and the fix that is named works."""
+"""Incompatible components of a model are rejected, and the suggested fix works."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def find(**values: Any) -> list[str]:
     [
         ({"num_heads": 7}, "num_heads", "does not divide embd_size 768; the nearest that do are 6 and 8"),
         ({"num_kv_heads": 5}, "num_kv_heads", "does not divide num_heads 12; the nearest that do are 4 and 6"),
-        ({"positions": "rope", "head_size": 63}, "positions", "heads are 63 wide"),
-        ({"attention_windows": "2048"}, "attention_windows", "longer than context_length 1024; write full"),
-        ({"attention_windows": "64,wide"}, "attention_windows", "'wide' must be a number of tokens"),
-        ({"attention_windows": "0"}, "attention_windows", "'0' must be a number of tokens"),
-        ({"attention_windows": "1," * 12 + "1"}, "attention_windows", "names 13 layers, and the model has 12"),
-        ({**MOE, "experts_per_token": 5}, "experts_per_token", "is more than num_experts 4"),
-        ({**MOE, "experts_per_token": 1}, "experts_per_token", "nothing to learn from; use at least 2"),
+        ({"positions": "rope", "head_size": 63}, "positions", "the head dimension is 63"),
+        ({"attention_windows": "2048"}, "attention_windows", "longer than context_length 1024; use full"),
+        ({"attention_windows": "64,wide"}, "attention_windows", "'wide' must be a positive number of tokens"),
+        ({"attention_windows": "0"}, "attention_windows", "'0' must be a positive number of tokens"),
+        ({"attention_windows": "1," * 12 + "1"}, "attention_windows", "lists 13 layers, but the model has 12"),
+        ({**MOE, "experts_per_token": 5}, "experts_per_token", "exceeds num_experts 4"),
+        ({**MOE, "experts_per_token": 1}, "experts_per_token", "without a gradient; use at least 2"),
         ({"value_embeddings": 7}, "value_embeddings", "use at most 6"),
         ({"mtp_heads": 1024}, "mtp_heads", "further ahead than context_length"),
         ({"fp8_layers": "all"}, "fp8_layers", "precision is auto; use --precision fp8"),
@@ -49,26 +49,26 @@ def find(**values: Any) -> list[str]:
             "is 40; the nearest",
         ),
         ({**FP8, "fp8_layers": "all", "loss_chunk": 1000}, "precision", "loss_chunk is 1000; the nearest"),
-        ({**FP8, **MOE, "fp8_layers": "feed_forward"}, "precision", "no fp8 matmul for experts"),
+        ({**FP8, **MOE, "fp8_layers": "feed_forward"}, "precision", "no fp8 GEMM for experts"),
         ({"batch_size_warmup": "1000:5"}, "batch_size_warmup", "has a batch of 1000 tokens, which is not a multiple"),
-        ({"batch_size_warmup": "32768"}, "batch_size_warmup", "must read TOKENS:STEP"),
-        ({"batch_size_warmup": "32768:9,65536:9"}, "batch_size_warmup", "in the order of their steps"),
+        ({"batch_size_warmup": "32768"}, "batch_size_warmup", "must have the form TOKENS:STEP"),
+        ({"batch_size_warmup": "32768:9,65536:9"}, "batch_size_warmup", "steps must increase"),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_the_fix(values: dict[str, Any], name: str, part: str) -> None:
+def test_incompatible_components_are_rejected_with_a_fix(values: dict[str, Any], name: str, part: str) -> None:
     (problem,) = find(**values)
     assert problem.startswith(f"{name} = "), problem
     assert part in problem
 
 
 @pytest.mark.parametrize("values", [{"num_heads": 7}, {"num_kv_heads": 5}, {**FP8, "embd_size": 600}])
-def test_every_number_that_is_proposed_works(values: dict[str, Any]) -> None:
+def test_every_suggested_number_works(values: dict[str, Any]) -> None:
     (problem,) = find(**values)
     name = "embd_size" if "precision" in values else next(iter(values))
     proposed = [int(number) for number in re.findall(r"\d+", problem.rpartition("nearest")[2])]
     assert proposed
     for number in proposed:
-        # A width that fits fp8 may still want other heads.
+        # A width that fits fp8 may still need another number of heads.
         assert not [text for text in find(**{**values, name: number}) if text.startswith((name, "precision"))]
 
 
@@ -85,23 +85,23 @@ def test_every_number_that_is_proposed_works(values: dict[str, Any]) -> None:
         {"batch_size_warmup": "32768:9,65536:10"},
     ],
 )
-def test_what_goes_together_is_let_through(values: dict[str, Any]) -> None:
+def test_compatible_components_are_accepted(values: dict[str, Any]) -> None:
     assert find(**values) == []
 
 
-def test_a_value_that_the_chosen_variant_has_no_place_for_names_its_home() -> None:
+def test_a_value_of_a_variant_that_is_not_selected_names_that_variant() -> None:
     with pytest.raises(ConfigError) as caught:
         layer_config({}, {"num_experts": 4, "rope_base": 5e5})
     text = str(caught.value)
-    assert "num_experts = 4: belongs to feed_forward moe; add --feed_forward moe, or leave it out" in text
-    assert "rope_base = 500000.0: belongs to positions rope" in text
+    assert "num_experts = 4: applies only to feed_forward moe; add --feed_forward moe, or remove it" in text
+    assert "rope_base = 500000.0: applies only to positions rope" in text
 
 
-def test_a_flag_that_changes_the_variant_drops_what_the_recipe_said_of_it() -> None:
+def test_a_flag_that_selects_another_variant_drops_the_recipes_values_of_the_first() -> None:
     config = layer_config({**MOE, "ffn_size": 48}, {"feed_forward": "swiglu"})
     assert config.model.hidden_size == 48
 
 
-def test_a_damaged_number_of_heads_is_refused_at_once() -> None:
+def test_a_huge_number_of_heads_is_rejected_quickly() -> None:
     (problem,) = find(embd_size=2**62 + 1, num_heads=2**61)
     assert "does not divide" in problem

@@ -1,4 +1,4 @@
-"""Recipes: extends, precedence, and every mistake in one answer."""
+"""Recipes: extends, precedence, and all problems in one error."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_a_recipe_may_be_empty(tmp_path: Path) -> None:
     assert load_recipe(write(tmp_path / "r.toml", "")) == {}
 
 
-def test_recipes_that_extend_each_other_are_named(tmp_path: Path) -> None:
+def test_circular_extends_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a.toml", 'extends = "b.toml"\n')
     write(tmp_path / "b.toml", 'extends = "./a.toml"\n')
     message = explain(str(tmp_path / "a.toml"))
-    assert "circle" in message
+    assert "circular" in message
     assert "a.toml" in message
     assert "b.toml" in message
 
@@ -88,14 +88,14 @@ def test_an_unknown_section_suggests_the_nearest_and_lists_all(tmp_path: Path) -
     assert "[optimizer]" in message
 
 
-def test_a_key_in_the_wrong_place_is_told_its_section(tmp_path: Path) -> None:
+def test_a_key_in_the_wrong_section_names_the_right_one(tmp_path: Path) -> None:
     text = "num_layers = 3\n[model]\nmax_lr = 1.0\n"
     message = explain(write(tmp_path / "r.toml", text))
     assert "num_layers belongs under [model]" in message
     assert "[model] max_lr: belongs under [optimizer]" in message
 
 
-def test_a_section_that_is_no_table_is_not_called_unknown(tmp_path: Path) -> None:
+def test_a_section_that_is_not_a_table_is_not_called_unknown(tmp_path: Path) -> None:
     message = explain(write(tmp_path / "r.toml", "model = 3\n"))
     assert "model" in message
     assert "unknown section" not in message
@@ -115,7 +115,7 @@ def test_a_section_that_is_no_table_is_not_called_unknown(tmp_path: Path) -> Non
         ("[model.num_layers]\nx = 3", "a whole number"),
     ],
 )
-def test_a_wrong_type_is_refused_with_place_value_and_expectation(line: str, expected: str, tmp_path: Path) -> None:
+def test_a_wrong_type_is_rejected_with_location_value_and_expectation(line: str, expected: str, tmp_path: Path) -> None:
     message = explain(write(tmp_path / "r.toml", line))
     assert expected in message
     assert str(tmp_path / "r.toml") in message
@@ -132,7 +132,7 @@ def test_all_problems_of_a_recipe_are_reported_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[model\nnum_layers = 3\n", b"\xff\xfe", b"x = 1\nx = 2\n"])
-def test_what_is_not_toml_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+def test_invalid_toml_is_rejected_with_the_path(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_bytes(content)
     message = explain(str(tmp_path / "r.toml"))
     assert "not valid TOML" in message
@@ -146,14 +146,14 @@ def test_a_folder_is_not_taken_for_a_recipe(tmp_path: Path) -> None:
     assert "does not exist" not in message
 
 
-def test_a_corpus_on_the_command_line_has_a_folder_of_its_own() -> None:
+def test_a_corpus_flag_gets_its_own_data_dir() -> None:
     assert make_config("shakespeare-char-cpu", {}).data.data_dir == "data/shakespeare-char"
     assert make_config("shakespeare-char-cpu", {"corpus": "mine.txt"}).data.data_dir is None
     assert make_config("shakespeare-char-cpu", {"corpus": "mine.txt", "data_dir": "here"}).data.data_dir == "here"
 
 
 @pytest.mark.parametrize("flag", ["data_dir", "mixture"])
-def test_prepared_data_that_is_named_replaces_the_recipes_corpus(flag: str) -> None:
+def test_a_flag_for_prepared_data_replaces_the_recipes_corpus(flag: str) -> None:
     data = make_config("demo", {flag: "data/mine=1"}).data
     assert (data.corpus, data.tokenizer) == (None, None)
     assert getattr(data, flag) == "data/mine=1"

@@ -26,7 +26,7 @@ def test_a_duration_is_read_as_seconds(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "h", "3x", "50m3h", "3h3h", "-3h", "1:99:00", "1e3s", "٣h", "3h50", "none"])
-def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
+def test_invalid_durations_are_rejected_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="such as 3h50m"):
         parse_duration(text)
 
@@ -42,15 +42,15 @@ def test_hours_and_minutes_cannot_be_mistaken_for_minutes_and_seconds() -> None:
 
 
 @pytest.mark.parametrize("text", ["0s", "0h0m", "0:00:00"])
-def test_no_time_at_all_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="longer than nothing"):
+def test_a_duration_of_zero_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="longer than zero"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("seconds", [1, 59, 60, 3_600, 13_800, 86_400, 93_784, 10_000_000])
-def test_what_is_written_reads_back(seconds: int) -> None:
+def test_a_formatted_duration_parses_back(seconds: int) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
 
 
-def test_a_duration_is_written_without_what_is_nought() -> None:
+def test_units_of_zero_are_omitted() -> None:
     assert [format_duration(seconds) for seconds in (13_800, 0.2, -1, 59.6)] == ["3h50m", "0s", "0s", "1m"]

@@ -1,4 +1,4 @@
-"""The schema: fields are documented and unique, and raw values become typed ones or a sentence."""
+"""The schema: fields are documented and unique, and raw values become typed ones or an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gptmill.config.model import LinearScaling, Moe, Rope
 from gptmill.config.requests import PrepareRequest, PresetOptions, SampleRequest, StartOptions
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import build_config, find_strays, list_fields, list_values, merge_values, parse_value
+from gptmill.config.schema import build_config, find_inapplicable, list_fields, list_values, merge_values, parse_value
 
 FIELDS = {field.name: field for field in list_fields(RunConfig)}
 ALL_CLASSES = [RunConfig, StartOptions, PresetOptions, PrepareRequest, SampleRequest]
@@ -63,7 +63,7 @@ def test_build_config_and_list_values_are_inverse() -> None:
         ("sample_prompt", "", ""),
     ],
 )
-def test_a_right_value_becomes_its_type(name: str, raw: object, value: Any) -> None:
+def test_a_valid_value_gets_its_type(name: str, raw: object, value: Any) -> None:
     parsed = parse_value(FIELDS[name], raw)
     assert parsed == value
     assert type(parsed) is type(value)
@@ -90,13 +90,13 @@ def test_a_right_value_becomes_its_type(name: str, raw: object, value: Any) -> N
         ("tokenizer", 2, "text"),
     ],
 )
-def test_a_wrong_value_is_refused_with_what_was_expected(name: str, raw: object, expected: str) -> None:
+def test_an_invalid_value_is_rejected_with_what_was_expected(name: str, raw: object, expected: str) -> None:
     with pytest.raises(ValueError, match="expected") as caught:
         parse_value(FIELDS[name], raw)
     assert expected in str(caught.value)
 
 
-def test_a_number_too_large_for_its_type_is_refused_like_any_other() -> None:
+def test_a_number_too_large_for_its_type_is_rejected() -> None:
     with pytest.raises(ValueError, match="expected a number"):
         parse_value(FIELDS["max_lr"], 10**400)
 
@@ -106,7 +106,7 @@ def test_fields_are_listed_in_sections_that_do_not_interleave() -> None:
     assert sections == sorted(sections, key=sections.index)
 
 
-def test_a_union_is_a_choice_with_the_leaves_of_its_variants_beside_it() -> None:
+def test_a_union_is_a_choice_followed_by_the_fields_of_its_variants() -> None:
     assert FIELDS["feed_forward"].choices == ("gelu", "relu2", "swiglu", "moe")
     assert FIELDS["feed_forward"].default == "gelu"
     names = list(FIELDS)
@@ -116,7 +116,7 @@ def test_a_union_is_a_choice_with_the_leaves_of_its_variants_beside_it() -> None
     assert FIELDS["num_experts"].section_title == FIELDS["num_layers"].section_title
 
 
-def test_the_chosen_variant_is_built_and_comes_back_as_values() -> None:
+def test_the_selected_variant_is_built_and_listed_as_values() -> None:
     values = {
         "feed_forward": "moe",
         "num_experts": 5,
@@ -132,16 +132,18 @@ def test_the_chosen_variant_is_built_and_comes_back_as_values() -> None:
     assert "num_experts" not in list_values(RunConfig())
 
 
-def test_values_of_variants_that_are_not_chosen_are_found() -> None:
-    strays = find_strays(RunConfig, {"num_experts": 4, "rope_factor": 2.0, "schedule": "constant", "min_lr": 0.1})
-    assert strays == {
+def test_values_of_variants_that_are_not_selected_are_found() -> None:
+    inapplicable = find_inapplicable(
+        RunConfig, {"num_experts": 4, "rope_factor": 2.0, "schedule": "constant", "min_lr": 0.1}
+    )
+    assert inapplicable == {
         "num_experts": [("feed_forward", "moe")],
         "rope_factor": [("rope_scaling", "linear"), ("rope_scaling", "llama3")],
         "min_lr": [("schedule", "cosine"), ("schedule", "linear"), ("schedule", "wsd")],
     }
 
 
-def test_another_variant_takes_what_was_said_of_the_first_with_it() -> None:
+def test_selecting_another_variant_drops_the_values_of_the_first() -> None:
     base = {"feed_forward": "moe", "num_experts": 4, "ffn_size": 32, "num_layers": 3}
     assert merge_values(RunConfig, base, {"feed_forward": "swiglu"}) == {
         "feed_forward": "swiglu",
@@ -149,5 +151,5 @@ def test_another_variant_takes_what_was_said_of_the_first_with_it() -> None:
         "num_layers": 3,
     }
     assert merge_values(RunConfig, base, {"num_layers": 5})["num_experts"] == 4
-    # What was out of place before, or comes with the change, stays and is told.
+    # Values that were inapplicable before, or come with the change, stay and are reported.
     assert "min_lr" in merge_values(RunConfig, {}, {"schedule": "constant", "min_lr": 0.1})

@@ -52,7 +52,7 @@ def test_the_list_is_what_is_shipped_and_all_have_titles() -> None:
 
 
 @pytest.mark.parametrize("name", list_sizes())
-def test_a_size_is_a_sound_model_and_nothing_else(name: str) -> None:
+def test_a_size_is_a_valid_model_and_sets_nothing_else(name: str) -> None:
     sections = {field.name: field.section for field in list_fields(RunConfig)}
     values = load_size(name)
     assert {sections[key] for key in values} == {"model"}
@@ -95,7 +95,7 @@ def test_recipes_of_a_size_have_its_model(recipe: str, size: str) -> None:
     assert replace(layer_config(load_recipe(recipe)).model, dropout=0.0) == load_model(size)
 
 
-def test_an_unknown_size_is_told_with_the_nearest_and_all() -> None:
-    with pytest.raises(UserError, match=r"no size is called 'gpt2-smal' \(did you mean gpt2-small\?\)") as error:
+def test_an_unknown_size_suggests_the_nearest_and_lists_all() -> None:
+    with pytest.raises(UserError, match=r"unknown size 'gpt2-smal' \(did you mean gpt2-small\?\)") as error:
         load_size("gpt2-smal")
     assert all(name in str(error.value) for name in list_sizes())

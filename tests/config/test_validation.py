@@ -29,7 +29,7 @@ def read_suggestions(problem: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", problem.rpartition("nearest")[2])]
 
 
-def test_the_defaults_are_sound() -> None:
+def test_the_defaults_are_valid() -> None:
     check_config(RunConfig())
 
 
@@ -54,7 +54,7 @@ def test_every_range_is_kept(names: str, wrong: list[Any], right: list[Any]) -> 
 
 
 @pytest.mark.parametrize("name", ["max_lr", "weight_decay", "eps"])
-def test_infinity_is_no_number_to_train_with(name: str) -> None:
+def test_infinity_is_rejected(name: str) -> None:
     assert len(find(**{name: math.inf})) == 1
 
 
@@ -84,7 +84,7 @@ def test_all_conflicts_are_reported_at_once() -> None:
 def test_a_lone_problem_is_one_line() -> None:
     with pytest.raises(ConfigError) as caught:
         check_config(build_config(RunConfig, {"num_layers": 0}))
-    assert str(caught.value) == "num_layers = 0: must lie between 1 and 10,000"
+    assert str(caught.value) == "num_layers = 0: must be between 1 and 10,000"
 
 
 @settings(deadline=None)
@@ -166,12 +166,12 @@ def test_every_number_has_a_range() -> None:
         ({"documents": "whole", "shift_windows": True}, "shift_windows", "documents = whole"),
         ({"context_warmup": "256"}, "context_warmup", "TOKENS:STEP"),
         ({"context_warmup": "0:5"}, "context_warmup", "TOKENS:STEP"),
-        ({"context_warmup": "256:500,512:500"}, "context_warmup", "order of their steps"),
+        ({"context_warmup": "256:500,512:500"}, "context_warmup", "steps must increase"),
         ({"context_warmup": "300:500"}, "context_warmup", "300 tokens"),
         ({"score": "a/b"}, "score", "plain name"),
     ],
 )
-def test_data_that_cannot_be_read_so_is_named(values: dict[str, Any], field: str, part: str) -> None:
+def test_invalid_data_options_are_rejected(values: dict[str, Any], field: str, part: str) -> None:
     (problem,) = find(**values)
     assert problem.startswith(f"{field} = {values[field]}: ")
     assert part in problem
@@ -188,5 +188,5 @@ def test_data_that_cannot_be_read_so_is_named(values: dict[str, Any], field: str
         {"documents": "whole"},
     ],
 )
-def test_data_that_can_be_read_so_is_sound(values: dict[str, Any]) -> None:
+def test_valid_data_options_are_accepted(values: dict[str, Any]) -> None:
     assert find(**values) == []

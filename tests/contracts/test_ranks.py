@@ -116,4 +116,4 @@ def test_ctrl_c_reaches_all_ranks_and_saves(tmp_path: Path, corpus: list[str]) -
     output, _ = process.communicate(timeout=60)
     last_step = int([line for line in log.read_text().splitlines() if "train" in line][-1].split()[0])
     assert (tmp_path / f"runs/two/checkpoints/step_{last_step:06d}").is_dir(), output
-    assert "saved; go on with" in output
+    assert "saved; resume with" in output

@@ -15,7 +15,7 @@ from conftest import TINY_FLAGS, GptMill
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import PrepareRequest, VerifyResumeRequest
-from gptmill.config.spelling import spell_flags
+from gptmill.config.serialization import format_flags
 from gptmill.data.prepare import prepare_corpus
 from gptmill.experiments import trials
 from gptmill.experiments.resume_check import ResumeCheck, check_resume
@@ -187,8 +187,8 @@ def test_nothing_of_a_proof_is_copied_far_away_or_ends_early(bench: Bench) -> No
 
 def test_arguments_give_the_values_that_they_were_made_from() -> None:
     flags = {"grad_clip": None, "max_lr": 1e-5, "sample_prompt": "-- a 'b'\n", "compile": True, "deterministic": False}
-    spelt = spell_flags(flags)
-    assert spelt == [
+    words = format_flags(flags)
+    assert words == [
         "--grad_clip=none",
         "--max_lr=1e-05",
         "--sample_prompt=-- a 'b'\n",

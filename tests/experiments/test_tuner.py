@@ -343,9 +343,9 @@ def test_the_time_limit_ends_a_trial_under_way(bench: Bench) -> None:
         (TuneRequest(ranks=0), "--ranks 0: must be at least 1"),
         (TuneRequest(max_trials=0), "--max_trials 0: must be at least 1"),
         (TuneRequest(time_limit="20"), "--time_limit 20: has no unit"),
-        (TuneRequest(write="tuned"), r"ends in \.toml"),
-        (TuneRequest(write="none/tuned.toml"), "there is no folder none"),
-        (TuneRequest(write="mine.toml"), "exists; name another file, or add --overwrite"),
+        (TuneRequest(write="tuned"), r"must end in \.toml"),
+        (TuneRequest(write="none/tuned.toml"), "folder none does not exist"),
+        (TuneRequest(write="mine.toml"), "exists; choose another file, or add --overwrite"),
         (TuneRequest(ranks=3), "total_batch_size = 1024: is not a multiple of"),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 from tiny import CPU, make_config, make_shards, plan_for
 
 from gptmill.config.run import GuardConfig
-from gptmill.config.stages import Stage
+from gptmill.config.value_syntax import Stage
 from gptmill.runs.events import StepLogged
 from gptmill.runtime.timing import Moment
 from gptmill.training.metrics import Metrics

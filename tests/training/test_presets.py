@@ -9,7 +9,7 @@ import pytest
 
 import gptmill.training.presets
 from gptmill.config.errors import UserError
-from gptmill.config.hardware import TIERS
+from gptmill.config.hardware import HARDWARE_PRESETS
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import PresetOptions, StartOptions
 from gptmill.config.run import RunConfig
@@ -40,12 +40,12 @@ def test_a_flag_that_changes_a_part_drops_what_the_size_said_of_it() -> None:
     assert resolve(None, PresetOptions(size="tiny-moe"), feed_forward="swiglu").model.feed_forward.tag == "swiglu"
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", HARDWARE_PRESETS)
 def test_a_tier_sets_batch_context_accumulation_and_size(tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, None)
     config = resolve("gpt2-124m", PresetOptions(hardware=tier))  # type: ignore[arg-type]
-    assert config.model.embd_size == TIERS[tier]["embd_size"]
-    assert config.training.mini_batch_size == TIERS[tier]["mini_batch_size"]
+    assert config.model.embd_size == HARDWARE_PRESETS[tier]["embd_size"]
+    assert config.training.mini_batch_size == HARDWARE_PRESETS[tier]["mini_batch_size"]
     assert resolve(None, PresetOptions(hardware=tier), embd_size=128).model.embd_size == 128  # type: ignore[arg-type]
 
 
@@ -53,17 +53,17 @@ def test_a_tier_sets_batch_context_accumulation_and_size(tier: str, monkeypatch:
 def test_auto_takes_the_tier_of_this_machine(memory_gb: float, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, memory_gb)
     config = resolve(None, PresetOptions(hardware="auto"))
-    assert config.model.num_layers == TIERS[tier]["num_layers"]
-    assert config.training.total_batch_size == TIERS[tier]["total_batch_size"]
-    assert config.training.mini_batch_size <= TIERS[tier]["mini_batch_size"]
+    assert config.model.num_layers == HARDWARE_PRESETS[tier]["num_layers"]
+    assert config.training.total_batch_size == HARDWARE_PRESETS[tier]["total_batch_size"]
+    assert config.training.mini_batch_size <= HARDWARE_PRESETS[tier]["mini_batch_size"]
     assert resolve(None, PresetOptions(hardware="auto"), mini_batch_size=1).training.mini_batch_size == 1
 
 
 def test_less_memory_makes_micro_batches_smaller_and_keeps_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, 12)
     config = resolve(None, PresetOptions(hardware="24gb"))
-    assert config.training.total_batch_size == TIERS["24gb"]["total_batch_size"]
-    assert config.training.mini_batch_size < TIERS["24gb"]["mini_batch_size"]
+    assert config.training.total_batch_size == HARDWARE_PRESETS["24gb"]["total_batch_size"]
+    assert config.training.mini_batch_size < HARDWARE_PRESETS["24gb"]["mini_batch_size"]
 
 
 def test_auto_without_a_gpu_names_the_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_presets_are_for_runs_that_begin(tmp_path: Path, monkeypatch: pytest.Mon
     assert launch.config.model.feed_forward.tag == "moe"
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", HARDWARE_PRESETS)
 @pytest.mark.parametrize("size", list_sizes())
 def test_every_size_goes_with_every_tier_and_wins(tier: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, None)

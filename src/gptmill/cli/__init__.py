@@ -1,1 +1,1 @@
-"""One thin file per verb: parse, call, print."""
+"""The command line, one thin file per verb: parse, call the API, print."""

@@ -1,4 +1,4 @@
-"""gptmill config: the recipes, and what one resolves to."""
+"""gptmill config: lists recipes and model sizes, shows resolved configs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gptmill.config.recipes import find_recipe_problems, list_recipes, make_conf
 from gptmill.config.requests import PresetOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, list_fields
+from gptmill.config.serialization import dump_toml
 from gptmill.config.sizes import list_sizes
-from gptmill.config.toml import dump_toml
 from gptmill.config.validation import check_config
 
 VOCABULARY = 50_304  # GPT-2's, padded
-SMALL_VOCABULARIES = {"byte": 320, "char": 128}  # padded; an alphabet's is a guess
-SUMMARY = "list: the shipped recipes and sizes. show: the config that RECIPE and the flags resolve to, as a recipe."
+SMALL_VOCABULARIES = {"byte": 320, "char": 128}  # padded; that of char depends on the corpus
+SUMMARY = "list: shipped recipes and model sizes. show: the resolved config of RECIPE and flags, as a recipe."
 
 
 def run(arguments: list[str]) -> int:
@@ -25,12 +25,12 @@ def run(arguments: list[str]) -> int:
     command.check_words(parsed.words, 1, 2)
     action, *recipe = parsed.words
     if action == "list" and not recipe:
-        for heading, names in (("recipes", list_recipes()), ("sizes, for --size", list_sizes())):
+        for heading, names in (("recipes", list_recipes()), ("model sizes, for --size", list_sizes())):
             sys.stdout.write(f"{heading}\n")
             sys.stdout.writelines(f"  {name:<26}{title}\n" for name, title in names.items())
         return 0
     if action != "show":
-        raise UserError(f"gptmill config {' '.join(parsed.words)}: its forms are config list and config show [RECIPE]")
+        raise UserError(f"gptmill config {' '.join(parsed.words)}: the usage is gptmill config list | show [RECIPE]")
     from gptmill.models.flops import count_flops
     from gptmill.models.huggingface.layouts import describe_layout
     from gptmill.models.parameters import count_parameters
@@ -44,10 +44,10 @@ def run(arguments: list[str]) -> int:
     check_config(config)
     vocabulary = SMALL_VOCABULARIES.get(config.data.tokenizer or "", VOCABULARY)
     count = count_parameters(config.model, vocabulary)
-    active = f", {count.active:,} of them active for a token" if count.active != count.total else ""
+    active = f", {count.active:,} of them active per token" if count.active != count.total else ""
     sys.stdout.write(f"# {count.total:,} parameters with a vocabulary of {vocabulary:,}{active}\n")
     flops = count_flops(config.model, vocabulary, config.model.context_length)
     sys.stdout.write(f"# {flops / 1e6:,.1f} MFLOP per trained token, forward and backward\n")
-    sys.stdout.write(f"# published layout: {describe_layout(config.model)}\n")
+    sys.stdout.write(f"# Hugging Face architecture: {describe_layout(config.model)}\n")
     sys.stdout.write(dump_toml(config, comments=True))
     return 0

@@ -1,7 +1,7 @@
-"""Flags from config dataclasses: flat, `_` and `-` alike, all problems reported at once.
+"""Command-line flags from config dataclasses: flat, `_` and `-` equivalent, all problems reported at once.
 
-argparse only splits the words and prints the help. Values stay text until `parse_value`, which recipes go
-through as well, so that a flag and a recipe key obey one rule and fail with one kind of sentence.
+argparse only splits the words and prints the help. Values stay text until `parse_value`, which also parses recipes, so
+that flags and recipe keys follow the same rules and give the same errors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
-from gptmill.config.renamed import RENAMED_FIELDS
+from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.schema import Field, list_fields, parse_value
 
 MAX_HELP_WIDTH = 120
@@ -23,7 +23,7 @@ MAX_HELP_WIDTH = 120
 
 @dataclass(frozen=True)
 class Command:
-    """A verb's command line: its plain words, the flags it takes, and what its help says."""
+    """The command line of a verb: positional words, flags and help text."""
 
     verb: str
     words: str
@@ -31,21 +31,24 @@ class Command:
     configs: tuple[type, ...]
     find_more_problems: Callable[[list[str], dict[str, Any]], list[Problem]] | None = None
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Other spellings of flags, each with the name of its field."""
+    """Alternative names of flags, each with the name of its field."""
 
     def parse(self, arguments: list[str], defaults: dict[str, Any] | None = None) -> Parsed:
-        """Raises ConfigError naming every unknown flag and every bad value; prints help and exits on --help.
+        """Parses words and flags; prints the help and exits on --help.
 
-        `defaults` are what the help shows in place of the classes' own: a recipe's values. Once something is wrong,
-        `find_more_problems` may look through words and values for what would be found next.
+        `defaults`, the values of a recipe, replace the classes' defaults in the help. Raises ConfigError with all
+        unknown flags and invalid values, and with what `find_more_problems` then finds in words and values.
         """
         fields = {field.name: field for config in self.configs for field in list_fields(config)}
+        aliases = {**RENAMED_FIELDS, **self.aliases}
         parser = _build_parser(self, fields, defaults or {})
-        namespace, unknown = parser.parse_known_intermixed_args(_normalise(arguments, fields, self.aliases))
+        namespace, unknown = parser.parse_known_intermixed_args(_normalise(arguments, fields, aliases))
         given = vars(namespace)
         words = given.pop("words", [])
         names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        problems = [Problem(name, f"unknown flag{suggest(name, _spell_all(fields))}") for name in names]
+        known = [f"--{name}" for name in fields]
+        problems = [Problem(name, f"unknown flag{suggest(name, known)}") for name in names]
+        problems += _find_repeated_flags(arguments, aliases)
         values: dict[str, Any] = {}
         for name, raw in given.items():
             try:
@@ -58,15 +61,15 @@ class Command:
         return Parsed(words, values)
 
     def check_words(self, words: list[str], least: int, most: int) -> None:
-        """Raises UserError unless the number of plain words is right."""
+        """Raises UserError unless the number of positional words is right."""
         if not least <= len(words) <= most:
             given = " ".join(["gptmill", self.verb, *words])
-            raise UserError(f"{given}: the form is gptmill {self.verb} {self.words} [flags]")
+            raise UserError(f"{given}: the usage is gptmill {self.verb} {self.words} [flags]")
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """The words that are not flags, and the typed values of those flags that were given."""
+    """Positional words, and the typed values of the flags that were given."""
 
     words: list[str]
     values: dict[str, Any]
@@ -78,7 +81,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Switch(argparse.Action):
-    """--name is true, --no_name is false."""
+    """A boolean flag: --name is true, --no_name is false."""
 
     def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **options)
@@ -107,9 +110,9 @@ def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str
         text = field.help.replace("%", "%%") + _describe_default(defaults.get(field.name, field.default))
         group = groups[field.section_title]
         if field.kind is bool:
-            # Only what a recipe may have switched on needs a flag that switches it off.
-            spellings = [f"--{field.name}", f"--no_{field.name}"] if field.section else [f"--{field.name}"]
-            group.add_argument(*spellings, action=_Switch, dest=field.name, help=text)
+            # Only a field that a recipe can enable needs a flag to disable it.
+            names = [f"--{field.name}", f"--no_{field.name}"] if field.section else [f"--{field.name}"]
+            group.add_argument(*names, action=_Switch, dest=field.name, help=text)
         else:
             metavar = "|".join(field.choices) or {int: "N", float: "X", str: "TEXT"}[field.kind]
             group.add_argument(f"--{field.name}", metavar=metavar, help=text)
@@ -117,19 +120,19 @@ def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str
 
 
 def _normalise(arguments: list[str], fields: dict[str, Field], aliases: Mapping[str, str]) -> list[str]:
-    """One spelling for argparse: --a-b=1 and --a_b 1 alike, --switch=false, and negative numbers as values."""
+    """Arguments in one spelling: --a-b=1 and --a_b 1, current names, --switch=false, negative numbers as values."""
     words: list[str] = []
     for argument in arguments:
         if not argument.startswith("--"):
             follows_flag = bool(words) and words[-1].startswith("--") and "=" not in words[-1]
             if follows_flag and argument.startswith("-") and _is_number(argument):
-                words[-1] += f"={argument}"  # else argparse takes -1e-3 for a flag
+                words[-1] += f"={argument}"  # argparse would take -1e-3 for a flag
             else:
                 words.append(argument)
             continue
         name, equals, value = argument.partition("=")
-        name = name[2:].replace("-", "_")
-        name = aliases.get(name) or _find_current_name(name)
+        prefix, name = _split_name(name)
+        name = prefix + aliases.get(name, name)
         if name in fields and fields[name].kind is bool and value.lower() in ("true", "false"):
             words.append(f"--{name}" if value.lower() == "true" else f"--no_{name}")
         else:
@@ -137,11 +140,19 @@ def _normalise(arguments: list[str], fields: dict[str, Field], aliases: Mapping[
     return words
 
 
-def _find_current_name(name: str) -> str:
-    """A flag's present name, also behind the no_ of a switch."""
-    prefix = "no_" if name.startswith("no_") else ""
-    plain = name.removeprefix("no_")
-    return prefix + RENAMED_FIELDS[plain] if plain in RENAMED_FIELDS else name
+def _find_repeated_flags(arguments: list[str], aliases: Mapping[str, str]) -> list[Problem]:
+    """Options that are given under two names; a flag that is merely repeated is not a problem: the last one counts."""
+    names = [_split_name(word.partition("=")[0])[1] for word in arguments if word.startswith("--")]
+    return [
+        Problem(" and ".join(f"--{name}" for name in found), f"are two names of the same option; keep --{field} only")
+        for field, found in find_repeated_fields(names, aliases).items()
+    ]
+
+
+def _split_name(flag: str) -> tuple[str, str]:
+    """The no_ of a negated switch, or an empty text, and the name of the flag with `_`."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return ("no_", name.removeprefix("no_")) if name.startswith("no_") else ("", name)
 
 
 def _is_number(text: str) -> bool:
@@ -150,10 +161,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _spell_all(fields: dict[str, Field]) -> list[str]:
-    return [f"--{name}" for name in fields]
 
 
 def _describe_default(value: Any) -> str:

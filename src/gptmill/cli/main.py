@@ -1,6 +1,6 @@
-"""`gptmill VERB …`: finds the verb and turns a user's mistake into one sentence and exit code 2.
+"""`gptmill VERB …`: dispatches to the verb and turns user errors into one sentence and exit code 2.
 
-Verbs are imported when they are called, so that help answers before torch could even be found.
+Verbs are imported when they are called, so that --help does not wait for torch.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from gptmill.config import exit_codes
 from gptmill.config.errors import UserError, suggest
 
 VERBS = {
-    "prepare": "text files, folders or python-stdlib to token shards",
-    "tokenizer": "train a tokenizer on your text, or show one",
-    "train": "train a model by a recipe, or go on with a run",
-    "sample": "let a trained model write",
-    "data": "look into a prepared corpus, verify it, score its documents",
-    "checkpoints": "list, verify, prune and compare a run's checkpoints; the run's ledger",
-    "verify-resume": "prove on this machine that a killed run goes on bit-identically",
-    "tune": "find the fastest batch and compile mode for a recipe by trying",
-    "bench": "measure how fast a recipe trains here, and what each optimization brings",
-    "config": "show recipes and what they resolve to",
+    "prepare": "tokenize text files, folders, datasets or named corpora into shards",
+    "tokenizer": "train a BPE tokenizer, or inspect one",
+    "train": "train a model from a recipe, or resume a run",
+    "sample": "generate text with a trained model",
+    "data": "inspect and verify a prepared corpus, score its documents",
+    "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",
+    "verify-resume": "check on this machine that a killed run resumes bit-identically",
+    "tune": "find the fastest micro-batch size and compile mode for a recipe",
+    "bench": "benchmark training throughput, and ablate each optimization",
+    "config": "list recipes and model sizes, show resolved configs",
 }
 
 
 def main() -> int:
     """Returns the exit code."""
-    if sys.stdout is None:  # closed by the shell
+    if sys.stdout is None:  # stdout was closed by the shell
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode must not end a run
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode must not crash a run
     try:
         try:
             return run_guarded(sys.argv[1:])
         finally:
             sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
-        return 0 if isinstance(error, BrokenPipeError) else describe_os_error(error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports the error again at exit
+        return 0 if isinstance(error, BrokenPipeError) else report_os_error(error)
 
 
 def run_guarded(arguments: list[str]) -> int:
-    """Runs a command line; what users get wrong and Ctrl-C become an exit code."""
+    """Runs a command line; user errors and Ctrl-C become a message and an exit code."""
     try:
         return run_command(arguments)
     except UserError as error:
@@ -57,17 +57,17 @@ def run_guarded(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        return describe_os_error(error)
+        return report_os_error(error)
     except KeyboardInterrupt:
         sys.stderr.write("gptmill: interrupted\n")
         return exit_codes.INTERRUPTED
 
 
-def describe_os_error(error: OSError) -> int:
-    """What the system refused, as a sentence: a full disk, a missing right, a name too long."""
-    place = f" {error.filename}" if error.filename else ""
+def report_os_error(error: OSError) -> int:
+    """Prints an error of the operating system (full disk, permissions, name too long) and returns the exit code."""
+    path = f"{error.filename}: " if error.filename else ""
     with suppress(OSError):
-        sys.stderr.write(f"gptmill: the system refused{place}: {error.strerror or error}; mend that and try again\n")
+        sys.stderr.write(f"gptmill: {path}{error.strerror or error}; fix this and try again\n")
     return exit_codes.USER_ERROR
 
 
@@ -83,7 +83,7 @@ def run_command(arguments: list[str]) -> int:
 
 def run_verb(verb: str, arguments: list[str]) -> int:
     if verb not in VERBS:
-        raise UserError(f"there is no verb {verb!r}{suggest(verb, VERBS)}; the verbs are {', '.join(VERBS)}")
+        raise UserError(f"unknown verb {verb!r}{suggest(verb, VERBS)}; the verbs are {', '.join(VERBS)}")
     module = importlib.import_module(f"gptmill.cli.{verb.replace('-', '_')}")
     code: int = module.run(arguments)
     return code
@@ -96,11 +96,11 @@ def describe_verbs() -> str:
         [
             "gptmill: text in, trained GPT out",
             "",
-            "usage: gptmill VERB [options]",
+            "usage: gptmill VERB [flags]",
             "",
             *lines,
             "",
-            "gptmill VERB --help tells more. Start with: gptmill train demo",
+            "gptmill VERB --help shows the options of a verb. Start with: gptmill train demo",
             "",
         ]
     )

@@ -1,4 +1,4 @@
-"""gptmill prepare: text in, token shards out."""
+"""gptmill prepare: tokenizes text into shards."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gptmill.config.requests import PrepareRequest
 from gptmill.config.schema import build_config
 
 SUMMARY = """\
-Turns text into token shards. A SOURCE is
-  a file, folder or glob   .txt .md .html .json .jsonl .csv .parquet .warc .wet, also as .gz .xz .zst .bz2
-  -                        text from standard input
-  s3://... https://...     any address that fsspec reads (needs the cloud extra)
+Tokenizes text into shards. A SOURCE is
+  a file, folder or glob   .txt .md .html .json .jsonl .csv .parquet .warc .wet, also .gz .xz .zst .bz2
+  -                        standard input
+  s3://... https://...     any URL that fsspec can read (needs the cloud extra)
   hf:OWNER/NAME            a Hugging Face dataset, streamed (needs the hf extra)
   a named corpus           tiny-shakespeare, enwik8, fineweb-edu-10B, openwebtext, python-stdlib
-Killed, the same command goes on where it was."""
+If it is killed, the same command resumes it."""
 
 
 def run(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""The progress of something long: a bar in a terminal, a line now and then elsewhere."""
+"""Progress of long operations: a bar in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ PLAIN_SECONDS = 10.0
 
 
 class Speed:
-    """How fast it goes since it began, leaving out what an earlier attempt had done."""
+    """Throughput of this attempt; what an earlier attempt had finished does not count."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
 
     def measure(self, progress: PrepareProgress) -> float:
-        """Megabytes of text in a second."""
+        """Megabytes of text per second."""
         return (progress.text_bytes - progress.resumed_text_bytes) / max(time.monotonic() - self._started, 1e-3) / 1e6
 
     def estimate_left(self, progress: PrepareProgress) -> float | None:
-        """Seconds, where there is something to estimate them by."""
+        """Seconds left; None while there is nothing to estimate from."""
         bytes_new = progress.bytes_done - progress.resumed_bytes
         if bytes_new <= 0 or not progress.bytes_total:
             return None
@@ -34,7 +34,7 @@ class Speed:
 
 @contextmanager
 def show_preparing() -> Iterator[Report]:
-    """A function to report progress to; nothing is shown until it is called."""
+    """Yields a function that reports progress; shows nothing until it is called."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _make_plain_report(console)
@@ -91,7 +91,7 @@ def _make_plain_report(console: Console) -> Report:
 
 @contextmanager
 def show_amount(action: str, unit: str = "MB") -> Iterator[Callable[[int, int], None]]:
-    """A function to report (done, in all) to; in megabytes where what is counted are bytes."""
+    """Yields a function that reports (done, total); with unit MB these are bytes."""
     console = Console(stderr=True)
     scale = 1e6 if unit == "MB" else 1.0
     started = last_line = time.monotonic()
@@ -109,3 +109,22 @@ def show_amount(action: str, unit: str = "MB") -> Iterator[Callable[[int, int], 
     yield report
     if console.is_terminal:
         console.print(" " * 60, end="\r")
+
+
+@contextmanager
+def show_reading() -> Iterator[Callable[[int], None]]:
+    """Yields a function that reports bytes read: on one updated line in a terminal, now and then elsewhere."""
+    console = Console(stderr=True)
+    last_line = time.monotonic()
+    with console.status("reading") as status:
+
+        def report(text_bytes: int) -> None:
+            nonlocal last_line
+            line = f"training on {text_bytes / 1e6:,.0f} MB of text"
+            if console.is_terminal:
+                status.update(line)
+            elif time.monotonic() - last_line > PLAIN_SECONDS:
+                last_line = time.monotonic()
+                console.print(line)
+
+        yield report

@@ -1,4 +1,4 @@
-"""The command line of a verb that is given a recipe with flags on top, and options of its own."""
+"""The command line of verbs that take a recipe, flags on top of it, and options of their own."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Request = TypeVar("Request")
 
 
 class RecipeCall(NamedTuple, Generic[Request]):
-    """What was typed."""
+    """A parsed command line."""
 
     recipe: str | None
     flags: dict[str, Any]
-    """Of the run, without presets and without the verb's own."""
+    """Flags of the run's config, without presets and the verb's own options."""
     presets: PresetOptions
     request: Request
 
 
 def parse_recipe_call(verb: str, summary: str, kind: type[Request], arguments: list[str]) -> RecipeCall[Request]:
-    """`gptmill VERB [RECIPE] …`; the summary is followed by the list of recipes, and help shows the recipe's values."""
+    """Parses `gptmill VERB [RECIPE] …`; the help lists the recipes and shows the values of RECIPE as defaults."""
     summary += "\n".join(f"  {name:<24}{title}" for name, title in list_recipes().items())
     command = Command(verb, "[RECIPE]", summary, (kind, PresetOptions, RunConfig), find_recipe_problems)
     asks_help = "-h" in arguments or "--help" in arguments

@@ -1,4 +1,4 @@
-"""gptmill sample: a run in, text out."""
+"""gptmill sample: generates text with a trained model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gptmill.cli.flags import Command
 from gptmill.config.requests import SampleRequest
 from gptmill.config.schema import build_config
 
-SUMMARY = "Lets the model of a run write. RUN is a run's name or the path of its folder."
+SUMMARY = "Generates text with the model of a run. RUN is the name of a run or the path of its folder."
 
 
 def run(arguments: list[str]) -> int:

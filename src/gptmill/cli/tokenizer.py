@@ -1,12 +1,10 @@
-"""gptmill tokenizer: text in, a tokenizer.json out; or a look at one."""
+"""gptmill tokenizer: trains a BPE tokenizer, or inspects one."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +18,8 @@ if TYPE_CHECKING:
 
 FORMS = "train SOURCE [SOURCE ...] | show TOKENIZER"
 SUMMARY = """\
-train: learns a byte-level BPE from text and writes a tokenizer.json, which --tokenizer of the other verbs takes.
-show: the size, fingerprint and end of text of a tokenizer, and the pieces of --text."""
-PLAIN_SECONDS = 10.0
+train: trains a byte-level BPE tokenizer and writes a tokenizer.json, for --tokenizer of the other verbs.
+show: vocabulary size, fingerprint and end-of-text token of a tokenizer, and the tokens of --text."""
 
 
 def run(arguments: list[str]) -> int:
@@ -35,28 +32,29 @@ def run(arguments: list[str]) -> int:
         return train(words, request)
     if action == "show" and len(words) == 1:
         return show(words[0], request.text)
-    raise UserError(f"gptmill tokenizer {' '.join(parsed.words)}: its forms are {FORMS}")
+    raise UserError(f"gptmill tokenizer {' '.join(parsed.words)}: the usage is gptmill tokenizer {FORMS}")
 
 
-def train(places: list[str], request: TokenizerRequest) -> int:
+def train(sources: list[str], request: TokenizerRequest) -> int:
+    from gptmill.cli.progress import show_reading
     from gptmill.data.files import write_durably
     from gptmill.data.tokenizers.bpe_training import MIN_VOCAB_SIZE, train_tokenizer
 
     problems = []
     if request.vocab_size < MIN_VOCAB_SIZE:
-        advice = f"must be at least {MIN_VOCAB_SIZE}: every byte and the end of text"
+        advice = f"must be at least {MIN_VOCAB_SIZE}: 256 bytes and the end-of-text token"
         problems.append(Problem(f"--vocab_size {request.vocab_size}", advice))
     if request.max_mb < 1:
         problems.append(Problem(f"--max_mb {request.max_mb}", "must be at least 1"))
     path = Path(request.out)
     if path.is_dir():
-        problems.append(Problem(f"--out {path}", f"is a folder; name a file, such as {path / 'tokenizer.json'}"))
+        problems.append(Problem(f"--out {path}", f"is a folder; give a file, e.g. {path / 'tokenizer.json'}"))
     elif path.exists() and not request.overwrite:
-        problems.append(Problem(f"--out {path}", "exists; add --overwrite or name another file"))
+        problems.append(Problem(f"--out {path}", "already exists; add --overwrite, or choose another file"))
     if problems:
         raise ConfigError(problems)
     with show_reading() as report:
-        texts = _read_texts(places, request.reading)
+        texts = _read_texts(sources, request.reading)
         training = train_tokenizer(texts, request.vocab_size, request.max_mb * 1_000_000, report)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, training.definition)
@@ -65,50 +63,29 @@ def train(places: list[str], request: TokenizerRequest) -> int:
     return 0
 
 
-def _read_texts(places: list[str], options: ReadingOptions) -> Iterator[str]:
+def _read_texts(sources: list[str], options: ReadingOptions) -> Iterator[str]:
     from gptmill.data.sources import read_documents, resolve_source
 
-    return read_documents(resolve_source(places, options), options)
-
-
-@contextmanager
-def show_reading() -> Iterator[Callable[[int], None]]:
-    """A function to report bytes to: one line that changes in a terminal, a line now and then elsewhere."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    last_line = time.monotonic()
-    with console.status("reading") as status:
-
-        def report(text_bytes: int) -> None:
-            nonlocal last_line
-            line = f"learning from {text_bytes / 1e6:,.0f} MB of text"
-            if console.is_terminal:
-                status.update(line)
-            elif time.monotonic() - last_line > PLAIN_SECONDS:
-                last_line = time.monotonic()
-                console.print(line)
-
-        yield report
+    return read_documents(resolve_source(sources, options), options)
 
 
 def describe_training(training: Training) -> str:
-    whole = "all of it" if training.is_whole else "the rest was not read: raise --max_mb, or mix the text before"
+    extent = "all of it" if training.is_whole else "the rest was not read: raise --max_mb, or shuffle the text first"
     lines = [
-        f"{training.vocab_size:,} ids from {training.text_bytes / 1e6:,.1f} MB of text ({whole}) "
+        f"{training.vocab_size:,} tokens from {training.text_bytes / 1e6:,.1f} MB of text ({extent}) "
         f"in {training.seconds:.1f} s",
-        f"bytes per token on training text   {describe_compression(training.on_training)}",
+        f"bytes per token on training text   {format_compression(training.on_training)}",
     ]
     if training.on_held_out is not None:
-        lines.append(f"bytes per token on held-out text   {describe_compression(training.on_held_out)}")
+        lines.append(f"bytes per token on held-out text   {format_compression(training.on_held_out)}")
     lines += [
-        f"vocabulary used by those texts     {training.used_share:.1%}",
-        f"longest tokens                     {' '.join(map(describe_piece, training.longest))}",
+        f"vocabulary used in that text       {training.used_share:.1%}",
+        f"longest tokens                     {' '.join(map(format_token, training.longest))}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def describe_compression(compression: Compression) -> str:
+def format_compression(compression: Compression) -> str:
     measured = f"{compression.text_bytes / 1e6:,.2f} MB"
     return f"{compression.bytes_per_token:.2f} (gpt2: {compression.gpt2_bytes_per_token:.2f}; on {measured})"
 
@@ -118,20 +95,20 @@ def show(name: str, text: str | None) -> int:
     from gptmill.data.tokenizers.protocol import make_fingerprint
 
     if name == "char":
-        raise UserError("the tokenizer char is made from each corpus' own alphabet; there is nothing to show before")
+        raise UserError("the char tokenizer is built from a corpus; for a prepared one, use gptmill data info DATA")
     tokenizer = build_tokenizer(name, [])
     sys.stdout.write(f"tokenizer    {make_fingerprint(tokenizer)}\n")
     sys.stdout.write(f"vocab_size   {tokenizer.vocab_size:,}\n")
     sys.stdout.write(f"end of text  {tokenizer.end_of_text}\n")
     if text is not None:
         ids = tokenizer.encode(text).tolist()
-        pieces = " ".join(describe_piece(tokenizer.decode_bytes([token])) for token in ids)
-        sys.stdout.write(f"pieces       {pieces}\nids          {' '.join(map(str, ids))}\n")
+        tokens = " ".join(format_token(tokenizer.decode_bytes([token])) for token in ids)
+        sys.stdout.write(f"tokens       {tokens}\nids          {' '.join(map(str, ids))}\n")
     return 0
 
 
-def describe_piece(token: bytes) -> str:
-    """A token in quotes; what is no text by itself, as bytes."""
+def format_token(token: bytes) -> str:
+    """The text of a token in quotes, or its bytes if they are not valid UTF-8."""
     try:
         return repr(token.decode("utf-8"))
     except UnicodeDecodeError:

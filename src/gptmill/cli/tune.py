@@ -1,31 +1,30 @@
-"""gptmill tune: a recipe in, its fastest settings out."""
+"""gptmill tune: finds the fastest settings for a recipe."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gptmill.cli.output import format_table, print_line
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config import exit_codes
-from gptmill.config.extension import make_extension
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import TuneRequest
-from gptmill.config.spelling import spell_flags
+from gptmill.config.serialization import format_flags, make_extension
 
 if TYPE_CHECKING:
     from gptmill.experiments.tune.search import Result
     from gptmill.experiments.tune.tuner import Tuning
 
 SUMMARY = """\
-Finds the mini_batch_size and the compile mode with which RECIPE trains fastest on this machine, on a CPU the number of
-threads and the precision too, by measuring short trainings on the recipe's own data; one that runs out of memory or
-fails is a line in the table. What a flag gives is kept, and the rest is tried; total_batch_size stays.
-RECIPE is the path of a .toml file, or one of these:
+Finds the mini_batch_size and compile mode with the highest throughput for RECIPE on this machine, on a CPU also the
+number of threads and the precision, by short training runs on the recipe's own data. Trials that run out of memory or
+fail are listed too. Settings given as flags are not varied; total_batch_size stays the same.
+RECIPE is the path of a .toml file or one of these:
 """
 COLUMNS = ("setting", "tokens/s", "MFU", "memory", "note")
-OF_WORDS = ("setting", "note")
+LEFT_ALIGNED = ("setting", "note")
 
 
 def run(arguments: list[str]) -> int:
@@ -34,50 +33,42 @@ def run(arguments: list[str]) -> int:
     from gptmill.training.presets import resolve_presets
 
     flags = resolve_presets(recipe, typed, presets)
-    tuning = tune(recipe, flags, set(typed), request, say)
+    tuning = tune(recipe, flags, set(typed), request, print_line)
     print_tuning(tuning, recipe, flags, request)
     return exit_codes.INTERRUPTED if tuning.is_interrupted else 0
 
 
 def print_tuning(tuning: Tuning, recipe: str | None, flags: dict[str, Any], request: TuneRequest) -> None:
-    """The table, and the command that trains with the best of it; the recipe too, where one was asked for."""
-    say("")
+    """Prints the table and the command for the best setting; writes the recipe if --write asks for it."""
+    print_line("")
     for line in make_table(tuning.results, tuning.best) if tuning.results else []:
-        say(line)
+        print_line(line)
     if tuning.is_interrupted:
-        say("interrupted; this is what was known by then")
+        print_line("interrupted; these are the results so far")
     elif tuning.is_cut_short:
-        say("ended before all was tried; this is what was known by then")
+        print_line("stopped before all settings were tried; these are the results so far")
     if tuning.best is None:
         return
-    found = tuning.list_flags(make_config(recipe, flags))
+    best_flags = tuning.list_flags(make_config(recipe, flags))
     threads = tuning.best.setting.threads
-    say("")
-    say(make_command(recipe, {**flags, **found}, threads, request.ranks))
+    print_line("")
+    print_line(make_command(recipe, {**flags, **best_flags}, threads, request.ranks))
     if request.write is not None and tuning.is_interrupted:
-        say(f"{request.write} was not written")
+        print_line(f"{request.write} was not written")
     elif request.write is not None:
         path = Path(request.write)
-        of = f"{recipe}, " if recipe else ""
-        title = f"{of}tuned by gptmill on {tuning.best.device}: {tuning.best.tokens_per_second:,.0f} tokens/s"
-        text = make_extension(path, recipe, {**flags, **found}, set(found), title)
+        prefix = f"{recipe}, " if recipe else ""
+        title = f"{prefix}tuned by gptmill on {tuning.best.device}: {tuning.best.tokens_per_second:,.0f} tokens/s"
+        text = make_extension(path, recipe, {**flags, **best_flags}, set(best_flags), title)
         from gptmill.data.files import write_durably
 
         write_durably(path, text)
-        say(make_command(str(path), {}, threads, request.ranks))
+        print_line(make_command(str(path), {}, threads, request.ranks))
 
 
 def make_table(results: list[Result], best: Result | None) -> list[str]:
-    """A line for each trial, in columns, below their names."""
-    table = [list(COLUMNS), *(make_row(result, is_best=result is best) for result in results)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
-    return [
-        "  ".join(
-            cell.ljust(width) if name in OF_WORDS else cell.rjust(width)
-            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
-        ).rstrip()
-        for row in table
-    ]
+    """The lines of a table with one row per trial."""
+    return format_table(COLUMNS, [make_row(result, is_best=result is best) for result in results], LEFT_ALIGNED)
 
 
 def make_row(result: Result, *, is_best: bool) -> list[str]:
@@ -91,15 +82,10 @@ def make_row(result: Result, *, is_best: bool) -> list[str]:
 
 
 def make_command(recipe: str | None, flags: dict[str, Any], threads: int | None, ranks: int) -> str:
-    """The line that trains so."""
+    """The command line that trains with these settings."""
     words = [f"OMP_NUM_THREADS={threads}"] if threads else []
     if ranks > 1:
         words += ["torchrun", "--standalone", f"--nproc_per_node={ranks}", "-m"]
     words += ["gptmill", "train", *([shlex.quote(recipe)] if recipe else [])]
-    words += map(shlex.quote, spell_flags(flags))
+    words += map(shlex.quote, format_flags(flags))
     return " ".join(words)
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""What a run is: frozen dataclasses, recipes, validation. Never imports torch."""
+"""Configuration: frozen dataclasses, recipes and validation. Never imports torch."""

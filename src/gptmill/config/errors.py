@@ -1,4 +1,4 @@
-"""The mistakes that users make, as exceptions that read as sentences. Knows nothing of who prints them."""
+"""User errors: exceptions whose message is a sentence for the user. Printing them is left to the caller."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 
 class UserError(Exception):
-    """What happened, where, and what to do. Shown without a traceback; the process exits with code 2."""
+    """Says what is wrong, where, and what to do. Printed without a traceback; the process exits with code 2."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a configuration."""
+    """One problem of a configuration."""
 
     where: str
     fix: str
@@ -23,7 +23,7 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """Every problem of a configuration at once, so that it takes one edit to mend, not five."""
+    """All problems of a configuration at once, so that one edit can fix them."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -33,6 +33,6 @@ class ConfigError(UserError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean X?)", or nothing where no known name is near."""
+    """ " (did you mean X?)" for the closest known name; empty if none is close."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]}?)" if near else ""

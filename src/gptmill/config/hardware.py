@@ -1,4 +1,4 @@
-"""Hardware tiers: a size of model and of batches for each common size of GPU, as a place to start from."""
+"""Hardware presets: model size, context length and batch sizes for common sizes of GPU memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gptmill.config.errors import UserError
 
 HardwareName = Literal["auto", "8gb", "12gb", "24gb", "80gb"]
 
-# Widths that a recipe gave for a model of another width.
+# Resets what a recipe set for a model of another width.
 DEFAULT_WIDTHS: dict[str, Any] = {"num_kv_heads": None, "head_size": None, "ffn_size": None}
-TIERS: dict[str, dict[str, Any]] = {
+HARDWARE_PRESETS: dict[str, dict[str, Any]] = {
     "8gb": {
         **DEFAULT_WIDTHS,
         "num_layers": 8,
@@ -50,46 +50,47 @@ TIERS: dict[str, dict[str, Any]] = {
     },
 }
 GIB = 1 << 30
-CARD_SHARE = 0.9  # of what a card is sold with, the least that it reports: some of it goes to error correction
-USED_SHARE = 0.9  # of what a card reports, the most to plan for: CUDA, the allocator and the screen take some too
+MIN_REPORTED_SHARE = 0.9  # of the nominal memory: error correction (ECC) takes some of it
+USABLE_SHARE = 0.9  # of the reported memory: the CUDA context, fragmentation and the display take the rest
 
 
-def choose_tier(memory_bytes: int) -> str:
-    """The largest tier that a GPU with this much memory belongs to."""
-    fitting = [name for name in TIERS if memory_bytes >= CARD_SHARE * GIB * int(name.removesuffix("gb"))]
+def choose_preset(memory_bytes: int) -> str:
+    """The largest preset for a GPU with this much memory; raises UserError if all are larger."""
+    sizes = {name: MIN_REPORTED_SHARE * GIB * int(name.removesuffix("gb")) for name in HARDWARE_PRESETS}
+    fitting = [name for name, size_bytes in sizes.items() if size_bytes <= memory_bytes]
     if not fitting:
         raise UserError(
-            f"this GPU has {memory_bytes / GIB:.1f} GB, less than the smallest tier of {next(iter(TIERS))}; choose "
-            "a size without --hardware, such as --num_layers 6 --embd_size 384 --num_heads 6 --mini_batch_size 8"
+            f"this GPU has {memory_bytes / GIB:.1f} GB, less than the smallest preset, {next(iter(sizes))}; "
+            "set sizes without --hardware, e.g. --num_layers 6 --embd_size 384 --num_heads 6 --mini_batch_size 8"
         )
     return fitting[-1]
 
 
-def divide_batch(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with micro-batches that are no larger than the batch: a size may have a longer context."""
+def cap_micro_batch(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with mini_batch_size reduced to total_batch_size: a model preset may have a longer context."""
     size = int(values["mini_batch_size"])
     while size > 1 and size * values["context_length"] > values["total_batch_size"]:
-        size = _find_smaller(size)
+        size = _shrink(size)
     return {**values, "mini_batch_size": size}
 
 
-def fit_batch(values: dict[str, Any], estimate: Callable[[int], int], memory_bytes: int) -> dict[str, Any]:
-    """The values with micro-batches small enough for this much memory, and more of them: batches stay as they are.
+def fit_micro_batch(values: dict[str, Any], estimate: Callable[[int], int], memory_bytes: int) -> dict[str, Any]:
+    """The values with mini_batch_size reduced until it fits in memory; total_batch_size is unchanged.
 
-    `estimate` tells the bytes that micro-batches of so many windows take.
+    `estimate` returns the bytes needed at a mini_batch_size. Raises UserError if not even 1 fits.
     """
-    room, size = USED_SHARE * memory_bytes, int(values["mini_batch_size"])
-    while estimate(size) > room:
+    usable_bytes, size = USABLE_SHARE * memory_bytes, int(values["mini_batch_size"])
+    while estimate(size) > usable_bytes:
         if size == 1:
             raise UserError(
-                f"one window at a time takes about {estimate(1) / GIB:.1f} GB, and this GPU has "
-                f"{memory_bytes / GIB:.1f} GB; use a smaller size, a shorter --context_length, or "
+                f"a micro-batch of one window takes about {estimate(1) / GIB:.1f} GB, but this GPU has "
+                f"{memory_bytes / GIB:.1f} GB; use a smaller model, a shorter --context_length, or "
                 "--gradient_checkpointing full"
             )
-        size = _find_smaller(size)
+        size = _shrink(size)
     return {**values, "mini_batch_size": size}
 
 
-def _find_smaller(size: int) -> int:
-    """Half of it, or the nearest below that which divides it too."""
+def _shrink(size: int) -> int:
+    """The largest divisor of `size` up to half of it."""
     return next(smaller for smaller in range(size // 2, 0, -1) if size % smaller == 0)

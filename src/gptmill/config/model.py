@@ -1,7 +1,7 @@
-"""ModelConfig: which parts a model is composed of. Defaults are GPT-2 124M.
+"""ModelConfig: the architecture of a model. Defaults are GPT-2 124M.
 
-Where a part comes in variants, its field is a union of dataclasses: `--feed_forward moe` chooses one by its tag, and
-the variant's own fields stand beside it, flat like all others.
+A component with variants is a union of dataclasses: `--feed_forward moe` selects one by its tag, and the variant's own
+fields are flat flags and recipe keys like all others.
 """
 
 from __future__ import annotations
@@ -10,121 +10,121 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gptmill.config.windows import parse_windows
+from gptmill.config.value_syntax import parse_windows
 
-HIDDEN_MULTIPLE = 64  # widths that fit the hardware's tiles
+HIDDEN_MULTIPLE = 64  # keeps GEMM dimensions aligned with the hardware's tiles
 
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Mean and variance"""
+    """LayerNorm: subtracts the mean and divides by the standard deviation."""
 
     tag: ClassVar[str] = "layernorm"
     norm_bias: bool = True
-    """layernorm: give norms a bias."""
+    """layernorm: add a bias to the norms."""
 
 
 @dataclass(frozen=True)
 class RmsNorm:
-    """Variance alone, without a bias"""
+    """RMSNorm: divides by the root mean square; no mean, no bias."""
 
     tag: ClassVar[str] = "rmsnorm"
 
 
 @dataclass(frozen=True)
 class LearnedPositions:
-    """An embedding for each place, added to the token's"""
+    """Learned absolute position embeddings, as in GPT-2."""
 
     tag: ClassVar[str] = "learned"
 
 
 @dataclass(frozen=True)
 class NoScaling:
-    """Rotations as they are"""
+    """Unscaled RoPE."""
 
     tag: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """All rotations slowed down alike"""
+    """Linear RoPE scaling (position interpolation): all positions are divided by rope_factor."""
 
     tag: ClassVar[str] = "linear"
     rope_factor: float = 8.0
-    """rope_scaling linear, llama3: how much slower positions turn."""
+    """rope_scaling linear, llama3: factor by which positions are compressed."""
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Slow rotations slowed down, fast ones left as they are, as Llama 3.1 does"""
+    """Llama 3.1's RoPE scaling: low frequencies are divided by rope_factor, high frequencies are unchanged."""
 
     tag: ClassVar[str] = "llama3"
     rope_factor: float = 8.0
-    """rope_scaling linear, llama3: how much slower positions turn."""
+    """rope_scaling linear, llama3: factor by which positions are compressed."""
     rope_original_context: int = 8192
-    """rope_scaling llama3: the context length that the unscaled rotations were made for."""
+    """rope_scaling llama3: context length before scaling (original_max_position_embeddings)."""
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: queries and keys are turned by an angle that grows with their place"""
+    """Rotary position embeddings (RoPE) on queries and keys."""
 
     tag: ClassVar[str] = "rope"
     rope_base: float = 10_000.0
-    """rope: base of the geometric series of wavelengths."""
+    """rope: base of the frequencies (rope_theta)."""
     rope_scaling: NoScaling | LinearScaling | Llama3Scaling = NoScaling()
-    """rope: none; linear: positions divided by rope_factor; llama3: only the slow rotations."""
+    """rope: none, linear (position interpolation) or llama3 (low frequencies only)."""
 
 
 @dataclass(frozen=True)
 class NoPositions:
-    """Only the causal mask tells the order"""
+    """No position embeddings (NoPE): order comes from the causal mask alone."""
 
     tag: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True)
 class Gelu:
-    """Two matrices with GELU (tanh) between them, as GPT-2 has it"""
+    """MLP with GELU (tanh approximation), as in GPT-2."""
 
     tag: ClassVar[str] = "gelu"
     ffn_size: int | None = None
-    """Hidden width (default: 4 x embd_size; with gates 2/3 of it; of each expert that over experts_per_token)."""
+    """MLP intermediate size (default: 4 x embd_size; swiglu: 8/3 x embd_size; moe: that / experts_per_token)."""
 
 
 @dataclass(frozen=True)
 class Relu2:
-    """Two matrices with the square of ReLU between them"""
+    """MLP with squared ReLU."""
 
     tag: ClassVar[str] = "relu2"
     ffn_size: int | None = None
-    """Hidden width (default: 4 x embd_size; with gates 2/3 of it; of each expert that over experts_per_token)."""
+    """MLP intermediate size (default: 4 x embd_size; swiglu: 8/3 x embd_size; moe: that / experts_per_token)."""
 
 
 @dataclass(frozen=True)
 class SwiGlu:
-    """Three matrices: SiLU of one branch gates the other"""
+    """Gated MLP with SiLU (SwiGLU), as in Llama."""
 
     tag: ClassVar[str] = "swiglu"
     ffn_size: int | None = None
-    """Hidden width (default: 4 x embd_size; with gates 2/3 of it; of each expert that over experts_per_token)."""
+    """MLP intermediate size (default: 4 x embd_size; swiglu: 8/3 x embd_size; moe: that / experts_per_token)."""
 
 
 @dataclass(frozen=True)
 class Moe:
-    """A mixture of SwiGLU experts, some of them for each token; none is ever dropped"""
+    """Mixture of SwiGLU experts with top-k routing; no token is dropped."""
 
     tag: ClassVar[str] = "moe"
     num_experts: int = 8
-    """moe: experts in each layer."""
+    """moe: experts per layer."""
     experts_per_token: int = 2
-    """moe: how many of them each token goes to."""
+    """moe: experts that each token is routed to (top-k)."""
     ffn_size: int | None = None
-    """Hidden width (default: 4 x embd_size; with gates 2/3 of it; of each expert that over experts_per_token)."""
+    """MLP intermediate size (default: 4 x embd_size; swiglu: 8/3 x embd_size; moe: that / experts_per_token)."""
     router_aux_loss: float = 0.01
-    """moe: weight of the loss that spreads tokens evenly over experts."""
+    """moe: weight of the load-balancing loss."""
     router_z_loss: float = 0.001
-    """moe: weight of the loss that keeps the router's logits small."""
+    """moe: weight of the router z-loss, which keeps router logits small."""
 
 
 @dataclass(frozen=True)
@@ -132,43 +132,43 @@ class ModelConfig:
     """Model"""
 
     num_layers: int = 12
-    """Transformer blocks."""
+    """Number of transformer blocks (n_layer)."""
     embd_size: int = 768
-    """Width of the residual stream."""
+    """Hidden size (n_embd, d_model)."""
     num_heads: int = 12
-    """Attention heads; must divide embd_size, unless head_size is given."""
+    """Attention heads (n_head); must divide embd_size unless head_size is set."""
     context_length: int = 1024
-    """Tokens in one window, the longest text that the model sees at once."""
+    """Sequence length in tokens (block_size): training windows and the model's context."""
     dropout: float = 0.0
-    """Dropout probability on embeddings, attention and residual branches."""
+    """Dropout probability on embeddings, attention weights and residual branches."""
     norm: LayerNorm | RmsNorm = LayerNorm()
-    """Norm in front of each part: layernorm or rmsnorm."""
+    """Normalisation before attention, MLP and output head: layernorm or rmsnorm."""
     norm_eps: float = 1e-5
-    """What norms add to the variance."""
+    """Epsilon of the norms."""
     bias: bool = True
-    """Give the linear layers biases."""
+    """Use biases in the linear layers."""
     positions: LearnedPositions | Rope | NoPositions = LearnedPositions()
-    """How a token's place is told: learned, rope or none."""
+    """Position encoding: learned (absolute), rope (rotary) or none."""
     num_kv_heads: int | None = None
-    """Heads of keys and values, each shared by a group of query heads (default: num_heads, nothing shared)."""
+    """Key/value heads for grouped-query attention (GQA); 1 is multi-query (default: num_heads)."""
     head_size: int | None = None
-    """Width of an attention head (default: embd_size / num_heads)."""
+    """Dimension of an attention head (default: embd_size / num_heads)."""
     qk_norm: bool = False
-    """Normalise queries and keys (RMSNorm per head) before they meet."""
+    """Apply RMSNorm to queries and keys, per head (QK-norm)."""
     attention_windows: str | None = None
-    """How far back each layer sees, repeated over the layers, such as 256,256,full (default: all of the context)."""
+    """Sliding-window attention: windows of the layers, e.g. 256,256,full, repeated over all layers (default: full)."""
     feed_forward: Gelu | Relu2 | SwiGlu | Moe = Gelu()
-    """The other half of a block: gelu, relu2, swiglu, or moe, a mixture of experts."""
+    """Feed-forward layer (MLP): gelu, relu2, swiglu, or moe (mixture of experts)."""
     tied_head: bool = True
-    """Use the token embedding as the output head too."""
+    """Share the weights of token embedding and LM head (tied embeddings)."""
     logit_softcap: float | None = None
-    """Squeeze logits smoothly into plus and minus this (default: as they are)."""
+    """Soft-cap the logits at c: c * tanh(logits / c) (default: off)."""
     value_embeddings: int = 0
-    """Token embeddings that are added to the values of the first and the last so many layers."""
+    """Value embeddings: N extra token embeddings, added to the attention values of the first and last N layers."""
     zero_init: bool = False
-    """Start the projections into the residual stream at zero: every block is the identity at first."""
+    """Zero-initialise the projections into the residual stream: each block starts as the identity."""
     mtp_heads: int = 0
-    """Further tokens ahead that are predicted while training, each by a block of its own; sampling ignores them."""
+    """Multi-token prediction (MTP): extra blocks that predict further tokens ahead; used in training only."""
 
     @property
     def head_width(self) -> int:
@@ -180,7 +180,7 @@ class ModelConfig:
 
     @property
     def hidden_size(self) -> int:
-        """Width inside the feed-forward part, or inside each expert, chosen so that a token meets as many weights."""
+        """Intermediate size of the MLP or of each expert; the defaults give a token the same number of weights."""
         if self.feed_forward.ffn_size is not None:
             return self.feed_forward.ffn_size
         if isinstance(self.feed_forward, Gelu | Relu2):
@@ -189,7 +189,7 @@ class ModelConfig:
         return HIDDEN_MULTIPLE * math.ceil(8 * self.embd_size / 3 / share / HIDDEN_MULTIPLE)
 
     def list_windows(self) -> tuple[int | None, ...]:
-        """How far back each layer sees, its own place counted; None for all of the context."""
+        """Attention window of each layer, the current token included; None for full attention."""
         if self.attention_windows is None:
             return (None,) * self.num_layers
         pattern = parse_windows(self.attention_windows)

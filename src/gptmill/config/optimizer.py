@@ -1,4 +1,4 @@
-"""OptimizerConfig: how gradients become updates, and how large these are over a run."""
+"""OptimizerConfig: optimizer, learning-rate schedule, weight decay, gradient clipping and weight averaging."""
 
 from __future__ import annotations
 
@@ -8,90 +8,90 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW, fused into one kernel"""
+    """Fused AdamW."""
 
     tag: ClassVar[str] = "adamw"
     beta1: float = 0.9
-    """Decay rate of the first moment."""
+    """Decay rate of the first moment (momentum)."""
     beta2: float = 0.95
-    """Decay rate of the second moment (lion: of its momentum, 0.99 unless given)."""
+    """Decay rate of the second moment (lion: of the momentum, default 0.99)."""
     eps: float = 1e-8
-    """What AdamW adds to the root of the second moment."""
+    """Epsilon of AdamW."""
 
 
 @dataclass(frozen=True)
 class Muon:
-    """Momentum made orthogonal, for the matrices of the blocks; AdamW for all else"""
+    """Muon for the weight matrices of the blocks, AdamW for all other parameters."""
 
     tag: ClassVar[str] = "muon"
     matrix_lr: float = 0.02
-    """muon: learning rate of matrices at the end of warm-up; max_lr is that of all else."""
+    """muon: peak learning rate of the matrices; max_lr is that of all other parameters."""
     muon_momentum: float = 0.95
-    """muon: decay rate of the matrices' momentum."""
+    """muon: momentum of the matrices."""
     beta1: float = 0.9
-    """Decay rate of the first moment."""
+    """Decay rate of the first moment (momentum)."""
     beta2: float = 0.95
-    """Decay rate of the second moment (lion: of its momentum, 0.99 unless given)."""
+    """Decay rate of the second moment (lion: of the momentum, default 0.99)."""
     eps: float = 1e-8
-    """What AdamW adds to the root of the second moment."""
+    """Epsilon of AdamW."""
 
 
 @dataclass(frozen=True)
 class Lion:
-    """The sign of a momentum: half of AdamW's memory, and a learning rate several times lower"""
+    """Lion: half of AdamW's optimizer state; needs a learning rate several times lower."""
 
     tag: ClassVar[str] = "lion"
     beta1: float = 0.9
-    """Decay rate of the first moment."""
+    """Decay rate of the first moment (momentum)."""
     beta2: float = 0.99
-    """Decay rate of the second moment (lion: of its momentum, 0.99 unless given)."""
+    """Decay rate of the second moment (lion: of the momentum, default 0.99)."""
 
 
 @dataclass(frozen=True)
 class AdamW8bit:
-    """AdamW with moments of 8 bits"""
+    """AdamW with 8-bit optimizer state."""
 
     tag: ClassVar[str] = "adamw8bit"
     beta1: float = 0.9
-    """Decay rate of the first moment."""
+    """Decay rate of the first moment (momentum)."""
     beta2: float = 0.95
-    """Decay rate of the second moment (lion: of its momentum, 0.99 unless given)."""
+    """Decay rate of the second moment (lion: of the momentum, default 0.99)."""
     eps: float = 1e-8
-    """What AdamW adds to the root of the second moment."""
+    """Epsilon of AdamW."""
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a cosine from max_lr down to min_lr"""
+    """Cosine decay from max_lr to min_lr."""
 
     tag: ClassVar[str] = "cosine"
     min_lr: float = 1e-4
-    """Learning rate at the last step, of every schedule but constant."""
+    """Final learning rate, of every schedule but constant."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A straight line from max_lr down to min_lr"""
+    """Linear decay from max_lr to min_lr."""
 
     tag: ClassVar[str] = "linear"
     min_lr: float = 1e-4
-    """Learning rate at the last step, of every schedule but constant."""
+    """Final learning rate, of every schedule but constant."""
 
 
 @dataclass(frozen=True)
 class Wsd:
-    """Warm-up, a long stable stretch at max_lr, then a straight decay to min_lr"""
+    """Warm-up, stable, decay (WSD): constant at max_lr, then linear decay to min_lr."""
 
     tag: ClassVar[str] = "wsd"
     min_lr: float = 1e-4
-    """Learning rate at the last step, of every schedule but constant."""
+    """Final learning rate, of every schedule but constant."""
     decay_fraction: float = 0.2
-    """wsd: share of the steps, counted from the end, in which the rate decays."""
+    """wsd: fraction of all steps spent in the final decay."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """max_lr throughout"""
+    """Constant at max_lr after warm-up."""
 
     tag: ClassVar[str] = "constant"
 
@@ -101,16 +101,16 @@ class OptimizerConfig:
     """Optimizer and learning rate"""
 
     optimizer: AdamW | Muon | Lion | AdamW8bit = AdamW()
-    """adamw; muon: orthogonal updates for matrices; lion; adamw8bit: small moments (needs the quant extra)."""
+    """adamw, muon (matrices; AdamW for the rest), lion, or adamw8bit (8-bit state; needs the quant extra)."""
     max_lr: float = 1e-3
-    """Learning rate at the end of warm-up."""
+    """Peak learning rate, after warm-up."""
     schedule: Cosine | Linear | Wsd | Constant = Cosine()
-    """Course of the rate after warm-up: cosine, linear, wsd (stable, then decay) or constant."""
+    """Learning-rate schedule after warm-up: cosine, linear, wsd (warm-up, stable, decay) or constant."""
     warmup_steps: int = 715
-    """Steps of linear warm-up."""
+    """Steps of linear learning-rate warm-up."""
     weight_decay: float = 0.1
-    """Decay of matrices and embeddings; biases, norms and other vectors have none."""
+    """Weight decay of matrices and embeddings; biases, norms and other vectors have none."""
     grad_clip: float | None = 1.0
-    """Largest gradient norm; larger gradients are scaled down to it ("none" turns clipping off)."""
+    """Clip the global gradient norm to this value ("none" disables clipping)."""
     ema_decay: float | None = None
-    """Keep a moving average of the weights, such as 0.999: it is evaluated and saved beside them (default: none)."""
+    """Keep an exponential moving average (EMA) of the weights, e.g. 0.999; evaluated and saved too (default: off)."""

@@ -1,4 +1,7 @@
-"""Recipes: TOML files that set some fields and may extend another recipe. Defaults < recipe < command line."""
+"""Recipes: TOML files that set fields of a RunConfig and may extend another recipe.
+
+Precedence: defaults < recipe < command line.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
-from gptmill.config.renamed import RENAMED_FIELDS
+from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import EXPECTED, build_config, find_strays, list_fields, merge_values, parse_value
+from gptmill.config.schema import EXPECTED, build_config, find_inapplicable, list_fields, merge_values, parse_value
 from gptmill.config.validation import find_problems
 
 SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
 
 
 def list_recipes() -> dict[str, str]:
-    """Shipped recipes by name, each with the first line of its comment."""
+    """Titles of the shipped recipes by name."""
     return {path.stem: read_title(path) for path in sorted(SHIPPED.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def load_recipe(name_or_path: str) -> dict[str, Any]:
-    """The values that a recipe sets, those of the recipes that it extends included, keyed by field name."""
+    """The values that a recipe and the recipes it extends set, by field name; raises ConfigError with all problems."""
     problems: list[Problem] = []
     values = _load(_find(name_or_path, Path()), (), problems)
     if problems:
@@ -31,9 +34,9 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
 
 
 def make_config(recipe: str | None, flags: dict[str, Any]) -> RunConfig:
-    """Defaults, a recipe above them, and flags above both."""
+    """The config of a recipe with flags on top."""
     values = load_recipe(recipe) if recipe else {}
-    # Data that a flag names stands in the place of the recipe's own, and of what was said of that alone.
+    # A data flag replaces the recipe's data, and the settings that apply to that data only.
     replaced: set[str] = set()
     if "corpus" in flags:
         replaced = {"data_dir", "mixture"}
@@ -43,17 +46,19 @@ def make_config(recipe: str | None, flags: dict[str, Any]) -> RunConfig:
 
 
 def layer_config(*layers: dict[str, Any]) -> RunConfig:
-    """The config of several layers of values, later ones above; raises ConfigError for values without a place."""
+    """The config of several layers of values, later ones on top.
+
+    Raises ConfigError for values that apply only to a variant that is not selected.
+    """
     values: dict[str, Any] = {}
     for layer in layers:
         values = merge_values(RunConfig, values, layer)
     problems = []
-    for name, homes in find_strays(RunConfig, values).items():
-        wanted = " or ".join(f"{field} {tag}" for field, tag in homes)
+    for name, owners in find_inapplicable(RunConfig, values).items():
+        variants = " or ".join(f"{field} {tag}" for field, tag in owners)
+        field, tag = owners[0]
         problems.append(
-            Problem(
-                f"{name} = {values[name]}", f"belongs to {wanted}; add --{homes[0][0]} {homes[0][1]}, or leave it out"
-            )
+            Problem(f"{name} = {values[name]}", f"applies only to {variants}; add --{field} {tag}, or remove it")
         )
     if problems:
         raise ConfigError(problems)
@@ -61,7 +66,7 @@ def layer_config(*layers: dict[str, Any]) -> RunConfig:
 
 
 def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:
-    """What is wrong with the recipe among `words`, or with it and the flags together."""
+    """Problems of the recipe among `words`, and of its config with the flags on top."""
     recipe = next((word for word in words if word.endswith(".toml") or word in list_recipes()), None)
     try:
         return find_problems(make_config(recipe, flags))
@@ -74,7 +79,7 @@ def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Proble
 def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[str, Any]:
     if path in trail:
         chain = " extends ".join(str(step) for step in (*trail, path))
-        raise UserError(f"recipes extend each other in a circle: {chain}; remove one of the extends lines")
+        raise UserError(f"circular extends: {chain}; remove one of the extends lines")
     table = _read_toml(path)
     parent = table.pop("extends", None)
     values: dict[str, Any] = {}
@@ -86,7 +91,7 @@ def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[
         except UserError as error:
             raise UserError(f"{path} extends {parent!r}: {error}") from None
     elif parent is not None:
-        problems.append(Problem(f"{path}: extends = {parent!r}", "expected a recipe's name or path in quotes"))
+        problems.append(Problem(f"{path}: extends = {parent!r}", "expected the name or path of a recipe in quotes"))
     own: dict[str, Any] = {}
     for section, content in table.items():
         own.update(_read_section(path, section, content, problems))
@@ -100,11 +105,15 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
         problems.append(Problem(f"{path}: {section} = {content!r}", f"expected a section [{section}]"))
         return {}
     if section not in sections:
-        home = f": {section} belongs under [{fields[section].section}]" if section in fields else ""
         known = ", ".join(f"[{name}]" for name in sorted(sections))
-        hint = home or f"{suggest(section, sections)}; the sections are {known}"
+        hint = f"{suggest(section, sections)}; the sections are {known}"
+        if field := fields.get(RENAMED_FIELDS.get(section, section)):
+            hint = f": {section} belongs under [{field.section}]"
         problems.append(Problem(f"{path}: {section}", f"unknown section{hint}"))
         return {}
+    for name, keys in find_repeated_fields(content).items():
+        advice = f"are two names of the same option; keep {name} only"
+        problems.append(Problem(f"{path}: [{section}] {' and '.join(keys)}", advice))
     values: dict[str, Any] = {}
     for key, raw in content.items():
         field = fields.get(RENAMED_FIELDS.get(key, key))
@@ -124,16 +133,16 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
 
 
 def _find(name_or_path: str, base: Path) -> Path:
-    """A name is a shipped recipe; what ends in .toml or has a folder in it is a path."""
+    """The path of a shipped recipe, or of a file if the text ends in .toml or contains a folder."""
     path = base / name_or_path
     if path.suffix == ".toml" or len(Path(name_or_path).parts) > 1:
         if path.exists():
             return path.resolve()
-        raise UserError(f"recipe {path} does not exist; give a path to a .toml file or one of {_names()}")
+        raise UserError(f"recipe {path} does not exist; give the path of a .toml file or one of {_names()}")
     if name_or_path in list_recipes():
         return SHIPPED / f"{name_or_path}.toml"
     near = suggest(name_or_path, list_recipes())
-    raise UserError(f"no recipe is called {name_or_path!r}{near}; give a path to a .toml file or one of {_names()}")
+    raise UserError(f"unknown recipe {name_or_path!r}{near}; give the path of a .toml file or one of {_names()}")
 
 
 def _names() -> str:
@@ -150,9 +159,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
             f"cannot read recipe {path}: {error.strerror or error}; check the path and its permissions"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe {path} is not valid TOML: {error}; correct that place") from None
+        raise UserError(f"recipe {path} is not valid TOML: {error}; fix the syntax there") from None
 
 
 def read_title(path: Path) -> str:
-    """The first line of a recipe's comment."""
+    """The title of a recipe: the first line of its comment."""
     return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ").rstrip()

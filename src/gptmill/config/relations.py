@@ -1,4 +1,4 @@
-"""What must hold between fields of a RunConfig, each with the fix: batches, rates and data."""
+"""Constraints between fields of a RunConfig, each with its fix: batch sizes, learning rates and data."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gptmill.config.mixtures import parse_mixture
-from gptmill.config.stages import parse_stages
+from gptmill.config.value_syntax import parse_mixture, parse_stages
 
 Values = dict[str, Any]
+"""The values of all fields by name, and "world_size", the number of ranks."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """What a field must be beside others; only looked at where all of them are sound by themselves."""
+    """A constraint of a field that depends on other fields; checked only if each of them is valid by itself."""
 
     name: str
     others: str
-    find_fix: Callable[[Values, int], str]
+    check: Callable[[Values], str]
+    """Returns what is wrong and how to fix it, or an empty text."""
 
 
-def _fix_min_lr(values: Values, world_size: int) -> str:  # noqa: ARG001
+def _check_min_lr(values: Values) -> str:
     max_lr, min_lr = values["max_lr"], values.get("min_lr", 0.0)
     return f"is above max_lr {max_lr:g}; lower it or raise max_lr" if min_lr > max_lr else ""
 
 
-def _fix_batch(values: Values, world_size: int) -> str:
-    return _fix_batch_size(values["total_batch_size"], values, world_size)
+def _check_total_batch_size(values: Values) -> str:
+    return _check_batch_size(values["total_batch_size"], values)
 
 
-def _fix_batch_size(batch: int, values: Values, world_size: int) -> str:
-    windows, window = values["mini_batch_size"], values["context_length"]
+def _check_batch_size(batch: int, values: Values) -> str:
+    windows, window, world_size = values["mini_batch_size"], values["context_length"], values["world_size"]
     quantum = windows * window * world_size
     if batch % quantum == 0:
         return ""
@@ -41,28 +42,28 @@ def _fix_batch_size(batch: int, values: Values, world_size: int) -> str:
     return f"is not a multiple of {product}; the nearest are {nearest}"
 
 
-def _fix_batch_stages(values: Values, world_size: int) -> str:
+def _check_batch_size_warmup(values: Values) -> str:
     if values["batch_size_warmup"] is None:
         return ""
     try:
         sizes = [stage.size for stage in parse_stages(values["batch_size_warmup"], "65536:500,131072:2000")]
     except ValueError as error:
         return str(error)
-    fixes = ((size, _fix_batch_size(size, values, world_size)) for size in sizes)
+    fixes = ((size, _check_batch_size(size, values)) for size in sizes)
     return next((f"has a batch of {size} tokens, which {fix}" for size, fix in fixes if fix), "")
 
 
-def _fix_eval_tokens(values: Values, world_size: int) -> str:  # noqa: ARG001
+def _check_eval_tokens(values: Values) -> str:
     window = values["context_length"]
     is_short = values["eval_tokens"] < window
     return f"is less than one window of context_length {window}; use at least {window}" if is_short else ""
 
 
-def _fix_mixture(values: Values, world_size: int) -> str:  # noqa: ARG001
+def _check_mixture(values: Values) -> str:
     if values["mixture"] is None:
         return ""
     if extra := [name for name in ("corpus", "data_dir") if values[name] is not None]:
-        return f"names all the data of the run, and {extra[0]} = {values[extra[0]]} does too; leave one of them out"
+        return f"replaces corpus and data_dir, but {extra[0]} = {values[extra[0]]} is set too; remove one of them"
     try:
         parse_mixture(values["mixture"])
     except ValueError as error:
@@ -70,23 +71,23 @@ def _fix_mixture(values: Values, world_size: int) -> str:  # noqa: ARG001
     return ""
 
 
-def _fix_order(values: Values, world_size: int) -> str:  # noqa: ARG001
+def _check_order(values: Values) -> str:
     if values["documents"] != "whole" or values["order"] == "shuffle":
         return ""
-    return "orders windows, and documents = whole has none; use order shuffle, or documents packed or masked"
+    return "orders windows, but documents = whole has none; use order shuffle, or documents packed or masked"
 
 
-def _fix_shift(values: Values, world_size: int) -> str:  # noqa: ARG001
+def _check_shift_windows(values: Values) -> str:
     if not values["shift_windows"] or values["documents"] != "whole":
         return ""
-    return "moves windows, and documents = whole has none; leave it out, or use documents packed or masked"
+    return "shifts windows, but documents = whole has none; remove it, or use documents packed or masked"
 
 
-def _fix_stages(values: Values, world_size: int) -> str:  # noqa: ARG001
+def _check_context_warmup(values: Values) -> str:
     if values["context_warmup"] is None:
         return ""
     if values["documents"] == "whole":
-        return "cuts windows, and documents = whole has none; leave it out, or use documents packed or masked"
+        return "shortens windows, but documents = whole has none; remove it, or use documents packed or masked"
     window = values["context_length"]
     try:
         lengths = [stage.size for stage in parse_stages(values["context_warmup"], "256:500,512:1500")]
@@ -96,7 +97,7 @@ def _fix_stages(values: Values, world_size: int) -> str:  # noqa: ARG001
     if wrong is None:
         return ""
     below = next(length for length in range(min(wrong, window), 0, -1) if window % length == 0)
-    return f"has windows of {wrong} tokens, which do not divide context_length {window}; the next below is {below}"
+    return f"has windows of {wrong} tokens, which do not divide context_length {window}; use {below} instead"
 
 
 def join_numbers(numbers: list[int]) -> str:
@@ -104,12 +105,12 @@ def join_numbers(numbers: list[int]) -> str:
 
 
 RELATIONS = (
-    Relation("min_lr", "max_lr", _fix_min_lr),
-    Relation("total_batch_size", "mini_batch_size context_length", _fix_batch),
-    Relation("batch_size_warmup", "mini_batch_size context_length", _fix_batch_stages),
-    Relation("eval_tokens", "context_length", _fix_eval_tokens),
-    Relation("mixture", "corpus data_dir", _fix_mixture),
-    Relation("order", "documents", _fix_order),
-    Relation("shift_windows", "documents", _fix_shift),
-    Relation("context_warmup", "documents context_length", _fix_stages),
+    Relation("min_lr", "max_lr", _check_min_lr),
+    Relation("total_batch_size", "mini_batch_size context_length", _check_total_batch_size),
+    Relation("batch_size_warmup", "mini_batch_size context_length", _check_batch_size_warmup),
+    Relation("eval_tokens", "context_length", _check_eval_tokens),
+    Relation("mixture", "corpus data_dir", _check_mixture),
+    Relation("order", "documents", _check_order),
+    Relation("shift_windows", "documents", _check_shift_windows),
+    Relation("context_warmup", "documents context_length", _check_context_warmup),
 )

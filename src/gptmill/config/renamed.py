@@ -1,7 +1,8 @@
-"""Options that had another name once. Runs on disk, recipes and scripts may still use it."""
+"""Former names of options, still accepted in recipes, on the command line and in saved configs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 RENAMED_FIELDS = {
@@ -16,6 +17,14 @@ RENAMED_FIELDS = {
 RENAMED_CHOICES = {("guard", "heal"): "rollback"}
 
 
-def use_current_names(values: dict[str, Any]) -> dict[str, Any]:
-    """The same values under the names that fields have now."""
+def use_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values under the current names of their fields."""
     return {RENAMED_FIELDS.get(name, name): value for name, value in values.items()}
+
+
+def find_repeated_fields(names: Iterable[str], aliases: Mapping[str, str] = RENAMED_FIELDS) -> dict[str, list[str]]:
+    """Fields that are given under more than one name, with those names; `aliases` maps names to fields."""
+    names_of: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        names_of.setdefault(aliases.get(name, name), []).append(name)
+    return {field: found for field, found in names_of.items() if len(found) > 1}

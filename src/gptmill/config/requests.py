@@ -1,4 +1,7 @@
-"""What the verbs other than training proper are asked for. Same rules as RunConfig: frozen, documented, checked."""
+"""Options of the verbs, and those of training that belong to one start and not to the run's config.
+
+The rules are RunConfig's: frozen dataclasses, and a field's docstring is its `--help` text.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,32 @@ from gptmill.config.run import DeviceName
 
 @dataclass(frozen=True)
 class StartOptions:
-    """This start of the run"""
+    """Start and resume"""
 
     resume: str | None = None
-    """Go on from latest, best, a step, or a checkpoint's path; auto: from latest, or anew where there is no run."""
+    """Resume from latest, best, a step or a checkpoint's path; auto: from latest, or start a new run if none exists."""
     allow_changes: bool = False
-    """Let the resumed run change what makes it differ from the unbroken one."""
+    """Allow a resumed run to change options that affect its results."""
     list_checkpoints: bool = False
     """List the run's checkpoints and exit."""
     time_limit: str | None = None
-    """Save and stop before this much time has passed, such as 3h50m."""
+    """Save a checkpoint and stop before this much time has passed, e.g. 3h50m."""
     supervise: bool = False
-    """Start the run again when it crashes or hangs, from its newest sound checkpoint."""
+    """Restart the run from its newest valid checkpoint when it crashes or hangs."""
     max_restarts: int = 10
-    """supervise: how many times."""
+    """supervise: maximum number of restarts."""
     force_cpu: bool = False
-    """Do exactly one step on the CPU and exit: a smoke test of the whole pipeline."""
+    """Smoke test: run one step on the CPU, through evaluation, sampling and checkpoint, and exit."""
 
 
 @dataclass(frozen=True)
 class PresetOptions:
-    """Presets: values that stand above the recipe and below the flags"""
+    """Presets: override the recipe; flags override them"""
 
     size: str | None = None
-    """Shape of the model by its name, such as gpt2-medium or tiny-qwen3 (gptmill config list names them)."""
+    """Model architecture by name, e.g. gpt2-medium or tiny-qwen3 (gptmill config list shows all)."""
     hardware: HardwareName | None = None
-    """Batch, context, accumulation and size for a GPU of so much memory; auto looks at the one that is here."""
+    """Model size, context length and batch sizes for a GPU with this much memory; auto: for this machine's GPU."""
 
 
 @dataclass(frozen=True)
@@ -44,37 +47,37 @@ class ReadingOptions:
     """Reading"""
 
     text_field: str = "text"
-    """Field or column that holds the text in JSON, CSV and parquet."""
+    """Field or column that holds the text in JSON, CSV and Parquet files."""
     separator: str | None = None
-    """Text between the documents of one text file, such as \\n<|endoftext|>\\n (default: a file is a document)."""
+    """Separator of documents in a text file, e.g. \\n<|endoftext|>\\n (default: one document per file)."""
     from_file: str | None = None
-    """File to read a named corpus from instead of downloading it (also --from)."""
+    """Local file of a named corpus, used instead of downloading it (also --from)."""
 
 
 @dataclass(frozen=True)
 class CleaningOptions:
-    """Cleaning: all off unless asked for"""
+    """Cleaning and filtering (all off by default)"""
 
     fix_unicode: bool = False
-    """Repair text that was decoded wrongly once (needs the data extra)."""
+    """Repair mojibake: text decoded with the wrong encoding (needs the data extra)."""
     normalize: Literal["nfc", "nfkc"] | None = None
-    """Unicode normalisation form to bring the text into."""
+    """Unicode normalisation form of the text."""
     drop_duplicates: bool = False
-    """Keep one of documents with equal text."""
+    """Exact deduplication: drop documents with the same text."""
     drop_near_duplicates: bool = False
-    """Keep one of documents with almost equal text, found by MinHash (needs the data extra)."""
+    """Fuzzy deduplication: drop near-duplicates, found with MinHash (needs the data extra)."""
     languages: str | None = None
-    """Keep documents in these languages only, such as en,de (needs the data extra)."""
+    """Language filter: keep only documents in these languages, e.g. en,de (needs the data extra)."""
     min_language_score: float = 0.5
-    """How sure of the language to be, from 0 to 1."""
+    """Minimum confidence of the language identification, from 0 to 1."""
     min_chars: int | None = None
     """Drop documents with fewer characters."""
     max_chars: int | None = None
     """Drop documents with more characters."""
     max_symbol_ratio: float | None = None
-    """Drop documents in which more than this share of the characters are neither letters, digits nor white space."""
+    """Drop documents with more than this fraction of characters that are not letters, digits or white space."""
     max_repetition: float | None = None
-    """Drop documents in which more than this share of the text stands in repeated lines or phrases."""
+    """Drop documents with more than this fraction of text in repeated lines or phrases."""
 
 
 @dataclass(frozen=True)
@@ -82,75 +85,75 @@ class PrepareRequest:
     """Preparation"""
 
     out: str | None = None
-    """Folder to write (default: data/SOURCE-TOKENIZER)."""
+    """Output folder (default: data/SOURCE-TOKENIZER)."""
     tokenizer: str = "gpt2"
-    """gpt2, byte, char (the corpus' own alphabet), another tiktoken encoding, or the path of a tokenizer.json."""
+    """gpt2, byte, char (the corpus' characters), another tiktoken encoding, or the path of a tokenizer.json."""
     val_fraction: float = 0.01
-    """Share of the corpus kept for validation."""
+    """Fraction of the corpus held out for validation."""
     val_source: str | None = None
-    """Source of the validation text, where it is apart; then nothing is split off."""
+    """Separate source of validation text; if set, nothing is split off."""
     split: Literal["auto", "documents", "tail"] = "auto"
-    """documents: whole documents, chosen by content; tail: the end of each; auto: tail for a few files of text."""
+    """Validation split: whole documents, by content hash, or the tail of each; auto: tail for a few text files."""
     shard_tokens: int = 100_000_000
     """Tokens per shard file."""
     processes: int | None = None
-    """Processes that read and encode (default: one for each core). The result does not depend on it."""
+    """Worker processes (default: one per core); does not affect the result."""
     cluster: str | None = None
-    """Address of a Dask scheduler whose workers do it instead (needs the cluster extra and a shared file system)."""
+    """Address of a Dask scheduler to run the work on (needs the cluster extra and a shared file system)."""
     overwrite: bool = False
-    """Replace what the folder holds."""
+    """Overwrite the contents of the output folder."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
     cleaning: CleaningOptions = field(default_factory=CleaningOptions)
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """A look at data"""
+    """Data inspection"""
 
     split: Literal["train", "val"] = "train"
-    """show: the split to look into."""
+    """show: the split to read."""
     window: int = 0
-    """show: number of the first window, as stored."""
+    """show: index of the first window, in the stored order."""
     count: int = 1
-    """show: how many windows."""
+    """show: number of windows."""
     context_length: int = 256
-    """show: tokens in a window."""
+    """show: tokens per window."""
     run: str | None = None
-    """show: the run whose step is shown. score: the run whose model judges. A name, or the path of its folder."""
+    """Name or folder of a run. show: the run whose step is shown. score: the run whose model scores."""
     step: int | None = None
-    """show: step of the run: prints the documents that were in it."""
+    """show: print the documents that were in this step of the run."""
     full: bool = False
-    """show: whole texts of a step's windows, not only how its documents begin."""
+    """show: print the full text of a step's documents, not only the beginning."""
     by: Literal["length", "loss"] = "length"
-    """score: tokens in each document, or its mean loss under the model of --run."""
+    """score: number of tokens, or mean loss under the model of --run."""
     name: str | None = None
-    """score: name under which the scores are kept, for --score of gptmill train (default: the value of --by)."""
+    """score: name to save the scores under, for gptmill train --score (default: the value of --by)."""
     tokenizer: str | None = None
-    """Tokenizer of token files that do not say theirs (default: gpt2)."""
+    """Tokenizer of token files that do not record theirs (default: gpt2)."""
     logdir: str = "runs"
-    """Folder in which a run given by name is looked up."""
+    """Folder that contains all runs."""
     device: DeviceName = "auto"
-    """score: where to run the model."""
+    """score: device to run the model on."""
 
 
 @dataclass(frozen=True)
 class CheckpointsRequest:
-    """A run's checkpoints"""
+    """Checkpoints of a run"""
 
     logdir: str = "runs"
-    """Folder in which a run given by name is looked up."""
+    """Folder that contains all runs."""
     keep: int | None = None
-    """prune: how many rolling checkpoints to keep (default: the run's keep_checkpoints)."""
+    """prune: number of rolling checkpoints to keep (default: the run's keep_checkpoints)."""
 
 
 @dataclass(frozen=True)
 class VerifyResumeRequest:
-    """ResumeCheck"""
+    """Resume check"""
 
     steps: int = 20
-    """Steps to train, once straight and once with a kill in the middle."""
+    """Steps to train, once uninterrupted and once with a kill halfway."""
     keep_runs: str | None = None
-    """Folder in which the two runs are kept (default: a temporary one)."""
+    """Folder to keep the runs in (default: a temporary folder)."""
 
 
 @dataclass(frozen=True)
@@ -158,29 +161,29 @@ class SampleRequest:
     """Sampling"""
 
     prompt: str = ""
-    """Text to continue; empty starts a new document."""
+    """Prompt; empty starts a new document."""
     num_samples: int = 1
-    """How many continuations to draw."""
+    """Number of samples."""
     max_new_tokens: int = 256
-    """Tokens to draw for each."""
+    """Maximum number of tokens to generate per sample."""
     temperature: float = 0.8
-    """Below 1 is safer, above 1 bolder; 0 always takes the likeliest token."""
+    """Sampling temperature; 0 is greedy decoding."""
     top_k: int | None = None
-    """Draw from the k likeliest tokens only."""
+    """Sample from the k most likely tokens only."""
     top_p: float | None = None
-    """Draw from the likeliest tokens that together hold this probability."""
+    """Nucleus sampling: sample from the most likely tokens with this total probability."""
     seed: int = 42
-    """Seed of the draw; sample i uses seed + i."""
+    """Random seed; sample i uses seed + i."""
     checkpoint: str = "latest"
     """Checkpoint to use: latest, best, or a step (also --step)."""
     weights: Literal["raw", "ema"] = "raw"
-    """raw: the weights as they were trained; ema: their moving average, of a run with ema_decay."""
+    """raw: the trained weights; ema: their exponential moving average, of a run with ema_decay."""
     compile: bool = False
-    """Compile the model first: worth it for long or many samples."""
+    """Compile the model first; pays off for long or many samples."""
     device: DeviceName = "auto"
-    """Where to run the model."""
+    """Device to run the model on."""
     logdir: str = "runs"
-    """Folder in which a run given by name is looked up."""
+    """Folder that contains all runs."""
 
 
 @dataclass(frozen=True)
@@ -188,15 +191,15 @@ class TokenizerRequest:
     """Tokenizer"""
 
     vocab_size: int = 32_768
-    """Ids of the tokenizer to train: 256 bytes, the merges, and one for the end of a text."""
+    """Vocabulary size: 256 bytes, the merges, and one end-of-text token."""
     out: str = "tokenizer.json"
-    """File to write."""
+    """Output file."""
     max_mb: int = 1_000
-    """Train on the first so many MB of text; the rest is not read."""
+    """Train on the first N MB of text; the rest is not read."""
     overwrite: bool = False
-    """Replace the file."""
+    """Overwrite the file."""
     text: str | None = None
-    """Text whose pieces to show."""
+    """show: text to tokenize."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
 
 
@@ -205,28 +208,28 @@ class TuneRequest:
     """Tuning"""
 
     steps: int = 12
-    """Steps of each trial that are measured, after some that are not."""
+    """Measured steps per trial, after some warm-up steps."""
     ranks: int = 1
-    """Ranks that the run will have: the batches are those of one of them, which is measured alone."""
+    """Number of ranks of the planned run; trials run one rank's share of the batch, on one device."""
     max_trials: int | None = None
-    """Trials after which to be content with the best so far (default: as many as it takes)."""
+    """Maximum number of trials (default: unlimited)."""
     time_limit: str | None = None
-    """Time after which to be content with the best so far, such as 20m."""
+    """Stop after this much time with the best result so far, e.g. 20m."""
     write: str | None = None
-    """File of a new recipe that extends RECIPE with the flags and what was found, such as tuned.toml."""
+    """Write a recipe that extends RECIPE with the flags and the best settings, e.g. tuned.toml."""
     overwrite: bool = False
-    """Replace that file."""
+    """Overwrite that file."""
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Bench"""
+    """Benchmark"""
 
     ablate: bool = False
-    """Measure what each optimization brings, alone and together with the others, against the naive way."""
+    """Ablation: measure each optimization alone, left out, and all together, against a naive baseline."""
     rows: str | None = None
-    """ablate: rows to measure instead of all, such as naive,compile,all,no-compile."""
+    """ablate: rows to measure, e.g. naive,compile,all,no-compile (default: all)."""
     steps: int = 30
-    """Steps to measure, after some to warm up; the median counts."""
+    """Measured steps, after some warm-up steps; the median is reported."""
     json: str | None = None
-    """File to write all that was measured to."""
+    """Write all measurements to this JSON file."""

@@ -1,6 +1,6 @@
-"""RunConfig: what the user asked for. Defaults are GPT-2 124M as the paper's reproductions train it.
+"""RunConfig: everything a training run is configured with. Defaults reproduce GPT-2 124M.
 
-Every field's docstring is the one text behind `--help` and the comments of `gptmill config show`.
+A field's docstring is its `--help` text and its comment in `gptmill config show`.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ class DataConfig:
     """Data"""
 
     corpus: str | None = None
-    """Any source that gptmill prepare takes: prepared on first use when data_dir does not exist yet."""
+    """Text to train on, any source of gptmill prepare; tokenized on first use if data_dir does not exist."""
     data_dir: str | None = None
-    """Folder of prepared token shards (default: data/CORPUS-TOKENIZER)."""
+    """Folder or URL of tokenized shards (default: data/CORPUS-TOKENIZER)."""
     tokenizer: str | None = None
-    """Tokenizer that the shards must have been made with (default: the shards' own; gpt2 when preparing)."""
+    """Tokenizer that the shards must use (default: the one they were prepared with; gpt2 when preparing)."""
     val_fraction: float = 0.01
-    """Share of the corpus kept for validation when it is prepared."""
+    """Fraction of the corpus held out for validation when it is prepared."""
     mixture: str | None = None
-    """Prepared folders and their shares instead of data_dir, such as data/books=0.7,data/code=0.3."""
+    """Data mixture instead of data_dir: folders with sampling weights, e.g. data/books=0.7,data/code=0.3."""
     order: OrderName = "shuffle"
-    """shuffle: all windows anew each epoch; shards: whole shards only; sequential: nothing; curriculum: by score."""
+    """shuffle: all windows, anew every epoch; shards: whole shards; sequential: as stored; curriculum: by score."""
     score: str = "length"
-    """Score that order curriculum follows in its first epoch, from low to high: one that gptmill data score made."""
+    """order curriculum: the score that sorts the first epoch, low to high; made by gptmill data score."""
     documents: DocumentsName = "packed"
-    """packed: windows run over documents' ends; masked: the same without attention across; whole: rows by document."""
+    """packed: windows span documents; masked: packing with document masks; whole: a document per row, by length."""
     shift_windows: bool = False
-    """Cut the windows of each epoch at other places: for a small corpus that is read many times."""
+    """Offset the window boundaries in each epoch; useful when a small corpus is repeated many times."""
     cache_gb: float = 20.0
-    """Disk space for the shards of a data_dir that is an address, such as s3://bucket/corpus."""
+    """Disk cache in GB for the shards of a remote data_dir, e.g. s3://bucket/corpus."""
     data_on_device: bool = False
-    """Keep all training tokens in the device's memory: fastest where they fit."""
+    """Keep all training tokens in device memory; fastest if they fit."""
     prefetch_batches: int = 3
-    """Micro-batches that are read while the model computes; 0 reads each one when its turn has come."""
+    """Micro-batches that the data loader prefetches; 0 loads each one on demand."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +59,25 @@ class TrainingConfig:
     """Training"""
 
     total_batch_size: int = 524_288
-    """Tokens per optimizer step, over all ranks and micro-batches."""
+    """Tokens per optimizer step over all ranks; gradient accumulation makes up the difference to mini_batch_size."""
     mini_batch_size: int = 32
-    """Windows per micro-batch and rank: as many as fit in memory."""
+    """Micro-batch size: sequences per forward/backward pass on each device (per-device batch size)."""
     num_epochs: int = 5
-    """Passes over the corpus; ignored when max_steps is given."""
+    """Passes over the corpus; ignored if max_steps is set."""
     steps_per_epoch: int | None = None
     """Steps that count as one epoch (default: one pass over the corpus)."""
     max_steps: int | None = None
-    """Optimizer steps to train for (default: num_epochs x steps_per_epoch)."""
+    """Total optimizer steps (default: num_epochs x steps_per_epoch)."""
     context_warmup: str | None = None
-    """Shorter windows at first, such as 256:500,512:1500: 256 tokens up to step 500, then 512 up to step 1,500."""
+    """Sequence-length warm-up, e.g. 256:500,512:1500: 256 tokens until step 500, then 512 until step 1,500."""
     batch_size_warmup: str | None = None
-    """Other batches at first, such as 65536:500: 65,536 tokens per step up to step 500, then total_batch_size."""
+    """Batch-size warm-up, e.g. 65536:500: 65,536 tokens per step until step 500, then total_batch_size."""
     label_smoothing: float = 0.0
-    """Probability mass spread evenly over the vocabulary in the training loss."""
+    """Label smoothing in the training loss: probability mass spread uniformly over the vocabulary."""
     z_loss: float = 0.0
-    """Weight of the loss that keeps the logarithm of the softmax's sum near 0, such as 1e-4."""
+    """Weight of the z-loss, which keeps the log of the softmax denominator near 0, e.g. 1e-4."""
     seed: int = 1337
-    """Seed of initialisation, dropout and data order."""
+    """Random seed of initialisation, dropout and data order."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class EvaluationConfig:
     """Evaluation"""
 
     eval_freq: int = 250
-    """Steps between evaluations; the start and the end are always evaluated."""
+    """Steps between evaluations; the start and the end of the run are always evaluated."""
     eval_tokens: int = 655_360
-    """Validation tokens per evaluation, at fixed places spread over the validation split."""
+    """Validation tokens per evaluation: always the same ones, spread over the validation split."""
     sample_prompt: str = "Hello, I am a language model"
-    """Prompt of the sample drawn at each evaluation."""
+    """Prompt of the text sample generated at each evaluation."""
     sample_tokens: int = 32
-    """Tokens drawn for that sample; 0 draws none."""
+    """Length of that sample in tokens; 0 disables it."""
 
 
 @dataclass(frozen=True)
@@ -99,43 +99,43 @@ class CheckpointConfig:
     """Checkpoints"""
 
     checkpoint_freq: int = 250
-    """Steps between rolling checkpoints; the end is always saved."""
+    """Steps between rolling checkpoints; the last step is always saved."""
     keep_checkpoints: int = 10
-    """How many rolling checkpoints are kept, beside latest, latest_backup, best_model, epochs and milestones."""
+    """Rolling checkpoints to keep, besides latest, latest_backup, best_model, epochs and milestones."""
     milestone_freq: int | None = None
-    """Steps between checkpoints that are kept for ever (default: none)."""
+    """Steps between milestone checkpoints, which are never deleted (default: none)."""
     save_in_background: bool = True
-    """Write checkpoints while training goes on; otherwise training waits until they are durable."""
+    """Write checkpoints asynchronously; otherwise training waits until they are on disk."""
     mirror_to: str | None = None
-    """Address to copy checkpoints to, such as s3://bucket/runs (needs the cloud extra)."""
+    """Remote mirror for checkpoints, e.g. s3://bucket/runs (needs the cloud extra)."""
     mirror_tiers: str = "best_model,epoch,milestone"
-    """Which of latest, best_model, epoch, rolling and milestone are copied there."""
+    """Checkpoints to mirror: any of latest, best_model, epoch, rolling, milestone."""
 
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """Guard: what is done when training goes wrong"""
+    """Guard: loss spikes, divergence, early stopping and hangs"""
 
     guard: GuardMode = "rollback"
-    """off; warn: skip updates that are not finite; rollback: also go back behind a loss spike and skip its data."""
+    """Loss-spike detector: off; warn: skip non-finite updates; rollback: also roll back and skip the spike's data."""
     guard_window: int = 128
-    """Steps that make up the recent band of loss and gradient norm."""
+    """Recent steps from which the spike detector takes the usual loss and gradient norm."""
     spike_threshold: float = 6.0
-    """How far above the band a spike is, in robust standard deviations."""
+    """Loss spike: how far above the median of those steps, in robust standard deviations (MAD)."""
     max_skips: int = 5
-    """Updates skipped in a row before the run goes back."""
+    """Consecutive skipped updates that trigger a rollback."""
     max_rollbacks: int = 5
-    """Times that the run goes back before it stops with an explanation."""
+    """Consecutive rollbacks after which the run stops as diverged."""
     snapshot_freq: int = 50
-    """Steps between snapshots in the host's memory, from which the run goes back."""
+    """Steps between in-memory snapshots (host RAM) to roll back to."""
     early_stop_patience: int | None = None
-    """Evaluations without improvement after which training ends (default: it goes on to its last step)."""
+    """Early stopping: evaluations without improvement before training ends (default: off)."""
     early_stop_min_delta: float = 0.0
-    """How much lower a validation loss must be to count as an improvement."""
+    """Early stopping: smallest decrease of the validation loss that counts as an improvement."""
     hang_factor: float | None = 50.0
-    """A step is hung after so many times the usual one ("none" never ends a worker)."""
+    """Hang detector: kill a worker whose step takes this many times the usual duration ("none" disables it)."""
     hang_seconds: float = 300.0
-    """But never sooner than this."""
+    """Hang detector: minimum seconds before a step counts as hung."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,13 @@ class TrackingConfig:
     """Run and tracking"""
 
     run_name: str | None = None
-    """Folder of the run inside logdir (default: RECIPE_DATE_TIME)."""
+    """Name of the run and of its folder in logdir (default: RECIPE_DATE_TIME)."""
     logdir: str = "runs"
-    """Folder that holds all runs."""
+    """Folder that contains all runs."""
     log_freq: int = 1
-    """Steps between logged losses."""
+    """Steps between logged metrics."""
     use_tensorboard: bool = False
-    """Also write TensorBoard scalars into the run's folder."""
+    """Also write TensorBoard logs to the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -157,32 +157,32 @@ class MachineConfig:
     """Machine"""
 
     device: DeviceName = "auto"
-    """auto takes CUDA, then MPS, then the CPU, and stops rather than ignore a GPU that is there."""
+    """auto: CUDA, else MPS, else CPU; fails if there is a GPU that PyTorch cannot use."""
     precision: PrecisionName = "auto"
-    """auto takes bf16 on a GPU that has it, fp16 on one that has not, fp32 elsewhere."""
+    """Mixed precision; auto: bf16 on GPUs that support it, fp16 on other GPUs, fp32 elsewhere."""
     fp8_layers: Fp8Layers | None = None
-    """With fp8, where: matmuls whose casts ride on other passes (fused, the default), feed_forward, blocks, or all."""
+    """fp8: quantized GEMMs: fused (where casts fuse into other kernels; default), feed_forward, blocks or all."""
     gradient_checkpointing: ActivationCheckpointing = "none"
-    """Memory for time: keep the matmuls' results alone (selective), or nothing inside a block (full)."""
+    """Activation checkpointing: selective keeps GEMM outputs only, full recomputes whole blocks."""
     loss_chunk: int | None = None
-    """Tokens whose logits are held at once, instead of all of a micro-batch's: less memory, a little slower."""
+    """Chunked cross-entropy: tokens whose logits are in memory at once; saves memory, slightly slower."""
     compile: bool = False
-    """Compile the model with torch.compile: up to a minute at the start, faster steps after."""
+    """Compile the model with torch.compile: up to a minute at startup, then faster steps."""
     compile_mode: CompileMode = "default"
-    """With compile: what torch.compile may spend on it; gptmill tune tries all but max-autotune."""
+    """Mode of torch.compile; gptmill tune tries all but max-autotune."""
     cuda_graphs: CudaGraphs = "auto"
-    """On NVIDIA GPUs, start a micro-batch's kernels as one: auto where they are small, or compile_mode asks for it."""
+    """Capture micro-batches as CUDA graphs; auto: if kernels are small, or compile_mode asks for it."""
     kernels: KernelChoice = "auto"
-    """Use gptmill's kernels and timed matmuls on NVIDIA GPUs where they win: all (auto), the head's alone, or none."""
+    """Fused Triton kernels and autotuned GEMMs (NVIDIA): auto, head (linear cross-entropy only) or none."""
     attention_backend: AttentionBackend = "auto"
-    """What computes attention on a GPU; auto is PyTorch's choice, math the plain formula."""
+    """Attention (SDPA) backend on GPUs; auto: PyTorch chooses; math: the unfused formula."""
     deterministic: bool = False
-    """Use only algorithms that give the same bits every time, where a GPU's fastest do not."""
+    """Use deterministic algorithms only, for bit-identical results on GPUs; slower."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All of the above: one run."""
+    """Complete configuration of a run."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -1,6 +1,6 @@
-"""Reads config dataclasses: their fields, types and docstrings, and turns raw values into typed ones.
+"""Introspects config dataclasses (fields, types, docstrings) and parses raw values into typed ones.
 
-The command line gives strings, recipes give TOML values; both go through `parse_value`.
+The command line gives strings and recipes give TOML values; both go through `parse_value`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXPECTED = {int: "a whole number", float: "a number such as 3e-4", bool: "true o
 
 @dataclass(frozen=True)
 class Field:
-    """One leaf of a config: where it stands, what it takes, what it means."""
+    """One option: its section, name, type, default and help text."""
 
     section: str
     section_title: str
@@ -36,33 +36,33 @@ class Field:
 
 @cache
 def list_fields(cls: type) -> tuple[Field, ...]:
-    """All leaves of a config class in their order of declaration; nested dataclasses are its sections.
+    """All options of a config class in order of declaration; nested dataclasses are its sections.
 
-    A union of dataclasses is a leaf that takes the tag of one of them, followed by the leaves of all of them. A leaf
-    that several variants have is listed once.
+    A union of dataclasses is one field, whose value is the tag of a variant, followed by the fields of all variants. A
+    field that several variants have is listed once.
     """
     hints, docs, title = get_type_hints(cls), _read_docstrings(cls), (cls.__doc__ or "").strip()
-    leaves: dict[str, Field] = {}
+    fields: dict[str, Field] = {}
     for item in dataclasses.fields(cls):
         hint = hints[item.name]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            leaves |= {leaf.name: dataclasses.replace(leaf, section=item.name) for leaf in list_fields(hint)}
+            fields |= {field.name: dataclasses.replace(field, section=item.name) for field in list_fields(hint)}
         elif variants := list_variants(hint):
             tag = _read_tag(item.default)
-            leaves[item.name] = Field("", title, item.name, str, tuple(variants), False, tag, docs[item.name])
+            fields[item.name] = Field("", title, item.name, str, tuple(variants), False, tag, docs[item.name])
             for variant in variants.values():
-                for leaf in list_fields(variant):
-                    leaves.setdefault(leaf.name, dataclasses.replace(leaf, section_title=title))
+                for field in list_fields(variant):
+                    fields.setdefault(field.name, dataclasses.replace(field, section_title=title))
         else:
             kind, choices, optional = _split_hint(hint)
-            leaves[item.name] = Field("", title, item.name, kind, choices, optional, item.default, docs[item.name])
-    return tuple(leaves.values())
+            fields[item.name] = Field("", title, item.name, kind, choices, optional, item.default, docs[item.name])
+    return tuple(fields.values())
 
 
 def build_config(cls: type[T], values: dict[str, Any]) -> T:
-    """An instance of `cls` with its defaults replaced by `values`, which are keyed by leaf name.
+    """An instance of `cls` with defaults replaced by `values`, which are keyed by field name.
 
-    Leaves of variants that are not chosen are passed over: see `find_strays`.
+    Fields of variants that are not selected are ignored: see `find_inapplicable`.
     """
     hints = get_type_hints(cls)
     arguments: dict[str, Any] = {}
@@ -79,7 +79,7 @@ def build_config(cls: type[T], values: dict[str, Any]) -> T:
 
 
 def list_values(config: Any) -> dict[str, Any]:
-    """The inverse of `build_config`: every leaf's value, keyed by its name; of variants, those of the chosen ones."""
+    """The inverse of `build_config`: the values of all fields by name; of variants, those of the selected ones."""
     values: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
@@ -89,36 +89,36 @@ def list_values(config: Any) -> dict[str, Any]:
     return values
 
 
-def find_strays(cls: type, values: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Values that no chosen variant has a place for, each with the (field, tag) pairs that would have one."""
-    known = {leaf.name for leaf in list_fields(cls)}
-    strays = (values.keys() & known) - list_values(build_config(cls, values)).keys()
-    return {name: find_homes(cls, name) for name in values if name in strays}
+def find_inapplicable(cls: type, values: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Names of values that no selected variant has, each with the (field, tag) pairs of the variants that have it."""
+    known = {field.name for field in list_fields(cls)}
+    inapplicable = (values.keys() & known) - list_values(build_config(cls, values)).keys()
+    return {name: find_owners(cls, name) for name in values if name in inapplicable}
 
 
 def merge_values(cls: type, base: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both, those above winning. What the base says of variants that are no longer chosen goes with them."""
+    """Both, with those above winning; values of the base for variants that are no longer selected are dropped."""
     merged = {**base, **above}
-    dropped = find_strays(cls, merged).keys() - above.keys() - find_strays(cls, base).keys()
+    dropped = find_inapplicable(cls, merged).keys() - above.keys() - find_inapplicable(cls, base).keys()
     return {name: value for name, value in merged.items() if name not in dropped}
 
 
-def find_homes(cls: type, name: str) -> list[tuple[str, str]]:
-    """The (field, tag) pairs whose variant has a leaf of this name."""
-    homes: list[tuple[str, str]] = []
+def find_owners(cls: type, name: str) -> list[tuple[str, str]]:
+    """The (field, tag) pairs of the variants that have a field of this name."""
+    owners: list[tuple[str, str]] = []
     for field, hint in get_type_hints(cls).items():
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            homes += find_homes(hint, name)
+            owners += find_owners(hint, name)
         for tag, variant in list_variants(hint).items():
             if any(item.name == name for item in dataclasses.fields(variant)):
-                homes.append((field, tag))
+                owners.append((field, tag))
             else:
-                homes += find_homes(variant, name)
-    return homes
+                owners += find_owners(variant, name)
+    return owners
 
 
 def list_variants(hint: Any) -> dict[str, type]:
-    """The dataclasses of a union by their tags; none for any other annotation."""
+    """The dataclasses of a union by tag; empty for any other annotation."""
     parts = get_args(hint) if isinstance(hint, types.UnionType) else ()
     return {part.tag: part for part in parts if hasattr(part, "tag")}
 
@@ -128,7 +128,7 @@ def _read_tag(variant: Any) -> str:
 
 
 def parse_value(field: Field, raw: object) -> Any:
-    """The typed value of `raw`; raises ValueError with what was expected."""
+    """The typed value; raises ValueError with what was expected."""
     if field.optional and isinstance(raw, str) and raw.lower() == "none":
         return None
     if field.choices:
@@ -150,7 +150,7 @@ def parse_value(field: Field, raw: object) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it can be written as UTF-8, which bytes that the shell passed on as they were cannot."""
+    """Whether the text can be encoded as UTF-8; undecodable bytes from the shell cannot (surrogateescape)."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -174,7 +174,7 @@ def _parse_number(kind: type, raw: object) -> Any:
 
 
 def _split_hint(hint: Any) -> tuple[type, tuple[str, ...], bool]:
-    """(type, choices, whether None is allowed) of a field's annotation."""
+    """(type, choices, whether None is allowed) of an annotation."""
     optional = isinstance(hint, types.UnionType) or type(None) in get_args(hint)
     if optional:
         (hint,) = (part for part in get_args(hint) if part is not type(None))
@@ -186,7 +186,7 @@ def _split_hint(hint: Any) -> tuple[type, tuple[str, ...], bool]:
 
 @cache
 def _read_docstrings(cls: type) -> dict[str, str]:
-    """The string literal that follows each field, which Python itself does not keep."""
+    """The string literal after each field, read from the source: Python discards it."""
     (node,) = ast.parse(inspect.getsource(cls)).body
     assert isinstance(node, ast.ClassDef)
     docs: dict[str, str] = {}

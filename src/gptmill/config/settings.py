@@ -1,23 +1,25 @@
-"""A config that comes back from a file, which may be a stranger's."""
+"""Reads a config stored in a checkpoint, which may be old, damaged or untrusted."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.config.renamed import use_current_names
+from gptmill.config.renamed import find_repeated_fields, use_current_names
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_fields, parse_value
 
 
-def read_settings(kind: type, values: Any, place: str) -> dict[str, Any]:
-    """The fields of a config class among values that `place` holds; raises UserError for what no run could have had."""
+def read_settings(kind: type, values: Any, source: str) -> dict[str, Any]:
+    """Typed values of the fields of a config class; raises UserError, naming `source`, for values no run can have."""
     if not isinstance(values, dict):
-        raise UserError(f"the config in {place} is none; use another checkpoint")
+        raise UserError(f"the config in {source} is not a table of settings; use another checkpoint")
+    for names in find_repeated_fields(values).values():
+        raise UserError(f"the config in {source} is damaged: {' and '.join(names)} are the same option")
     values = use_current_names(values)
     known = {field.name for field in list_fields(RunConfig)}
     if unknown := sorted(values.keys() - known):
-        raise UserError(f"the config in {place} has {unknown[0]!r:.100}, unknown to this gptmill; update gptmill")
+        raise UserError(f"the config in {source} has the unknown option {unknown[0]!r:.100}; update gptmill")
     settings = {}
     for field in list_fields(kind):
         if field.name in values:
@@ -25,5 +27,5 @@ def read_settings(kind: type, values: Any, place: str) -> dict[str, Any]:
             try:
                 settings[field.name] = None if raw is None and field.optional else parse_value(field, raw)
             except ValueError as error:
-                raise UserError(f"the config in {place} is damaged: {field.name} = {raw!r:.100}: {error}") from None
+                raise UserError(f"the config in {source} is damaged: {field.name} = {raw!r:.100}: {error}") from None
     return settings

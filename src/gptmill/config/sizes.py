@@ -1,4 +1,4 @@
-"""Sizes: models by name, in TOML files that set nothing but [model], and leave the rest of it at the defaults."""
+"""Model sizes: named architectures, in TOML files that set [model] alone; fields they leave out have defaults."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gptmill.config.recipes import load_recipe, read_title
 from gptmill.config.schema import build_config, list_values
 
 SHIPPED_SIZES = Path(str(resources.files("gptmill.config"))) / "sizes"
-KEPT = ("dropout",)  # how a model is trained, not what it is
+NOT_ARCHITECTURE = ("dropout",)  # a training option: a size keeps the recipe's
 
 
 def list_sizes() -> dict[str, str]:
-    """Sizes by name, each with the first line of its comment."""
+    """Titles of the shipped sizes by name."""
     return {path.stem: read_title(path) for path in sorted(SHIPPED_SIZES.glob("*.toml"))}
 
 
 def load_size(name: str) -> dict[str, Any]:
-    """Every value of the model but its dropout: of another model's parts, none must be left over above a recipe."""
+    """All values of the architecture, defaults included, so that nothing of a recipe's model remains."""
     sizes = list_sizes()
     if name not in sizes:
-        raise UserError(f"no size is called {name!r}{suggest(name, sizes)}; the sizes are {', '.join(sizes)}")
+        raise UserError(f"unknown size {name!r}{suggest(name, sizes)}; the sizes are {', '.join(sizes)}")
     model = build_config(ModelConfig, load_recipe(str(SHIPPED_SIZES / f"{name}.toml")))
-    return {field: value for field, value in list_values(model).items() if field not in KEPT}
+    return {field: value for field, value in list_values(model).items() if field not in NOT_ARCHITECTURE}

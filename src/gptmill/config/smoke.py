@@ -1,4 +1,4 @@
-"""The smallest run that still goes through everything."""
+"""Smoke test: the smallest run that goes through the whole pipeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gptmill.config.run import RunConfig
 
 
 def make_smoke_config(config: RunConfig, world_size: int) -> RunConfig:
-    """One step of one window per rank on the CPU, evaluated, sampled from and saved like any other run."""
+    """One step of one window per rank on the CPU in fp32; evaluation, sampling and checkpoints are unchanged."""
     window = config.model.context_length
     return replace(
         config,

@@ -1,4 +1,4 @@
-"""What makes a RunConfig impossible, found before anything is built, all of it at once."""
+"""Validates a RunConfig before anything is built, and reports all problems at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200
 MAX_SHOWN = 100
 MAX_LAYERS = 10_000
-MIN_GUARD_WINDOW = 16  # fewer steps are no band
+MIN_GUARD_WINDOW = 16  # fewer steps give no robust statistics
 
 
 @dataclass(frozen=True)
 class Range:
-    """What each of some fields must be by itself."""
+    """The valid range of some fields, each by itself."""
 
     names: str
     is_valid: Callable[[Any], bool]
@@ -36,36 +36,36 @@ def check_config(config: RunConfig, world_size: int = 1) -> None:
 
 
 def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
-    """Every field that is wrong by itself, and every relation that does not hold between sound ones."""
-    values = list_values(config)
+    """Fields that are out of range, and violated relations between fields that are not."""
+    values = {**list_values(config), "world_size": world_size}
     fixes: dict[str, str] = {}
     for limit in RANGES:
         for name in limit.names.split():
             if values.get(name) is not None and not limit.is_valid(values[name]):
                 fixes[name] = limit.rule
-    broken = frozenset(fixes)
+    out_of_range = frozenset(fixes)
     for relation in (*MODEL_RELATIONS, *RELATIONS):
         fields = {relation.name, *relation.others.split()}
-        if not fields & broken and (fix := relation.find_fix(values, world_size)):
+        if not fields & out_of_range and (fix := relation.check(values)):
             fixes[relation.name] = fix
     return [Problem(f"{name} = {str(values[name])[:MAX_SHOWN]}", fix) for name, fix in fixes.items()]
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether any file system would take the name, and as one folder."""
+    """Whether the name is valid for a single folder on any file system."""
     is_plain = name not in ("", ".", "..") and name.isprintable() and not set(name) & set("/\\")
     return is_plain and len(name.encode()) <= MAX_NAME_BYTES
 
 
 RANGES = (
-    Range("num_layers", lambda value: 1 <= value <= MAX_LAYERS, f"must lie between 1 and {MAX_LAYERS:,}"),
+    Range("num_layers", lambda value: 1 <= value <= MAX_LAYERS, f"must be between 1 and {MAX_LAYERS:,}"),
     Range("embd_size num_heads context_length", lambda value: value >= 1, "must be at least 1"),
     Range("num_kv_heads head_size ffn_size rope_original_context", lambda value: value >= 1, "must be at least 1"),
     Range("num_experts experts_per_token loss_chunk", lambda value: value >= 1, "must be at least 1"),
     Range("value_embeddings mtp_heads", lambda value: value >= 0, "must not be negative"),
     Range("rope_factor", lambda value: 1 <= value < math.inf, "must be at least 1"),
     Range("rope_base", lambda value: 1 < value < math.inf, "must be greater than 1"),
-    Range("ema_decay decay_fraction", lambda value: 0 < value < 1, "must lie between 0 and 1"),
+    Range("ema_decay decay_fraction", lambda value: 0 < value < 1, "must be between 0 and 1"),
     Range("total_batch_size mini_batch_size num_epochs", lambda value: value >= 1, "must be at least 1"),
     Range("steps_per_epoch max_steps eval_freq eval_tokens", lambda value: value >= 1, "must be at least 1"),
     Range("checkpoint_freq keep_checkpoints milestone_freq log_freq", lambda value: value >= 1, "must be at least 1"),
@@ -90,8 +90,8 @@ RANGES = (
         lambda value: 0 <= value < 1,
         "must be at least 0 and below 1",
     ),
-    Range("val_fraction", lambda value: 0 < value < 1, "must lie between 0 and 1"),
-    Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must lie between 0 and {MAX_SEED}"),
+    Range("val_fraction", lambda value: 0 < value < 1, "must be between 0 and 1"),
+    Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must be between 0 and {MAX_SEED}"),
     Range("logdir data_dir corpus tokenizer mirror_to", lambda value: value != "", "must not be empty"),
     Range("score", is_folder_name, "must be a plain name, as given to gptmill data score"),
     Range("run_name", is_folder_name, "must be a plain folder name; set its parent with logdir"),

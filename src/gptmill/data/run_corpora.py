@@ -8,8 +8,8 @@ from fractions import Fraction
 from functools import cached_property
 
 from gptmill.config.errors import UserError
-from gptmill.config.mixtures import parse_mixture
 from gptmill.config.run import DataConfig
+from gptmill.config.value_syntax import parse_mixture
 from gptmill.data.batches.mixture_weights import MixtureWeights
 from gptmill.data.corpus_preparation import find_data_dir
 from gptmill.data.shards.opening import TokenShards, open_shards

@@ -13,7 +13,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import VerifyResumeRequest
 from gptmill.config.run import RunConfig
-from gptmill.config.spelling import spell_flags
+from gptmill.config.serialization import format_flags
 from gptmill.config.validation import check_config
 from gptmill.experiments.trials import Say, Trials, open_trials_folder, read_log
 from gptmill.runs.checkpoints.storage import list_step_folders
@@ -48,7 +48,7 @@ def check_resume(recipe: str | None, flags: dict[str, Any], request: VerifyResum
     with open_trials_folder(request.keep_runs, config.tracking.logdir) as folder:
         arguments = [
             *([recipe] if recipe else []),
-            *spell_flags({**flags, **_shorten(config, request.steps, folder)}),
+            *format_flags({**flags, **_shorten(config, request.steps, folder)}),
         ]
         return _prove(Trials(folder, arguments, request.steps, say), config, request.steps, say)
 

@@ -14,7 +14,7 @@ from gptmill.config.errors import UserError, suggest
 from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config
-from gptmill.config.toml import dump_toml
+from gptmill.config.serialization import dump_toml
 from gptmill.data.files import write_durably
 
 TIMESTAMP = "%Y%m%d_%H%M%S"

@@ -9,7 +9,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
-from gptmill.config.stages import find_stage, parse_stages
+from gptmill.config.value_syntax import find_stage, parse_stages
 from gptmill.data.batches.samplers import build_sampler
 from gptmill.data.run_corpora import open_corpora
 from gptmill.data.shards.passages import Extract, SplitReader

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gptmill.config.run import PrecisionName, RunConfig
-from gptmill.config.stages import Stages, find_stage, parse_stages
 from gptmill.config.validation import check_config
+from gptmill.config.value_syntax import Stages, find_stage, parse_stages
 from gptmill.data.batches.samplers import Sampler
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.models.flops import count_flops

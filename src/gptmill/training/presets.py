@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gptmill.config.errors import UserError
-from gptmill.config.hardware import TIERS, choose_tier, divide_batch, fit_batch
+from gptmill.config.hardware import HARDWARE_PRESETS, cap_micro_batch, choose_preset, fit_micro_batch
 from gptmill.config.recipes import layer_config, load_recipe
 from gptmill.config.requests import PresetOptions
 from gptmill.config.run import RunConfig
@@ -32,12 +32,12 @@ def resolve_presets(recipe: str | None, flags: dict[str, Any], options: PresetOp
     memory = read_device_memory(torch.device("cuda")) if torch.cuda.is_available() else None
     if options.hardware == "auto" and memory is None:
         raise UserError(
-            f"--hardware auto looks at this machine's GPU, and there is none; name one of {', '.join(TIERS)}"
+            f"--hardware auto looks at this machine's GPU, and there is none; name one of {', '.join(HARDWARE_PRESETS)}"
         )
-    tier = choose_tier(memory) if options.hardware == "auto" and memory is not None else str(options.hardware)
-    values = merge_values(RunConfig, {**TIERS[tier], **size}, flags)
+    tier = choose_preset(memory) if options.hardware == "auto" and memory is not None else str(options.hardware)
+    values = merge_values(RunConfig, {**HARDWARE_PRESETS[tier], **size}, flags)
     if "mini_batch_size" not in flags:
-        values = divide_batch(values)
+        values = cap_micro_batch(values)
     if memory is None:
         return values
     config = layer_config(load_recipe(recipe) if recipe else {}, values)
@@ -58,4 +58,4 @@ def resolve_presets(recipe: str | None, flags: dict[str, Any], options: PresetOp
             fused_head=machine.kernels != "none" and precision in PRECISIONS and has_kernels(torch.device("cuda")),
         ).total
 
-    return values if "mini_batch_size" in flags else fit_batch(values, estimate, memory)
+    return values if "mini_batch_size" in flags else fit_micro_batch(values, estimate, memory)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.run import RunConfig
-from gptmill.config.stages import find_stage
+from gptmill.config.value_syntax import find_stage
 from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.data_loader import DataLoader
 from gptmill.models.losses import IGNORE_INDEX

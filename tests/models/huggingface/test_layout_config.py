@@ -93,7 +93,7 @@ STRANGE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (GPT2, {"tie_word_embeddings": False}, "tie_word_embeddings = False"),
     (GPT2, {"n_head": 7}, "num_heads = 7: does not divide embd_size 768"),
     (GPT2, {"n_layer": "many"}, "num_layers = 'many': expected a whole number"),
-    (GPT2, {"n_layer": 0}, "num_layers = 0: must lie between 1 and 10,000"),
+    (GPT2, {"n_layer": 0}, "num_layers = 0: must be between 1 and 10,000"),
     (GPT2, {"n_layer": 10**15}, "n_layer = 1000000000000000"),
     (LLAMA_1B, {"hidden_act": "gelu"}, "hidden_act = gelu"),
     (LLAMA_1B, {"mlp_bias": True}, "mlp_bias = True with attention_bias = False"),
@@ -111,7 +111,7 @@ STRANGE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (QWEN3_30B, {"norm_topk_prob": False}, "norm_topk_prob = False"),
     (QWEN3_30B, {"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
     (QWEN3_30B, {"mlp_only_layers": [0]}, r"mlp_only_layers = \[0\]"),
-    (QWEN3_30B, {"num_experts_per_tok": 200}, "experts_per_token = 200: is more than num_experts 128"),
+    (QWEN3_30B, {"num_experts_per_tok": 200}, "experts_per_token = 200: exceeds num_experts 128"),
 ]
 
 

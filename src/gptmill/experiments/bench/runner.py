@@ -18,7 +18,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import BenchRequest
 from gptmill.config.run import RunConfig
-from gptmill.config.spelling import spell_flags
+from gptmill.config.serialization import format_flags
 from gptmill.config.validation import check_config
 from gptmill.data.corpus_preparation import DEFAULT_TOKENIZER
 from gptmill.experiments.bench.ablations import ALL, CUDA, FP8, MIXED, NAIVE_DESCRIPTION, NAIVE_KEY, Row, choose_rows
@@ -149,7 +149,7 @@ class _Bench:
             problem = f"needs a mini_batch_size that {row.micro_batches} divides, not {self._windows}"
             return Result(row, None, problem)
         sizes = {"mini_batch_size": self._windows // row.micro_batches, "total_batch_size": self._tokens_per_step}
-        arguments = [self._recipe, *spell_flags({**self._flags, **row.flags, **sizes})]
+        arguments = [self._recipe, *format_flags({**self._flags, **row.flags, **sizes})]
         trials = TimedTrials(self._folder, arguments, self.warm_up + self.steps, self.steps, self._say)
         try:
             return Result(row, trials.measure(f"{row.key}-{self._windows}"))

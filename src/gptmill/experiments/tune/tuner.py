@@ -19,13 +19,12 @@ import torch
 from gptmill.config import exit_codes
 from gptmill.config.durations import format_duration, parse_duration
 from gptmill.config.errors import UserError
-from gptmill.config.extension import check_target
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import TuneRequest
 from gptmill.config.run import RunConfig
-from gptmill.config.spelling import spell_flags
-from gptmill.config.stages import parse_stages
+from gptmill.config.serialization import check_extension_path, format_flags
 from gptmill.config.validation import check_config
+from gptmill.config.value_syntax import parse_stages
 from gptmill.experiments.trials import Say, TrialError, Trials, open_trials_folder
 from gptmill.experiments.tune.search import EnoughError, Result, Scope, Search, Setting, list_divisors
 from gptmill.experiments.tune.trial_plan import TrialPlan, plan_trial
@@ -67,7 +66,7 @@ def tune(recipe: str | None, flags: dict[str, Any], given: set[str], request: Tu
     config = make_config(recipe, flags)
     scope = make_scope(config, given, request)
     with open_trials_folder(None, config.tracking.logdir) as folder:
-        arguments = [*([recipe] if recipe else []), *spell_flags({**flags, **_quieten(config, folder)})]
+        arguments = [*([recipe] if recipe else []), *format_flags({**flags, **_quieten(config, folder)})]
         runner = Runner(Trials(folder, arguments, request.steps, say), config, request, deadline, say)
         search = Search(scope, runner.measure)
         is_interrupted = is_whole = False
@@ -119,7 +118,7 @@ class Runner:
             run = self._trials.train_until(
                 f"trial-{number}",
                 plan.last_step,
-                spell_flags({**plan.list_flags(), **_list_values(setting)}),
+                format_flags({**plan.list_flags(), **_list_values(setting)}),
                 {} if setting.threads is None else {THREADS: str(setting.threads)},
                 self._deadline,
             )
@@ -169,7 +168,7 @@ def _check_request(request: TuneRequest, recipe: str | None) -> float:
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be at least 1")
     if request.write is not None:
-        check_target(Path(request.write), recipe, may_overwrite=request.overwrite)
+        check_extension_path(Path(request.write), recipe, may_overwrite=request.overwrite)
     if request.time_limit is None:
         return math.inf
     try:

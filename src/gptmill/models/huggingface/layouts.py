@@ -6,7 +6,7 @@ from typing import Any
 
 from gptmill.config.model import ModelConfig
 from gptmill.config.schema import list_values
-from gptmill.config.windows import parse_windows
+from gptmill.config.value_syntax import parse_windows
 
 LAYOUTS = ("gpt2", "llama", "qwen3", "qwen3_moe")
 

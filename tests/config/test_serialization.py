@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, list_fields, list_values
-from gptmill.config.toml import dump_toml
+from gptmill.config.serialization import dump_toml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)

@@ -1,10 +1,10 @@
-"""How long the matmuls of a model's step take on this GPU, in each way that cuBLASLt knows.
+"""Times every GEMM algorithm that cuBLASLt offers for the matmuls of one training step.
 
-    python benchmarks/matmul_ways.py [RECIPE] [--tokens 65536] [--heat 4]
+    python benchmarks/gemm_algorithms.py [RECIPE] [--tokens 65536] [--warmup_seconds 4]
 
-The card is kept busy first (--heat seconds), then the ways of each matmul take turns, as when a training chooses among
-them. Random numbers in bf16; microseconds, medians of 9 turns. "guess" is the way that the library would take.
-Attention, norms and all the rest are not in the sum, which is that of one step of so many tokens.
+Warms the GPU up, then times the algorithms of each matmul interleaved, as autotuning does before training. Operands are
+random bf16. Times are microseconds, medians of 9 rounds. "heuristic" is the algorithm that cuBLASLt picks by itself.
+The sum covers the matmuls of one step of --tokens tokens; it leaves out attention, norms and everything else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gptmill.models.gpt import pad_vocab
 from gptmill.models.kernels.cublaslt import Algorithm, Epilogue, Numbers, Plan, find_version, has_library
 from gptmill.models.kernels.gemm import describe
 
-TURNS = 9
+ROUNDS = 9
 VOCAB_SIZE = 50257
 
 
@@ -38,10 +38,10 @@ class Layer(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Times the ways to multiply.")
+    parser = argparse.ArgumentParser(description="Times the GEMM algorithms of cuBLASLt.")
     parser.add_argument("recipe", nargs="?", default="gpt2-124m")
-    parser.add_argument("--tokens", type=int, default=65536)
-    parser.add_argument("--heat", type=float, default=4.0)
+    parser.add_argument("--tokens", type=int, default=65536, help="tokens of one step")
+    parser.add_argument("--warmup_seconds", type=float, default=4.0)
     options = parser.parse_args()
     if not torch.cuda.is_available() or not has_library():
         parser.error("torch finds no NVIDIA GPU here; use a machine that has one")
@@ -50,20 +50,18 @@ def main() -> int:
     except UserError as error:
         parser.error(str(error))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuBLASLt {find_version()}\n")
-    keep_busy(options.heat)
-    print("| matmul | times | guess | best | way | all |\n|---|---:|---:|---:|---:|---|")
-    guessed, best = 0.0, 0.0
+    warm_up(options.warmup_seconds)
+    print("| matmul | calls | heuristic | best | algorithm | all |\n|---|---:|---:|---:|---:|---|")
+    heuristic, best = 0.0, 0.0
     for layer in list_layers(model):
         for name, numbers, epilogue in list_matmuls(layer, options.tokens):
-            times = time_ways(numbers, epilogue)
-            way = min(range(len(times)), key=times.__getitem__)
-            print(
-                f"| {name} | {layer.count} | {times[0]:.0f} | {times[way]:.0f} | {way} | {format_times(times)} |",
-                flush=True,
-            )
+            times = time_algorithms(numbers, epilogue)
+            fastest = min(range(len(times)), key=times.__getitem__)
+            cells = (name, layer.count, f"{times[0]:.0f}", f"{times[fastest]:.0f}", fastest, format_times(times))
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
             if epilogue == Epilogue.NOTHING:
-                guessed, best = guessed + layer.count * times[0], best + layer.count * times[way]
-    print(f"\nmatmuls of a step without GELU's work: {guessed / 1000:.1f} ms as guessed, {best / 1000:.1f} ms at best")
+                heuristic, best = heuristic + layer.count * times[0], best + layer.count * times[fastest]
+    print(f"\nmatmuls of a step, GELU not fused: heuristic {heuristic / 1000:.1f} ms, best {best / 1000:.1f} ms")
     return 0
 
 
@@ -71,8 +69,8 @@ def list_layers(model: ModelConfig) -> list[Layer]:
     width, heads = model.embd_size, model.num_heads * model.head_width
     inner = model.hidden_size * (2 if isinstance(model.feed_forward, SwiGlu) else 1)
     return [
-        Layer("queries", width, heads + 2 * model.kv_heads * model.head_width, model.num_layers),
-        Layer("attention's last", heads, width, model.num_layers),
+        Layer("QKV projection", width, heads + 2 * model.kv_heads * model.head_width, model.num_layers),
+        Layer("attention output", heads, width, model.num_layers),
         Layer("up", width, inner, model.num_layers),
         Layer("down", model.hidden_size, width, model.num_layers),
         Layer("head", width, pad_vocab(VOCAB_SIZE), 1),
@@ -80,18 +78,18 @@ def list_layers(model: ModelConfig) -> list[Layer]:
 
 
 def list_matmuls(layer: Layer, tokens: int) -> list[tuple[str, Numbers, Epilogue]]:
-    """Forward, the gradients of input and weight; and with GELU's work, for those next to it."""
+    """Forward, input gradient and weight gradient; next to GELU, also the matmuls with the fused GELU epilogue."""
     x, weight, gradient = draw(tokens, layer.inputs), draw(layer.outputs, layer.inputs), draw(tokens, layer.outputs)
     found = [
         (layer.name, Numbers(x, weight.t()), Epilogue.NOTHING),
-        (f"{layer.name}, gradient of x", Numbers(gradient, weight), Epilogue.NOTHING),
-        (f"{layer.name}, gradient of the weight", Numbers(gradient.t(), x), Epilogue.NOTHING),
+        (f"{layer.name}, input gradient", Numbers(gradient, weight), Epilogue.NOTHING),
+        (f"{layer.name}, weight gradient", Numbers(gradient.t(), x), Epilogue.NOTHING),
     ]
     if layer.name == "up":
         bias, beside = draw(1, layer.outputs)[0], torch.empty_like(gradient)
-        found.append(("up and GELU", Numbers(x, weight.t(), bias, beside=beside), Epilogue.GELU_AUX_BIAS))
+        found.append(("up with GELU", Numbers(x, weight.t(), bias, beside=beside), Epilogue.GELU_AUX_BIAS))
     if layer.name == "down":
-        found.append(("down and GELU, gradient of x", Numbers(gradient, weight, beside=x), Epilogue.DGELU))
+        found.append(("down with GELU, input gradient", Numbers(gradient, weight, beside=x), Epilogue.DGELU))
     return found
 
 
@@ -99,31 +97,31 @@ def draw(rows: int, columns: int) -> Tensor:
     return torch.randn(rows, columns, device="cuda").bfloat16()
 
 
-def keep_busy(seconds: float) -> None:
+def warm_up(seconds: float) -> None:
     matrix, started = draw(8192, 8192), time.perf_counter()
     while time.perf_counter() - started < seconds:
         matrix @ matrix
         torch.cuda.synchronize()
 
 
-def time_ways(numbers: Numbers, epilogue: Epilogue) -> list[float]:
-    """Microseconds of each."""
+def time_algorithms(numbers: Numbers, epilogue: Epilogue) -> list[float]:
+    """Returns the microseconds of each algorithm."""
     matmul = describe(numbers, epilogue)
-    assert matmul is not None, "such matrices lie as the library wants them"
+    assert matmul is not None, "cuBLASLt supports these layouts"
     plan = Plan(matmul, numbers)
     times: list[list[float]] = [[] for _ in plan.algorithms]
-    for _ in range(TURNS):
-        for way, found in zip(plan.algorithms, times, strict=True):
-            found.append(time_way(plan, numbers, way))
+    for _ in range(ROUNDS):
+        for algorithm, found in zip(plan.algorithms, times, strict=True):
+            found.append(time_algorithm(plan, numbers, algorithm))
     return [statistics.median(found) for found in times]
 
 
-def time_way(plan: Plan, numbers: Numbers, way: Algorithm) -> float:
+def time_algorithm(plan: Plan, numbers: Numbers, algorithm: Algorithm) -> float:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    plan.run(numbers, way)
+    plan.run(numbers, algorithm)
     begin.record()
-    plan.run(numbers, way)
-    plan.run(numbers, way)
+    plan.run(numbers, algorithm)
+    plan.run(numbers, algorithm)
     end.record()
     end.synchronize()
     return 1000 * begin.elapsed_time(end) / 2

@@ -176,7 +176,9 @@ def test_the_tree_in_the_architecture_page_lists_every_file() -> None:
 
 def test_the_tree_in_the_readme_lists_every_package() -> None:
     packages = {f"{path.parent.relative_to(SOURCE)}/" for path in SOURCE.glob("*/**/__init__.py")}
-    assert list_tree(README) == packages
+    listed = list_tree(README)
+    assert packages <= listed
+    assert all((SOURCE / path).is_dir() for path in listed)
 
 
 def test_the_readme_fits_on_a_few_screens() -> None:

@@ -50,7 +50,8 @@ def list_blocks(page: Path, language: str) -> list[str]:
 
 
 def list_commands(page: Path) -> list[str]:
-    lines = [line.partition("  #")[0].strip() for block in list_blocks(page, "bash") for line in block.splitlines()]
+    blocks = [re.sub(r"\\\n *", "", block) for block in list_blocks(page, "bash")]  # joins continued lines
+    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 

@@ -49,6 +49,12 @@ def list_blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", read(page), flags=re.DOTALL)
 
 
+def list_anchors(page: Path) -> list[str]:
+    """The headings of a page as GitHub's links name them."""
+    headings = re.findall(r"^#+ (.+)$", read(page), flags=re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
 def list_commands(page: Path) -> list[str]:
     blocks = [re.sub(r"\\\n *", "", block) for block in list_blocks(page, "bash")]  # joins continued lines
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
@@ -143,8 +149,10 @@ def test_every_flag_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_and_benchmark_exists(page: Path) -> None:
     text = read(page)
-    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
-        assert (page.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in list_anchors(target), f"{link}#{anchor}"
     for name in re.findall(r"benchmarks/\w+\.py", text):
         assert (PROJECT / name).is_file(), name
 

@@ -1,11 +1,11 @@
-"""Every architecture, optimizer and schedule on Shakespeare by characters: parameters, validation loss, seconds.
+"""Every architecture, optimizer and schedule on character-level Shakespeare: parameters, validation loss, seconds.
 
     python benchmarks/architectures.py PATH/TO/input.txt [--steps 300] [--only NAME ...]
 
-Each row is one run of the plain command: recipe shakespeare-char-cpu (4 layers, 128 wide, context 64, 12 windows a
-step) with the flags of the row on top, warmed up for a tenth of the steps, scored at its end on the same 98,304
-validation tokens. Prints a Markdown table, a row as soon as it is known. Ends with 1 where a run fails or its loss is
-not below the limit of its row; limits are those of 300 steps, and are not looked at in a shorter run.
+Each row is one `gptmill train shakespeare-char-cpu` (4 layers, width 128, context 64, 12 windows a step) with the flags
+of the row, a warm-up of a tenth of the steps, and one evaluation at the end on the same 98,304 validation tokens.
+Prints a Markdown table, row by row. Exits with 1 if a run fails or its loss is not below the limit of its row. The
+limits hold for 300 steps; shorter runs ignore them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ GPTMILL = [sys.executable, "-m", "gptmill"]
 LIMIT_STEPS = 300
 FLAGS = """--eval_freq 1000000 --eval_tokens 98304 --sample_tokens 0 --checkpoint_freq 1000000 --guard warn""".split()
 ROW_SECONDS = 1200
-PAIRS = 2.48  # what counting pairs of characters reaches: nobody who looks further back may be above it
-WELL_BELOW = 2.2  # the classic reaches 2.36
+PAIRS = 2.48  # loss of a bigram model: any model that sees more context must be below it
+WELL_BELOW = 2.2  # the baseline reaches 2.36
 
 LLAMA = "--norm rmsnorm --positions rope --feed_forward swiglu --no_bias"
 QWEN3 = f"{LLAMA} --qk_norm --num_kv_heads 2"
 QWEN3_MOE = "--norm rmsnorm --positions rope --feed_forward moe --no_bias --qk_norm --num_kv_heads 2"
 MODERN = "--norm rmsnorm --positions rope --feed_forward relu2 --no_bias --qk_norm --zero_init"
-# Rates on the classic model: adamw 1e-3 2.39, 2e-3 2.37, 4e-3 (the recipe's) 2.36, 8e-3 2.35; muon's matrices
-# 0.01 2.21, 0.02 2.08, 0.04 2.06; lion 5e-4 2.41, 1e-3 2.38, 2e-3 2.38. Lion has its best, the others not.
+# Losses by learning rate on the classic model: adamw 1e-3 2.39, 2e-3 2.37, 4e-3 (the recipe's) 2.36, 8e-3 2.35; muon's
+# matrix_lr 0.01 2.21, 0.02 2.08, 0.04 2.06; lion 5e-4 2.41, 1e-3 2.38, 2e-3 2.38. Only lion runs at its best rate.
 MUON = "--optimizer muon --matrix_lr 0.02"
 LION = "--optimizer lion --max_lr 1e-3 --min_lr 2e-5"
 EIGHT_BITS = "--optimizer adamw8bit"
 
 
 class Row(NamedTuple):
-    """A run: its name, the flags that make it differ from the recipe, and the loss that it must stay below."""
+    """A run: its name, the flags on top of the recipe, and the loss that it must stay below."""
 
     name: str
     flags: str = ""
@@ -59,7 +59,7 @@ ROWS = (
     Row("no positions", "--positions none"),
     Row("swiglu", "--feed_forward swiglu"),
     Row("relu2", "--feed_forward relu2"),
-    Row("grouped queries", "--num_kv_heads 2"),
+    Row("grouped-query attention", "--num_kv_heads 2"),
     Row("qk-norm", "--qk_norm"),
     Row("sliding windows", "--attention_windows 16,16,16,full"),
     Row("document masks (speeches)", "--documents masked", 2.6, "speeches"),
@@ -67,8 +67,8 @@ ROWS = (
     Row("logit soft-cap", "--logit_softcap 15"),
     Row("value embeddings", "--value_embeddings 2"),
     Row("zero-init", "--zero_init"),
-    # With learned positions these two have not left the plateau of the first steps after 300.
-    Row("rope, extra heads", "--positions rope --mtp_heads 1", 2.4),
+    # With learned positions these two are still on the initial plateau after 300 steps.
+    Row("rope, multi-token prediction", "--positions rope --mtp_heads 1", 2.4),
     Row("rope, mixture of experts", "--positions rope --feed_forward moe", WELL_BELOW),
     Row("llama", LLAMA, WELL_BELOW),
     Row("qwen3", QWEN3, WELL_BELOW),
@@ -86,15 +86,15 @@ ROWS = (
     Row("schedule linear", "--schedule linear"),
     Row("schedule wsd", "--schedule wsd"),
     Row("schedule constant", "--schedule constant"),
-    Row("batch stages", "--mini_batch_size 6 --batch_size_warmup 384:{third}"),
-    Row("context stages", "--context_warmup 32:{third}"),
-    Row("averaged weights", "--ema_decay 0.98"),
+    Row("batch-size warm-up", "--mini_batch_size 6 --batch_size_warmup 384:{third}"),
+    Row("sequence-length warm-up", "--context_warmup 32:{third}"),
+    Row("EMA weights", "--ema_decay 0.98"),
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the run's events tell of it; the loss is that of the averaged weights where they are kept."""
+    """Figures from the events of a run; the loss is the EMA loss if the run keeps an EMA."""
 
     parameters: int
     active: int
@@ -106,37 +106,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Trains every architecture, optimizer and schedule.")
     parser.add_argument("text", help="tiny Shakespeare's input.txt")
     parser.add_argument("--steps", type=int, default=LIMIT_STEPS)
-    parser.add_argument("--only", nargs="+", default=[], help="rows whose name holds one of these")
+    parser.add_argument("--only", nargs="+", default=[], help="train only rows whose name contains one of these")
     options = parser.parse_args()
     rows = [row for row in ROWS if not options.only or any(part in row.name for part in options.only)]
     if not rows:
         parser.error(
-            f"no row's name holds {' or '.join(options.only)}; they are: {', '.join(row.name for row in ROWS)}"
+            f"no row's name contains {' or '.join(options.only)}; they are: {', '.join(row.name for row in ROWS)}"
         )
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        prepare(Path(options.text).resolve(), place)
-        failed = measure_all(rows, options.steps, place)
+        work = Path(folder)
+        prepare(Path(options.text).resolve(), work)
+        failed = measure_all(rows, options.steps, work)
     if failed:
-        print(f"\nnot as they should be: {'; '.join(failed)}")
+        print(f"\nfailed or above the limit: {'; '.join(failed)}")
     return 1 if failed else 0
 
 
-def prepare(text: Path, place: Path) -> None:
-    """The text as one document, and each speech as one."""
+def prepare(text: Path, work: Path) -> None:
+    """Prepares the text twice: as one document, and with one document per speech."""
     command = [*GPTMILL, "prepare", str(text), "--tokenizer", "char", "--val_fraction", "0.1"]
     separated = ["--out", "speeches", "--separator", "\n\n"]
     for more in (["--out", "text"], separated):
-        subprocess.run([*command, *more], cwd=place, check=True, stdout=sys.stderr)
+        subprocess.run([*command, *more], cwd=work, check=True, stdout=sys.stderr)
 
 
-def measure_all(rows: list[Row], steps: int, place: Path) -> list[str]:
-    """Prints the table; the names of the rows that went wrong."""
+def measure_all(rows: list[Row], steps: int, work: Path) -> list[str]:
+    """Prints the table; returns the rows that failed or missed their limit."""
     print(f"{steps} steps, {os.cpu_count()} cores\n")
     print("| | flags | parameters (active) | validation loss | below | against classic | seconds |")
     print("|---|---|---:|---:|---:|---:|---:|")
     failed: list[str] = []
-    known: dict[tuple[str, str], Result | None] = {}  # rows of several groups may be the same run
+    known: dict[tuple[str, str], Result | None] = {}  # rows of different groups may be the same run
     for row in rows:
         flags = row.flags.format(third=max(1, steps // 3))
         if "adamw8bit" in flags and importlib.util.find_spec("torchao") is None:
@@ -144,7 +144,7 @@ def measure_all(rows: list[Row], steps: int, place: Path) -> list[str]:
             continue
         key = flags, row.data
         if key not in known:
-            known[key] = measure(flags, row.data, steps, place / f"run_{len(known)}", place)
+            known[key] = measure(flags, row.data, steps, work / f"run_{len(known)}", work)
         result = known[key]
         if result is None or (steps >= LIMIT_STEPS and not result.loss < row.below):
             failed.append(row.name)
@@ -152,14 +152,14 @@ def measure_all(rows: list[Row], steps: int, place: Path) -> list[str]:
     return failed
 
 
-def measure(flags: str, data: str, steps: int, run: Path, place: Path) -> Result | None:
-    """Trains; None where that failed, with what it said on stderr."""
+def measure(flags: str, data: str, steps: int, run: Path, work: Path) -> Result | None:
+    """Trains; returns None on failure and prints the output to stderr."""
     command = [*GPTMILL, "train", "shakespeare-char-cpu", "--data_dir", data, "--max_steps", str(steps)]
     where = ["--warmup_steps", str(max(1, steps // 10)), "--logdir", str(run.parent), "--run_name", run.name]
     try:
         process = subprocess.run(
             [*command, *where, *FLAGS, *flags.split()],
-            cwd=place,
+            cwd=work,
             capture_output=True,
             text=True,
             timeout=ROW_SECONDS,
@@ -185,12 +185,12 @@ def read_result(path: Path) -> Result:
 
 
 def describe(row: Row, flags: str, result: Result | None, classic: Result | None) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     if result is None:
         return f"| {row.name} | `{flags}` | failed | | | | |"
     active = f" ({result.active:,})" if 0 < result.active < result.parameters else ""
     gain = f"{result.loss - classic.loss:+.3f}" if classic is not None and row.data == "text" else "–"
-    added = flags.removeprefix(f"{MODERN} ")  # its own flags stand in the row of the modern block
+    added = flags.removeprefix(f"{MODERN} ")  # the row of the modern block shows these
     shown = f"`{added}`" if added else ""
     numbers = f"{result.parameters:,}{active} | {result.loss:.4f} | {row.below:.2f} | {gain} | {result.seconds:.0f}"
     return f"| {row.name} | {shown} | {numbers} |"

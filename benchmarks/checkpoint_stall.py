@@ -1,15 +1,16 @@
-"""What saving costs training: GPT-2 124M with AdamW through the plain command, a checkpoint every 250 steps.
+"""Cost of checkpoints: GPT-2 124M with AdamW, a checkpoint every 250 steps, a snapshot in host memory every 50.
 
     python benchmarks/checkpoint_stall.py [STEPS] [FLAGS OF GPTMILL TRAIN ...]
 
-Trains on random tokens, some far more frequent than others as in text, and reads the run's own events. The stall of a
-save is what the step before and the step after it take longer together than two usual ones: the copy off the device,
-and whatever else holds training up (the step before alone tells nothing: its numbers are read earlier than others').
-What the writing in the background costs is what the steps after that take longer.
+Trains on random tokens with a skewed distribution, as in text, and reads the run's own events. The stall of a save is
+the extra time of the step before and the step after it, compared with two median steps: the device-to-host copy and
+whatever else blocks training. (The step before alone says nothing, since its metrics are read earlier than usual.) The
+cost of the background write is the extra time of the following steps.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -30,7 +31,10 @@ FLAGS = f"""--device cuda --compile --total_batch_size 131072 --mini_batch_size 
 
 
 def main() -> None:
-    steps, extra = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("560", [])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="?", default="560")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="more flags of gptmill train")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         data.mkdir()
@@ -38,21 +42,21 @@ def main() -> None:
         tokens.tofile(data / "train.bin")
         tokens[: TOKENS // 100].tofile(data / "val.bin")
         command = [sys.executable, "-m", "gptmill", "train", "--data_dir", str(data), "--tokenizer", "gpt2"]
-        place = ["--logdir", folder, "--run_name", "stall", "--max_steps", steps]
-        subprocess.run([*command, *FLAGS, *place, *extra], check=True, stdout=sys.stderr)
+        where = ["--logdir", folder, "--run_name", "stall", "--max_steps", options.steps]
+        subprocess.run([*command, *FLAGS, *where, *options.flags], check=True, stdout=sys.stderr)
         lines = (Path(folder) / "stall/events.jsonl").read_text().splitlines()
     report([json.loads(line) for line in lines])
 
 
 def report(events: list[dict[str, Any]]) -> None:
-    """The figures, from the events of the run."""
+    """Prints the figures from the events of the run."""
     times = {event["step"]: event["time"] for event in events if event["event"] == "StepLogged"}
     first, last = SETTLED, max(times)
     usual = statistics.median(times[step] - times[step - 1] for step in range(first, last + 1))
-    print(f"usual step {1000 * usual:.1f} ms, {last - first} steps")
+    print(f"median step {1000 * usual:.1f} ms, {last - first} steps")
 
     def measure(step: int, count: int) -> float:
-        """What `count` steps up to this one took longer than usual."""
+        """Returns the extra time of the `count` steps up to this one."""
         return times[step] - times[step - count] - count * usual
 
     lost = 0.0
@@ -66,8 +70,8 @@ def report(events: list[dict[str, Any]]) -> None:
         )
     snapshots = [measure(step + 1, 2) for step in range(first, last) if step % SNAPSHOT_FREQ == 0 and step % FREQ]
     lost += sum(snapshots)
-    print(f"snapshots in memory: {1000 * statistics.median(snapshots):.0f} ms each, {len(snapshots)} of them")
-    print(f"in all {100 * lost / (times[last] - times[first]):.2f} % of the wall time")
+    print(f"snapshots in host memory: {1000 * statistics.median(snapshots):.0f} ms each, {len(snapshots)} of them")
+    print(f"total {100 * lost / (times[last] - times[first]):.2f} % of the wall time")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Loss curves as an SVG picture that is legible on light and on dark pages.
+"""Plots loss curves as an SVG that is legible on light and dark pages.
 
     python benchmarks/curves.py OUT.svg NAME=runs/x/events.jsonl ... [--over seconds|tokens|steps] [--log] [--most 6]
 
-A run's evaluations are joined circles, and its training loss, smoothed, a thin line of the same colour. Seconds count
-from the start of the process where a benchmark noted it, else from the start of training.
+Circles joined by a line are validation losses; a thin line of the same colour is the smoothed training loss. Seconds
+count from process start if a benchmark recorded it, else from the start of training.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gptmill.config.errors import UserError
 WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 20, 52
 COLOURS = ("#3b8fd9", "#e0702c", "#2ca25f", "#c44fa8", "#b8860b", "#7a6ff0", "#17a2a2", "#d9485f")
-DASHES = ("", "7 4", "2 3")  # for one round of colours each
-SMOOTHED = 0.01  # share of the steps that a point of the training loss is the mean of
+DASHES = ("", "7 4", "2 3")  # one for each cycle through the colours
+SMOOTHED = 0.01  # share of the steps that one point of the training curve averages
 LINE_HEIGHT = 18
 CHARACTER_WIDTH = 7
-DECADES_FROM = 20.0  # a logarithmic axis that spans less has ticks like a linear one
+DECADES_FROM = 20.0  # a logarithmic axis with a smaller span has linear ticks
 UNITS = {"seconds": "seconds from the start", "tokens": "million tokens", "steps": "steps"}
 STYLE = """text{font:12px system-ui,sans-serif;fill:#555}.axis{stroke:#888;fill:none}
 .grid{stroke:#888;stroke-opacity:.25}polyline{fill:none;stroke-linejoin:round}.training{stroke-width:1;stroke-opacity:.5}.validation{stroke-width:2}
@@ -37,7 +37,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Curve:
-    """A run: its validation losses and its training losses."""
+    """Validation and training losses of a run."""
 
     name: str
     validation: Points
@@ -46,7 +46,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """Numbers to places on the picture."""
+    """Maps values to coordinates."""
 
     low: float
     high: float
@@ -54,14 +54,14 @@ class Axis:
     end: float
     is_log: bool = False
 
-    def place(self, value: float) -> float:
+    def project(self, value: float) -> float:
         scale = math.log if self.is_log else float
         return self.begin + (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low)) * (
             self.end - self.begin
         )
 
     def list_ticks(self) -> list[float]:
-        """Round numbers, about six of them."""
+        """Returns about six round numbers."""
         if self.is_log and self.high / self.low > DECADES_FROM:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             ticks = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
@@ -74,18 +74,18 @@ class Axis:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Draws the losses of runs.")
-    parser.add_argument("out", help="the picture to write")
+    parser = argparse.ArgumentParser(description="Plots the losses of runs.")
+    parser.add_argument("out", help="SVG file to write")
     parser.add_argument("runs", nargs="+", metavar="NAME=EVENTS", help="a name and a run's folder or events.jsonl")
     parser.add_argument("--over", choices=UNITS, default="seconds")
-    parser.add_argument("--log", action="store_true", help="a logarithmic axis of losses")
-    parser.add_argument("--most", type=float, help="the highest loss that is shown")
+    parser.add_argument("--log", action="store_true", help="use a logarithmic loss axis")
+    parser.add_argument("--most", type=float, help="highest loss to show")
     options = parser.parse_args()
     out = Path(options.out)
     if out.suffix.lower() != ".svg":
-        parser.error(f"{out}: the first word is the picture to write, and its name ends in .svg")
+        parser.error(f"{out}: the first argument is the file to write, and its name ends in .svg")
     if not out.parent.is_dir():
-        parser.error(f"{out}: there is no folder {out.parent}; make it first")
+        parser.error(f"{out}: there is no folder {out.parent}; create it first")
     try:
         curves = read_curves(options.runs, options.over)
         picture = draw(curves, options.over, options.most, is_log=options.log)
@@ -98,7 +98,7 @@ def main() -> int:
 
 
 def read_curves(words: list[str], over: str) -> list[Curve]:
-    """Those of runs given as NAME=EVENTS."""
+    """Reads the curves of runs given as NAME=EVENTS."""
     curves = []
     for word in words:
         name, _, path = word.partition("=")
@@ -110,7 +110,7 @@ def read_curves(words: list[str], over: str) -> list[Curve]:
 
 
 def make_curve(name: str, run: Run, over: str = "seconds") -> Curve:
-    """The losses of a run over what is asked for; those that are not finite are left out."""
+    """Returns the finite losses of a run over seconds, tokens or steps."""
     tokens: dict[int, float] = {0: 0.0}
     total = 0.0
     for event in run.select("StepLogged"):
@@ -130,16 +130,16 @@ def make_curve(name: str, run: Run, over: str = "seconds") -> Curve:
 
 
 def smooth(points: Points) -> Points:
-    """Means of neighbours, each at the last one's place."""
+    """Averages groups of neighbouring points; the mean is drawn at the last point of its group."""
     size = max(1, round(len(points) * SMOOTHED))
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], sum(loss for _, loss in group) / len(group)) for group in groups]
 
 
 def draw(curves: list[Curve], over: str = "seconds", most: float | None = None, *, is_log: bool = False) -> str:
-    """The picture. Without `most`, its height is that of the losses after a twentieth of its width.
+    """Returns the SVG. Without `most`, the loss axis fits the losses after the first twentieth of the x axis.
 
-    Raises UserError where there is nothing to be seen on it.
+    Raises UserError if there is nothing to draw.
     """
     points = [point for curve in curves for point in (*curve.validation, *curve.training)]
     if not points:
@@ -149,7 +149,7 @@ def draw(curves: list[Curve], over: str = "seconds", most: float | None = None, 
     if most is not None and not low < most < math.inf:
         raise UserError(f"--most {most:g}: the lowest loss is {low:.4g}; give a number above it")
     if is_log and low <= 0:
-        raise UserError(f"--log: the lowest loss is {low:g}, which has no logarithm; leave it out")
+        raise UserError(f"--log: the lowest loss is {low:g}, which has no logarithm; drop --log")
     high = most if most is not None else max((loss for x, loss in points if x >= right / 20), default=low)
     margin = (high - low) * 0.05 or 0.05
     across = Axis(0.0, right, LEFT, WIDTH - RIGHT)
@@ -168,14 +168,14 @@ def draw(curves: list[Curve], over: str = "seconds", most: float | None = None, 
 
 
 def draw_axes(across: Axis, upward: Axis, over: str) -> list[str]:
-    """Grid lines with their numbers, the frame's two sides, and what they mean."""
+    """Returns grid lines, tick labels, the two axes and their titles."""
     bottom, parts = HEIGHT - BOTTOM, []
     for tick in across.list_ticks():
-        x = across.place(tick)
+        x = across.project(tick)
         parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{bottom}"/>')
         parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{tick:,g}</text>')
     for tick in upward.list_ticks():
-        y = upward.place(tick)
+        y = upward.project(tick)
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:.6g}</text>')
     parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>')
@@ -186,20 +186,20 @@ def draw_axes(across: Axis, upward: Axis, over: str) -> list[str]:
 
 
 def draw_curve(curve: Curve, across: Axis, upward: Axis, number: int) -> list[str]:
-    """What lies outside the frame is cut off."""
+    """Returns the lines and circles of a curve, clipped to the frame."""
     look, parts = make_look(number), ['<g clip-path="url(#frame)">']
     for kind, points in (("training", curve.training), ("validation", curve.validation)):
         if points:
-            places = " ".join(f"{across.place(x):.1f},{upward.place(loss):.1f}" for x, loss in points)
-            parts.append(f'<polyline class="{kind}" {look} points="{places}"/>')
+            coordinates = " ".join(f"{across.project(x):.1f},{upward.project(loss):.1f}" for x, loss in points)
+            parts.append(f'<polyline class="{kind}" {look} points="{coordinates}"/>')
     colour = COLOURS[number % len(COLOURS)]
     for x, loss in curve.validation:
-        parts.append(f'<circle cx="{across.place(x):.1f}" cy="{upward.place(loss):.1f}" r="3" fill="{colour}"/>')
+        parts.append(f'<circle cx="{across.project(x):.1f}" cy="{upward.project(loss):.1f}" r="3" fill="{colour}"/>')
     return [*parts, "</g>"]
 
 
 def draw_legend(names: list[str]) -> list[str]:
-    """The names at the upper right, where losses that fall leave room."""
+    """Returns the legend, at the upper right: falling losses leave that corner free."""
     x = WIDTH - RIGHT - 12 - CHARACTER_WIDTH * max(len(name) for name in names)
     parts = []
     for number, name in enumerate(names):
@@ -210,7 +210,7 @@ def draw_legend(names: list[str]) -> list[str]:
 
 
 def make_look(number: int) -> str:
-    """Colour and dashes by which a curve is told from the others."""
+    """Returns the colour and dash pattern of a curve."""
     dash = DASHES[number // len(COLOURS) % len(DASHES)]
     return f'stroke="{COLOURS[number % len(COLOURS)]}"' + (f' stroke-dasharray="{dash}"' if dash else "")
 

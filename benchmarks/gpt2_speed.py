@@ -1,21 +1,20 @@
-"""How fast GPT-2 trains on one GPU, by size and precision, and how soon: one table, with what must and what should be.
+"""Training throughput of GPT-2 on one GPU by size and precision, and time to the first step, against limits.
 
     python benchmarks/gpt2_speed.py --data_dir DIR [--rows NAME ...] [--fp8_layers fused] [--ceiling 790]
                                     [--compile_jobs 3] [--loss_check]
 
-DIR is a corpus of GPT-2's tokens. Each row is a run of the plain command, `gptmill train RECIPE`, with its real loader,
-optimizer, guard and log, one step for each micro-batch; the row of a small micro-batch adds up eight of them. Its
-figures are those that the run itself logs: the median of 50 steps after 20, timed by the GPU, which nobody waits for;
-after them the run is killed, without its last checkpoint. Shares are those of what the card's largest matmuls reach
-(--ceiling, TFLOP/s); "waiting" is for data; the first step is timed from the start of the process.
+DIR is a corpus tokenized with GPT-2's tokenizer. Each row is one `gptmill train RECIPE` with the real data loader,
+optimizer, spike detector and log, and one optimizer step per micro-batch; "by 8" accumulates gradients over eight
+micro-batches. Figures come from the run's own log: medians of 50 steps after 20 warm-up steps, timed by CUDA events
+without synchronising. The run is then killed, so that it writes no last checkpoint. Shares are relative to the rate of
+a large matmul (--ceiling, TFLOP/s). The first step is timed from process start.
 
---compile_jobs first fills the compile cache, with so many rows at a time: the table is there minutes sooner, and the
-first steps that it tells are warm ones.
+--compile_jobs fills the compile cache first, several rows at a time: the table is done minutes sooner, and its first
+steps are warm starts.
 
-The last two rows start the same run twice: for the second the compile cache is warm. --loss_check also trains 500 steps
-in bf16 and in fp8 from the same seed, and compares the mean losses of the last 20. A row that is complete in --logdir,
-by the same code, recipe and flags, is read instead of run again. Ends with 1 where a row fails, or misses what it must
-reach.
+The last two rows start the same run twice; the second finds a warm compile cache. --loss_check also trains 500 steps in
+bf16 and in fp8 from the same seed and compares the mean losses of the last 20. A row that is complete in --logdir with
+the same code, recipe and flags is read, not run again. Exits with 1 if a row fails or misses its limit.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 import torch
-from runs import Run, check_corpus, make_absolute, make_place, obtain, open_jobs, read_run, run_guarded, train
+from runs import Run, check_corpus, make_absolute, make_run_folder, obtain, open_jobs, read_run, run_guarded, train
 
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
@@ -46,12 +45,12 @@ FLAGS = """--device cuda --compile --eval_freq 1000000 --eval_tokens 65536 --sam
     --checkpoint_freq 1000000 --log_freq 1""".split()
 LOSS_STEPS, LOSS_MEAN, LOSS_TOLERANCE = 500, 20, 0.02
 LOSS_FLAGS = [*FLAGS, *f"--total_batch_size 65536 --mini_batch_size 64 --max_steps {LOSS_STEPS}".split()]
-HEADER = ("", "micro-batch", "tokens/s", "TFLOP/s", "of {ceiling:.0f}", "waiting", "memory", "SM clock", "first step")
+HEADER = ("", "micro-batch", "tokens/s", "TFLOP/s", "of {ceiling:.0f}", "data wait", "memory", "SM clock", "first step")
 NUMBER_FORMATS = {"tokens/s": ",.0f", "share": ".1%", "times": ".3f", "seconds": ".1f"}
 
 
 class Limit(NamedTuple):
-    """What is measured, what it must be and what it should be; `times` is speed in terms of another row's."""
+    """A unit, a required value and a goal; the unit `times` is the speed relative to another row."""
 
     unit: str
     must: float | None
@@ -76,7 +75,7 @@ class Limit(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A run of a recipe: windows in a micro-batch, micro-batches in a step, and its limit."""
+    """A run of a recipe: windows per micro-batch, micro-batches per step, and its limit."""
 
     name: str
     recipe: str
@@ -118,7 +117,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What a run's events tell of it."""
+    """Figures from the events of a run."""
 
     tokens_per_second: float
     tflops: float | None
@@ -129,16 +128,16 @@ class Result:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measures how fast GPT-2 trains.")
+    parser = argparse.ArgumentParser(description="Measures the training throughput of GPT-2.")
     parser.add_argument("--data_dir", required=True, help="a corpus that gptmill prepare made with GPT-2's tokenizer")
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="these rows alone, or those that begin so")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="measure only rows with these names or prefixes")
     parser.add_argument("--fp8_layers", choices=get_args(Fp8Layers), default="fused")
     parser.add_argument("--flags", default="", help="more flags for every run, in quotes")
-    parser.add_argument("--ceiling", type=float, default=790.0, help="TFLOP/s that a share is a share of")
-    parser.add_argument("--loss_check", action="store_true", help="compare the losses of fp8 and bf16, too")
-    parser.add_argument("--compile_jobs", type=int, default=0, help="rows that are compiled at a time, before all else")
+    parser.add_argument("--ceiling", type=float, default=790.0, help="TFLOP/s that shares are relative to")
+    parser.add_argument("--loss_check", action="store_true", help="also compare the losses of fp8 and bf16")
+    parser.add_argument("--compile_jobs", type=int, default=0, help="rows to compile concurrently before measuring")
     parser.add_argument("--logdir", default="runs/gpt2_speed")
-    parser.add_argument("--row_seconds", type=int, default=400, help="time after which a run is given up")
+    parser.add_argument("--row_seconds", type=int, default=400, help="timeout of a run")
     options = parser.parse_args()
     rows = choose_rows(options.rows)
     if not rows:
@@ -161,51 +160,51 @@ def main() -> int:
     missed = []
     for row in rows:
         flags = [*row.make_flags(options.fp8_layers), *more]
-        result = measure(row, make_place(row.name, logdir), flags, options.row_seconds)
+        result = measure(row, make_run_folder(row.name, logdir), flags, options.row_seconds)
         text, is_missed = describe(row, result, logdir, options.ceiling)
         print(text, flush=True)
         missed += [row.name] if is_missed else []
     if options.loss_check and not check_losses(logdir, more, options.fp8_layers, options.row_seconds):
         missed.append("losses")
     if missed:
-        print(f"\nfailed, or missed what they must reach: {'; '.join(missed)}")
+        print(f"\nfailed or missed the limit: {'; '.join(missed)}")
     return 1 if missed else 0
 
 
 def choose_rows(names: list[str] | None) -> list[Row]:
-    """Those with one of the names; for a name that none has, those that begin with it; all where none is given."""
+    """Returns the rows with these names; a name that no row has is a prefix; None selects all rows."""
     if names is None:
         return list(ROWS)
     known = {row.name for row in ROWS}
-    beginnings = tuple(name for name in names if name not in known)
-    return [row for row in ROWS if row.name in names or (beginnings and row.name.startswith(beginnings))]
+    prefixes = tuple(name for name in names if name not in known)
+    return [row for row in ROWS if row.name in names or (prefixes and row.name.startswith(prefixes))]
 
 
 def compile_first(rows: list[Row], options: argparse.Namespace, more: list[str]) -> None:
-    """A step of every row, several rows side by side. One that fails so, for want of memory, is compiled later."""
+    """Trains one step of every row, several rows at a time. A row that runs out of memory here compiles later."""
     folder = Path(options.logdir).resolve() / "compiling"
 
     def compile_row(row: Row) -> None:
         flags = [*row.make_flags(options.fp8_layers), *more]
-        train(make_place(row.name, folder), row.recipe, flags, options.row_seconds, 1, is_alone=False)
+        train(make_run_folder(row.name, folder), row.recipe, flags, options.row_seconds, 1, is_alone=False)
 
     with open_jobs(options.compile_jobs) as pool:
         list(pool.map(compile_row, [row for row in rows if not row.is_start]))
 
 
-def measure(row: Row, place: Path, flags: list[str], seconds: float) -> Result | None:
-    """Trains, unless that is done; None where it failed."""
+def measure(row: Row, folder: Path, flags: list[str], seconds: float) -> Result | None:
+    """Trains unless the run is complete; None if training failed."""
     first, last = (0, START_STEPS) if row.is_start else (SETTLED, LAST_STEP)
-    run = obtain(place, row.recipe, flags, seconds, last, lambda: note_clocks(place))
-    return None if run is None else read_result(run, place, first, last)
+    run = obtain(folder, row.recipe, flags, seconds, last, lambda: note_clocks(folder))
+    return None if run is None else read_result(run, folder, first, last)
 
 
-def read_result(run: Run, place: Path, first: int, last: int) -> Result:
-    """The figures of the steps after `first` up to `last`."""
+def read_result(run: Run, folder: Path, first: int, last: int) -> Result:
+    """Returns the figures of the steps after `first` up to `last`."""
     steps = run.select("StepLogged")
     measured = [event for event in steps if first < event["step"] <= last]
     rates = [event["tflops"] for event in measured if event.get("tflops") is not None]
-    clocks = place / CLOCKS_NAME
+    clocks = folder / CLOCKS_NAME
     return Result(
         tokens_per_second=statistics.median(event["tokens_per_second"] for event in measured),
         tflops=statistics.median(rates) if rates else None,
@@ -217,7 +216,7 @@ def read_result(run: Run, place: Path, first: int, last: int) -> Result:
 
 
 def describe(row: Row, result: Result | None, logdir: Path, ceiling: float) -> tuple[str, bool]:
-    """A line of the table; and whether it lacks what it must reach."""
+    """Returns a row of the table, and whether it misses its limit."""
     if result is None:
         return f"| {row.name} | {row.windows} | failed |" + " |" * (len(HEADER) + 1), True
     share = None if result.tflops is None else result.tflops / ceiling
@@ -235,35 +234,35 @@ def describe(row: Row, result: Result | None, logdir: Path, ceiling: float) -> t
 
 
 def find_value(limit: Limit, result: Result, share: float | None, logdir: Path) -> float | None:
-    """What is compared with the limit; None where the row that it is to be compared with is missing."""
+    """Returns the value to compare with the limit; None if the row that it is relative to is missing."""
     if limit.unit == "tokens/s":
         return result.tokens_per_second
     if limit.unit == "share":
         return share
     if limit.unit == "seconds":
         return result.first_step_seconds
-    place = make_place(limit.against, logdir)
-    other = read_run(place)
+    folder = make_run_folder(limit.against, logdir)
+    other = read_run(folder)
     if other is None or other.last_step < LAST_STEP:
         return None
-    return result.tokens_per_second / read_result(other, place, SETTLED, LAST_STEP).tokens_per_second
+    return result.tokens_per_second / read_result(other, folder, SETTLED, LAST_STEP).tokens_per_second
 
 
 def check_losses(logdir: Path, flags: list[str], fp8_layers: str, seconds: float) -> bool:
-    """Whether fp8 learns what bf16 learns, on the recipe for books."""
+    """Whether fp8 reaches the loss of bf16 on books-124m."""
     means = []
     for name, precision in (("bf16", ["bf16"]), ("fp8", ["fp8", "--fp8_layers", fp8_layers])):
-        place = make_place(f"loss {name}", logdir)
-        run = obtain(place, "books-124m", [*LOSS_FLAGS, "--precision", *precision, *flags], seconds, LOSS_STEPS)
+        folder = make_run_folder(f"loss {name}", logdir)
+        run = obtain(folder, "books-124m", [*LOSS_FLAGS, "--precision", *precision, *flags], seconds, LOSS_STEPS)
         if run is None:
             return False
         means.append(find_last_loss(run))
-    distance = abs(means[0] - means[1])
+    difference = abs(means[0] - means[1])
     print(
         f"\nloss after {LOSS_STEPS} steps, mean of the last {LOSS_MEAN}: bf16 {means[0]:.4f}, fp8 {means[1]:.4f}; "
-        f"distance {distance:.4f}, at most {LOSS_TOLERANCE}"
+        f"difference {difference:.4f}, at most {LOSS_TOLERANCE}"
     )
-    return distance <= LOSS_TOLERANCE
+    return difference <= LOSS_TOLERANCE
 
 
 def find_last_loss(run: Run) -> float:
@@ -272,14 +271,14 @@ def find_last_loss(run: Run) -> float:
 
 
 def describe_machine() -> str:
-    """Which code runs on what."""
+    """Returns commit, code fingerprint, torch version and GPU."""
     code = f"commit {find_commit()}, code {make_code_fingerprint()}, torch {metadata.version('torch')}"
-    card = ask_card("name,driver_version,clocks.max.sm,clocks.max.mem,power.limit")
-    return f"{code}; {card or 'no nvidia-smi'} (GPU, driver, highest SM and memory clocks, power limit)"
+    gpu = query_gpu("name,driver_version,clocks.max.sm,clocks.max.mem,power.limit")
+    return f"{code}; {gpu or 'no nvidia-smi'} (GPU, driver, highest SM and memory clocks, power limit)"
 
 
 def find_commit() -> str:
-    """That of the checkout, with a mark where files differ from it; unknown where this is none."""
+    """Returns the commit of the checkout, marked if files differ from it; "unknown" outside of one."""
     folder = Path(__file__).parent
 
     def ask(*words: str) -> str | None:
@@ -291,13 +290,13 @@ def find_commit() -> str:
     return f"{commit} with changes" if ask("status", "--porcelain", "--untracked-files=no") else commit
 
 
-def note_clocks(place: Path) -> None:
-    """Writes down at which clock the card runs now."""
-    if clock := ask_card("clocks.sm"):
-        (place / CLOCKS_NAME).write_text(clock, encoding="utf-8")
+def note_clocks(folder: Path) -> None:
+    """Records the current SM clock of the GPU."""
+    if clock := query_gpu("clocks.sm"):
+        (folder / CLOCKS_NAME).write_text(clock, encoding="utf-8")
 
 
-def ask_card(query: str) -> str:
+def query_gpu(query: str) -> str:
     if shutil.which("nvidia-smi") is None:
         return ""
     words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"]

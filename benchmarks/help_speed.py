@@ -1,10 +1,8 @@
-"""How long `gptmill --help` and every verb's help take to answer, as whole processes.
-
-python benchmarks/help_speed.py
-"""
+"""Wall time of `gptmill --help` and of every verb's help, as whole processes."""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -16,6 +14,7 @@ REPEATS = 10
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for words in ([], *([verb] for verb in VERBS)):
         seconds = []
         for _ in range(REPEATS):

@@ -1,17 +1,16 @@
-"""How fast windows are read from memory-mapped shards in shuffled order, and how much memory a huge corpus takes.
+"""Throughput of the data loader on memory-mapped shards in shuffled order, and memory use with a huge corpus.
 
-    python benchmarks/loader.py [FOLDER_FOR_SCRATCH_FILES]
+    python benchmarks/loader.py [SCRATCH]
 
-Tokens per second: batches of 64 windows in the order of training, over 20 shards of 10 M tokens that the page cache
-holds, on one thread. Memory: windows drawn all over a sparse shard of a billion windows; pages of the file that are
-mapped count as resident, but the system takes them back when it needs them, so what the process itself holds (RssAnon)
-is printed beside.
+Throughput: batches of 64 windows in training order over 20 shards of 10 M tokens in the page cache, on one thread.
+Memory: windows from all over a sparse shard of a billion windows. Mapped file pages count as resident but can be
+reclaimed by the kernel, so the anonymous memory of the process (RssAnon) is printed too.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -38,14 +37,17 @@ HUGE_WINDOWS, HUGE_CONTEXT = 1_000_000_000, 16
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scratch", nargs="?", help="folder for temporary files (default: the system's)")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if sys.argv[1:] else None) as folder:
+    with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         measure_speed(Path(folder))
         measure_memory(Path(folder))
 
 
 def make_reading(arrays: MappedArrays, context_length: int) -> tuple[WindowSampler, HostReader]:
-    """What training reads a single corpus with."""
+    """Returns the sampler and the reader that training uses for a single corpus."""
     windows = SplitWindows(arrays, context_length)
     sampler = WindowSampler([windows], [Shuffle(windows.num_windows, SEED)], MixtureWeights((Fraction(1),)), BATCH)
     return sampler, HostReader([arrays], 0, VOCAB_SIZE)
@@ -57,7 +59,7 @@ def measure_speed(folder: Path) -> None:
     for context_length in (256, 1024):
         sampler, reader = make_reading(arrays, context_length)
         steps: dict[str, Callable[[int], object]] = {
-            "places": lambda number: sampler.find(number * BATCH),  # noqa: B023
+            "indices": lambda number: sampler.find(number * BATCH),  # noqa: B023
             "rows": lambda number: reader.read(sampler.find(number * BATCH)),  # noqa: B023
             "batches": lambda number: make_batch(reader.read(sampler.find(number * BATCH)), -100),  # noqa: B023
         }
@@ -77,7 +79,7 @@ def make_shards(folder: Path) -> MappedArrays:
 
 
 def count_per_second(step: Callable[[int], object]) -> float:
-    """After a second of warming up, in which the shards come into memory."""
+    """Returns calls per second, after a second of warm-up that fills the page cache."""
     done, started, warm_until = 0, time.perf_counter(), 1.0
     while (elapsed := time.perf_counter() - started) < warm_until + MEASURED_SECONDS:
         done = done + 1 if elapsed > warm_until else 0
@@ -92,10 +94,8 @@ def measure_memory(folder: Path) -> None:
         np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)})
         file.truncate(HEADER_BYTES + 2 * tokens)
     sampler, reader = make_reading(MappedArrays([find_array(path)], MapPool()), HUGE_CONTEXT)
-    print(
-        f"\n{sampler.samples_per_epoch:,} windows of {HUGE_CONTEXT} tokens in a sparse file of "
-        f"{2 * tokens / 1e9:.0f} GB"
-    )
+    size = f"{2 * tokens / 1e9:.0f} GB"
+    print(f"\n{sampler.samples_per_epoch:,} windows of {HUGE_CONTEXT} tokens in a sparse file of {size}")
     for batches in (0, 1, 1000, 2000):
         for number in range(batches):
             reader.read(sampler.find(number * 1_000_003))

@@ -1,15 +1,16 @@
-"""Every precision, compiled and not, with what saves memory and with other models, on one GPU: loss, speed, memory.
+"""Every precision, eager and compiled, with memory-saving options and other models, on one GPU: loss, speed, memory.
 
     python benchmarks/precisions.py --data_dir DIR [--steps 100] [--rows eager compiled memory modern moe]
 
-Each row is one run of `gptmill train gpt2-124m` on real tokens, 131,072 a step in micro-batches of 32 windows. The rate
-is warmed up and then constant, so that runs of any length agree step by step; fp32 and other slow ones take a part of
-the steps. Loss is the mean of the last ten steps; deviation the largest distance between the loss curve, a mean of ten
-steps, and that of the same model in fp32, over the steps that both have; tokens/s the median after ten steps.
+Each row is one `gptmill train gpt2-124m` on real tokens, 131,072 a step in micro-batches of 32 windows. The learning
+rate is constant after warm-up, so that runs of any length are comparable step by step; fp32 and other slow runs train
+fewer steps. Loss is the mean of the last ten steps. Deviation is the largest difference between the loss curve,
+smoothed over ten steps, and that of the same model in fp32, over the steps that both have. Tokens/s is the median after
+ten steps.
 
-Prints a Markdown table, a row as soon as it is known. A row that is complete in --logdir, by the same code, recipe and
-flags, is read instead of run again, so that the groups can be measured one by one: eager first, which holds what the
-others are compared with. Ends with 1 where a run fails, or deviates by more than 0.05.
+Prints a Markdown table, row by row. A row that is complete in --logdir with the same code, recipe and flags is read,
+not run again, so that the groups can be measured one by one; measure eager first, which holds the fp32 reference. Exits
+with 1 if a run fails or deviates by more than 0.05.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from runs import make_place, obtain, read_run, run_guarded
+from runs import make_run_folder, obtain, read_run, run_guarded
 
 TOLERANCE = 0.05
 SMOOTHED = 10
@@ -34,7 +35,7 @@ MOE = "--norm rmsnorm --positions rope --feed_forward moe --no_bias --qk_norm"
 
 
 class Row(NamedTuple):
-    """A run: its flags, the row that its curve is compared with, and its part of the steps."""
+    """A run: its flags, the row that its loss curve is compared with, and its share of the steps."""
 
     name: str
     flags: str
@@ -62,7 +63,7 @@ GROUPS = {
     "memory": (
         Row("bf16, selective checkpointing", "--precision bf16 --gradient_checkpointing selective"),
         Row("bf16, full checkpointing", "--precision bf16 --gradient_checkpointing full"),
-        Row("bf16, loss in chunks", "--precision bf16 --loss_chunk 4096"),
+        Row("bf16, chunked cross-entropy", "--precision bf16 --loss_chunk 4096"),
         Row("bf16, all three, compiled", "--precision bf16 --gradient_checkpointing full --loss_chunk 4096 --compile"),
     ),
     "modern": (
@@ -81,7 +82,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Result:
-    """What the run's events tell of it."""
+    """Figures from the events of a run."""
 
     losses: dict[int, float]
     tokens_per_second: float
@@ -107,7 +108,7 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows of the groups alone, by their names")
     parser.add_argument("--logdir", default="runs/precisions")
-    parser.add_argument("--row_seconds", type=int, default=300, help="time after which a run is given up")
+    parser.add_argument("--row_seconds", type=int, default=300, help="timeout of a run")
     options = parser.parse_args()
     if options.steps * 0.4 < 2 * SMOOTHED:
         parser.error(f"--steps {options.steps} leaves fp32 too few steps to compare; use at least {5 * SMOOTHED}")
@@ -123,20 +124,20 @@ def main() -> int:
             failed.append(row.name)
         print(describe(row, result, deviation), flush=True)
     if failed:
-        print(f"\nfailed, or further than {TOLERANCE} from fp32: {'; '.join(failed)}")
+        print(f"\nfailed, or deviates by more than {TOLERANCE} from fp32: {'; '.join(failed)}")
     return 1 if failed else 0
 
 
 def measure(row: Row, steps: int, data: str, logdir: Path, seconds: int) -> Result | None:
-    """Trains, unless that is done; None where it failed, with what it said on stderr."""
-    place = make_place(row.name, logdir)
+    """Trains unless the run is complete; returns None on failure and prints the output to stderr."""
+    folder = make_run_folder(row.name, logdir)
     flags = ["--data_dir", data, "--max_steps", str(round(steps * row.share)), *FLAGS, *row.flags.split()]
-    return None if obtain(place, "gpt2-124m", flags, seconds) is None else read_result(place)
+    return None if obtain(folder, "gpt2-124m", flags, seconds) is None else read_result(folder)
 
 
-def read_result(place: Path) -> Result | None:
-    """None for a run that is not there, or has not finished."""
-    run = read_run(place)
+def read_result(folder: Path) -> Result | None:
+    """Returns None for a run that does not exist or has not finished."""
+    run = read_run(folder)
     if run is None or not run.is_finished:
         return None
     steps = run.select("StepLogged")
@@ -146,10 +147,10 @@ def read_result(place: Path) -> Result | None:
 
 
 def compare(row: Row, result: Result, logdir: Path) -> float | None:
-    """The largest distance from the reference's smoothed curve; None for a row that has no reference."""
+    """Returns the largest difference from the smoothed curve of the reference; None if a row has no reference."""
     if row.reference in ("", row.name):
         return None
-    reference = read_result(make_place(row.reference, logdir))
+    reference = read_result(make_run_folder(row.reference, logdir))
     if reference is None:
         sys.stderr.write(
             f"{row.name}: there is no {row.reference} in {logdir} to compare it with; measure that first\n"
@@ -157,12 +158,12 @@ def compare(row: Row, result: Result, logdir: Path) -> float | None:
         return float("nan")
     own, other = result.smooth(), reference.smooth()
     distances = [abs(own[step] - other[step]) for step in own.keys() & other.keys()]
-    # max() would pass over a loss that is not a number.
+    # max() would ignore NaN.
     return max(distances) if distances and all(distance == distance for distance in distances) else float("nan")
 
 
 def describe(row: Row, result: Result | None, deviation: float | None) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     if result is None:
         return f"| {row.name} | failed | | | | |"
     distance = "–" if deviation is None else f"{deviation:.4f}"

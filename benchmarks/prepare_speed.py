@@ -1,12 +1,12 @@
-"""MB/s of `gptmill prepare` beside the raw speed of GPT-2's tokenizer on the same text, with as many processes.
+"""MB/s of `gptmill prepare` against the raw speed of GPT-2's tokenizer on the same text with as many processes.
 
     python benchmarks/prepare_speed.py books.txt.xz --separator "\\n<|endoftext|>\\n" --processes 2
 
-Raw speed is that of tiktoken: every process holds its share of the documents in memory and does nothing but encode
-them; starting the processes and loading the tokenizer are not counted. `--without_fast` hides gigatoken, the library of
-the fast extra, from prepare. Prepare: the whole command as a user runs it, from its start to
-its exit: reading, decompressing, splitting, encoding, writing, checksums. The two take turns, because machines drift;
-the table has the median of each. Memory is the most that all processes of the command held together (PSS, from /proc).
+Raw speed: tiktoken in processes that hold their share of the documents in memory and only encode; process start and
+tokenizer loading are not counted. Prepare: the whole command, with reading, decompression, splitting, encoding, writing
+and checksums. `--without_fast` hides gigatoken, the library of the fast extra, from prepare. The two
+are measured interleaved, since machines drift; the result is the median of each. Memory is the peak of all processes of
+the command together (PSS, from /proc).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     documents = read_all(options.source, ReadingOptions(separator=options.separator))
     megabytes = sum(len(text.encode("utf-8")) for text in documents) / 1e6
     encoder = "tiktoken" if options.without_fast else Gpt2Tokenizer().encoder
-    print(f"{options.source}: {len(documents):,} documents, {megabytes:,.1f} MB of text; prepare encodes by {encoder}")
+    print(f"{options.source}: {len(documents):,} documents, {megabytes:,.1f} MB of text; encoder: {encoder}")
     raw, prepared, memory = [], [], []
     for _ in range(options.repeats):
         raw.append(megabytes / measure_raw(documents, options.processes))
@@ -57,16 +57,16 @@ def main() -> None:
     print(f"peak memory {max(memory) / 1e6:,.0f} MB, {options.processes} processes")
 
 
-def read_all(place: str, reading: ReadingOptions) -> list[str]:
+def read_all(source: str, reading: ReadingOptions) -> list[str]:
     texts: list[str] = []
-    for file in resolve_source([place], reading).files:
+    for file in resolve_source([source], reading).files:
         with open_documents(file, reading) as documents:
             texts += documents
     return texts
 
 
 def measure_raw(documents: list[str], processes: int) -> float:
-    """Seconds from the first process that encodes to the last."""
+    """Returns the seconds from the first start of encoding to the last end."""
     shares = [documents[first::processes] for first in range(processes)]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         spans = pool.map(encode_share, shares, chunksize=1)
@@ -77,7 +77,7 @@ def encode_share(texts: list[str]) -> tuple[float, float]:
     gpt2 = build_tokenizer("gpt2", [])
     ranks = {gpt2.decode_bytes([token]): token for token in range(gpt2.end_of_text)}
     encoding = tiktoken.Encoding("gpt2", pat_str=WORD_PATTERN, mergeable_ranks=ranks, special_tokens={})
-    encoding.encode_to_numpy("warm")
+    encoding.encode_to_numpy("warm-up")
     start = time.time()
     for text in texts:
         encoding.encode_to_numpy(text)
@@ -85,7 +85,7 @@ def encode_share(texts: list[str]) -> tuple[float, float]:
 
 
 def measure_prepare(options: argparse.Namespace) -> tuple[float, int]:
-    """(seconds, bytes of memory at the peak)."""
+    """Returns (seconds, peak memory in bytes)."""
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--processes", str(options.processes), "--out", f"{folder}/corpus"]
         flags += ["--separator", options.separator] if options.separator else []

@@ -1,9 +1,9 @@
-"""Where a training step's time goes on a GPU: the kernels of one step, longest first.
+"""Profiles training steps on a GPU: the kernels of one step, longest first.
 
     python benchmarks/profile_step.py [--after 20] [--steps 3] [--top 40] train gpt2-124m --data_dir DIR …
 
-What follows is a command line of gptmill, run as it is in this process; after so many steps a few are profiled, the
-table is printed, and the run goes on to its end. Milliseconds are those of the GPU, a step.
+Runs a gptmill command line in this process. After --after steps it profiles --steps steps, prints the table, and lets
+the run finish. Milliseconds are GPU time per step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gptmill.training.step_stats import StepStats
 
 
 class Watcher:
-    """Stands in for the training step, and profiles some of them."""
+    """Replaces the training step and profiles some of the calls."""
 
     def __init__(self, after: int, steps: int, top: int) -> None:
         self._train_step, self._after, self._steps, self._top = loop.train_step, after, steps, top
@@ -55,7 +55,7 @@ def make_table(events: Any, steps: int, seconds: float, top: int) -> str:
     rows = sorted(times.items(), key=lambda row: -sum(row[1]))
     busy = sum(sum(row) for row in times.values()) / steps
     lines = [
-        f"a step: {seconds / steps * 1000:.2f} ms, kernels {busy:.2f} ms",
+        f"step: {seconds / steps * 1000:.2f} ms, kernels {busy:.2f} ms",
         "| ms | calls | kernel |",
         "|--:|--:|---|",
     ]
@@ -64,14 +64,14 @@ def make_table(events: Any, steps: int, seconds: float, top: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The kernels of a training step.")
-    parser.add_argument("--after", type=int, default=20, help="steps before those that are profiled")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--top", type=int, default=40, help="rows of the table")
+    parser = argparse.ArgumentParser(description="Profiles the kernels of training steps.")
+    parser.add_argument("--after", type=int, default=20, help="steps before the profile starts")
+    parser.add_argument("--steps", type=int, default=3, help="steps to profile")
+    parser.add_argument("--top", type=int, default=40, help="kernels to print")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="train RECIPE …")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("kernels are those of an NVIDIA GPU, and torch sees none here")
+        parser.error("torch finds no NVIDIA GPU here; use a machine that has one")
     vars(loop)["train_step"] = Watcher(options.after, options.steps, options.top).train_step
     return run_guarded(options.command)
 

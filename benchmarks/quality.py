@@ -1,16 +1,16 @@
-"""How good a recipe's model is, and how soon: from the start of the process, on the whole validation split.
+"""Validation loss of recipes over wall time, counted from process start, on the whole validation split.
 
     python benchmarks/quality.py RECIPE ... [--data_dir DIR] [--flags "--dropout 0.1"] [--seconds 600] [--out FOLDER]
     python benchmarks/quality.py --ablate [--data_dir DIR] [--only NAME ...] [--jobs 4]
 
-Trains each recipe with the plain command, and prints its best and its last validation loss, and the second at which the
-targets that are set for it were first met. DIR stands in the place of the recipe's own data_dir. With --seconds a run
-has as many steps as fit into that time on this machine, found by two short runs, in the place of the recipe's. --out
-gets a table (.csv) and a picture (.svg) of each run's losses, and of all together.
+Trains each recipe with `gptmill train` and prints its best and last validation loss, and when it first reached its
+target loss. DIR replaces the recipe's data_dir. With --seconds a run gets as many steps as fit into that time on this
+machine, found by two short runs, instead of the recipe's number. --out gets a table (.csv) and a plot (.svg) of each
+run's losses, and a plot of all runs.
 
---ablate trains books-124m-modern, and again with one part taken away or added, for as many steps; with --jobs several
-at a time, which changes their speeds, not their losses. What is complete in --logdir, by the same code, recipe and
-flags, is read instead of trained again. Ends with 1 where a run fails, or a target is missed.
+--ablate trains books-124m-modern, then variants with one part changed, for as many steps; --jobs trains several at a
+time, which changes their speed, not their losses. A run that is complete in --logdir with the same code, recipe and
+flags is read, not trained again. Exits with 1 if a run fails or misses its target.
 """
 
 from __future__ import annotations
@@ -24,62 +24,62 @@ from typing import NamedTuple
 
 from curves import draw, make_curve
 from fitting import find_fitting_flags
-from runs import Run, check_corpus, make_absolute, make_place, obtain, open_jobs, run_guarded
+from runs import Run, check_corpus, make_absolute, make_run_folder, obtain, open_jobs, run_guarded
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.recipes import load_recipe, make_config
 
 ABLATED = "books-124m-modern"
-WHOLE = 10**9  # validation tokens: all there are
+WHOLE = 10**9  # validation tokens: the whole split
 
 
 class Target(NamedTuple):
-    """A validation loss, and the seconds after which it must be there."""
+    """A validation loss and the seconds within which a run must reach it."""
 
     loss: float
     seconds: float
 
 
-# nanoGPT on the same card: 1.4656 after about 55 s, and 3.961 after 345 s, of which 85 % and 35 % are let through.
+# nanoGPT on one H200 reached 1.4656 after about 55 s and 3.961 after 345 s; the books have 85 % and 35 % of that.
 TARGETS = {
     "shakespeare-char": Target(1.465, 45.0),
     "books-124m": Target(3.961, 293.0),
     ABLATED: Target(3.961, 120.0),
 }
 VARIANTS = {
-    "as it is": "",
+    "baseline": "",
     "AdamW for Muon": "--optimizer adamw --max_lr 1e-3",
     "no QK-norm": "--no_qk_norm",
     "learned positions for rotary": "--positions learned",
     "GELU for ReLU²": "--feed_forward gelu",
     "SwiGLU for ReLU²": "--feed_forward swiglu --ffn_size 2048",
     "value embeddings": "--value_embeddings 1",
-    "a head of its own": "--no_tied_head",
+    "untied head": "--no_tied_head",
     "6 layers and value embeddings": "--num_layers 6 --value_embeddings 1",
     "no dropout": "--dropout 0",
     "no zero-init": "--no_zero_init",
     "cosine for WSD": "--schedule cosine",
     "layer norm for RMS norm": "--norm layernorm",
-    "biases": "--bias",
-    "12 heads of 64": "--num_heads 12",
-    "logits capped at 15": "--logit_softcap 15",
-    "documents apart": "--documents masked",
-    "windows not shifted": "--no_shift_windows",
+    "linear biases": "--bias",
+    "12 heads of width 64": "--num_heads 12",
+    "logit soft-cap at 15": "--logit_softcap 15",
+    "document masks": "--documents masked",
+    "no window shift": "--no_shift_windows",
 }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Trains recipes, and tells how good they get and how soon.")
+    parser = argparse.ArgumentParser(description="Measures validation loss over wall time.")
     parser.add_argument("recipes", nargs="*", metavar="RECIPE")
-    parser.add_argument("--data_dir", help="prepared shards, in the place of the recipe's own")
+    parser.add_argument("--data_dir", help="prepared shards that replace the recipe's own")
     parser.add_argument("--flags", default="", help="more flags for every run, in quotes")
-    parser.add_argument("--seconds", type=float, help="time that a recipe has, instead of its number of steps")
+    parser.add_argument("--seconds", type=float, help="time budget that replaces the recipe's number of steps")
     parser.add_argument("--ablate", action="store_true", help=f"{ABLATED} with one part changed at a time")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants alone, beside the unchanged one")
-    parser.add_argument("--jobs", type=int, default=1, help="variants that are trained at a time")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="train these variants and the baseline only")
+    parser.add_argument("--jobs", type=int, default=1, help="variants to train concurrently")
     parser.add_argument("--logdir", default="runs/quality")
-    parser.add_argument("--out", help="folder for tables and pictures of the curves")
-    parser.add_argument("--row_seconds", type=int, default=900, help="time after which a run is given up")
+    parser.add_argument("--out", help="folder for tables and plots of the curves")
+    parser.add_argument("--row_seconds", type=int, default=900, help="timeout of a run")
     options = parser.parse_args()
     if not options.recipes and not options.ablate:
         parser.error(f"name a recipe, such as {', '.join(TARGETS)} or enwik8, or use --ablate")
@@ -95,21 +95,21 @@ def main() -> int:
     if options.recipes:
         failed += measure_recipes(options, logdir, known)
     if options.ablate:
-        names = [name for name in VARIANTS if not options.only or name in ("as it is", *options.only)]
+        names = [name for name in VARIANTS if not options.only or name in ("baseline", *options.only)]
         failed += ablate(names, options, logdir, known)
     if options.out and known:
         write_curves(known, Path(options.out))
     if failed:
-        print(f"\nfailed, or missed its target: {'; '.join(failed)}")
+        print(f"\nfailed or missed the target: {'; '.join(failed)}")
     return 1 if failed else 0
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises UserError for what would show only after a training, or never."""
+    """Raises UserError for mistakes that would otherwise show only after training, or never."""
     if options.seconds is not None and options.ablate:
-        raise UserError("--seconds is for recipes; variants have as many steps as each other: leave out one of the two")
+        raise UserError("--seconds is for recipes; variants all train the same number of steps: drop one of the two")
     if options.only and not options.ablate:
-        raise UserError("--only chooses among the variants of --ablate; add that, or leave it out")
+        raise UserError("--only selects variants of --ablate; add --ablate or drop --only")
     for name in options.only or []:
         if name not in VARIANTS:
             raise UserError(f"no variant is called {name!r}{suggest(name, VARIANTS)}; they are: {', '.join(VARIANTS)}")
@@ -125,7 +125,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def measure_recipes(options: argparse.Namespace, logdir: Path, known: dict[str, Run]) -> list[str]:
-    """Prints the table; the names of the recipes that went wrong. Runs go into `known`."""
+    """Prints the table and adds runs to `known`; returns the recipes that failed or missed their target."""
     print("| recipe | parameters | steps | seconds | best loss (bits) | last loss | training | target | met after |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     failed = []
@@ -133,8 +133,8 @@ def measure_recipes(options: argparse.Namespace, logdir: Path, known: dict[str, 
         flags, met = options.flags, None
         if options.seconds is not None:
             words = make_words(recipe, options.data_dir, flags)
-            place = make_place(make_name(recipe), logdir / "fitting")
-            fitting = find_fitting_flags(recipe, words, options.seconds, place, options.row_seconds)
+            folder = make_run_folder(make_name(recipe), logdir / "fitting")
+            fitting = find_fitting_flags(recipe, words, options.seconds, folder, options.row_seconds)
             flags = " ".join([flags, *fitting])
         run = measure(make_name(recipe), recipe, options.data_dir, flags, logdir, options.row_seconds)
         if run is not None:
@@ -147,7 +147,7 @@ def measure_recipes(options: argparse.Namespace, logdir: Path, known: dict[str, 
 
 
 def ablate(names: list[str], options: argparse.Namespace, logdir: Path, known: dict[str, Run]) -> list[str]:
-    """Prints the table of variants; the names of those that failed. Runs go into `known`."""
+    """Prints the table of variants and adds runs to `known`; returns the variants that failed."""
     print("| | flags | parameters | last loss | difference | tokens/s | seconds |")
     print("|---|---|---:|---:|---:|---:|---:|")
     failed, base = [], None
@@ -169,7 +169,7 @@ def ablate(names: list[str], options: argparse.Namespace, logdir: Path, known: d
 
 
 def describe_variant(name: str, run: Run | None, base: float | None) -> str:
-    """A row of the table of variants; `base` is the loss that it is compared with."""
+    """Returns a row of the ablation table; `base` is the loss of the baseline."""
     if run is None or base is None:
         return f"| {name} | `{VARIANTS[name]}` | failed | | | | |"
     loss, steps = list_losses(run)[-1][1], run.select("StepLogged")
@@ -191,29 +191,30 @@ def measure(
     *,
     is_alone: bool = True,
 ) -> Run | None:
-    """Trains, unless that is done; None where it failed."""
-    return obtain(make_place(name, logdir), recipe, make_words(recipe, data_dir, flags), seconds, is_alone=is_alone)
+    """Trains unless the run is complete; None if training failed."""
+    words = make_words(recipe, data_dir, flags)
+    return obtain(make_run_folder(name, logdir), recipe, words, seconds, is_alone=is_alone)
 
 
 def make_words(recipe: str, data_dir: str | None, flags: str) -> list[str]:
-    """All flags of a run."""
+    """Returns all flags of a run."""
     return [*make_data_flags(recipe, data_dir), "--eval_tokens", str(WHOLE), *flags.split()]
 
 
 def make_data_flags(recipe: str, data_dir: str | None) -> list[str]:
-    """Those that name prepared shards; none for a recipe that prepares its corpus itself, or reads a mixture."""
+    """Returns the --data_dir flag; nothing for a recipe that prepares its own corpus or reads a mixture."""
     data = make_config(recipe, {}).data
     found = data_dir or (data.data_dir if data.corpus is None else None)
     return ["--data_dir", make_absolute(found)] if found else []
 
 
 def make_name(recipe: str) -> str:
-    """That of a recipe, which may be a path."""
+    """Returns the name of a recipe, which may be a path."""
     return Path(recipe).name.removesuffix(".toml")
 
 
 def list_losses(run: Run) -> list[tuple[float, float]]:
-    """Seconds and loss of every evaluation; that of averaged weights, where they are kept and better."""
+    """Returns (seconds, loss) of every evaluation; the EMA loss where it is lower."""
     losses = []
     for event in run.select("EvalDone"):
         found = [loss for loss in (event["val_loss"], event["ema_loss"]) if loss is not None]
@@ -222,17 +223,17 @@ def list_losses(run: Run) -> list[tuple[float, float]]:
 
 
 def find_met(run: Run, loss: float) -> float | None:
-    """After how many seconds an evaluation was as low as that; None where none was."""
+    """Returns the seconds until an evaluation reached the loss; None if none did."""
     return next((seconds for seconds, found in list_losses(run) if found <= loss), None)
 
 
 def find_end(run: Run) -> float:
-    """Seconds from the start of the process to the end of the run."""
+    """Returns the seconds from process start to the end of the run."""
     return float(run.select("RunFinished")[-1]["time"] - run.started)
 
 
 def describe(recipe: str, run: Run | None, met: float | None) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     if run is None:
         return f"| {make_name(recipe)} | failed | | | | | | | |"
     losses = [loss for _, loss in list_losses(run)]
@@ -253,13 +254,13 @@ def describe(recipe: str, run: Run | None, met: float | None) -> str:
 
 
 def write_curves(known: dict[str, Run], folder: Path) -> None:
-    """A table and a picture of each run, and a picture of all."""
+    """Writes a table and a plot of each run, and a plot of all runs."""
     folder.mkdir(parents=True, exist_ok=True)
     curves = []
     for name, run in known.items():
         curve = make_curve(name, run)
-        stem = make_place(name, folder)
-        if curve.validation or curve.training:  # a run may have had no loss that is a number
+        stem = make_run_folder(name, folder)
+        if curve.validation or curve.training:  # a diverged run may have no finite loss
             curves.append(curve)
             stem.with_name(f"{stem.name}.svg").write_text(draw([curve]), encoding="utf-8")
         with stem.with_name(f"{stem.name}.csv").open("w", newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Runs of `gptmill train` as processes of their own, timed from the start of the process, and what they tell."""
+"""Runs `gptmill train` as child processes, timed from process start, and reads their events."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from gptmill.experiments.trials import clean_up_when_ended, open_training
 from gptmill.runs.code_fingerprint import make_code_fingerprint
 
 POLL_SECONDS = 0.2
-SHOWN_CHARACTERS = 3000  # of what a run that failed has said
+SHOWN_CHARACTERS = 3000  # of the output of a failed run
 PROCESS_NAME = "process.json"
 USER_ERROR, INTERRUPTED = 2, 130
 
-ENDED = threading.Event()  # tells threads that train that nobody waits for them any longer
+ENDED = threading.Event()  # tells training threads to stop
 
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has written; times are those of `time.time()`."""
+    """The events of a run; times are those of `time.time()`."""
 
     events: list[Event]
     started: float
-    """When its process was started; where nobody noted that, when it began to train."""
+    """Start of the process; if that was not recorded, start of training."""
     origin: dict[str, Any] | None = None
-    """What it was trained by; None where nobody noted that."""
+    """Recipe, flags and code of the run; None if they were not recorded."""
 
     def select(self, kind: str) -> list[Event]:
-        """Its events of one kind."""
+        """Returns the events of one kind."""
         return [event for event in self.events if event["event"] == kind]
 
     @property
@@ -51,12 +51,12 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """The last step that was logged; 0 before the first."""
+        """The last logged step; 0 before the first."""
         return max((event["step"] for event in self.select("StepLogged")), default=0)
 
 
 def run_guarded(main: Callable[[], int]) -> int:
-    """Runs a benchmark; ended by Ctrl-C or a signal, it does not leave its training behind."""
+    """Runs a benchmark. On Ctrl-C or a signal it also ends the training processes that it started."""
     try:
         with clean_up_when_ended():
             return main()
@@ -69,7 +69,7 @@ def run_guarded(main: Callable[[], int]) -> int:
 
 @contextmanager
 def open_jobs(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that train side by side; Ctrl-C or a signal ends their trainings too."""
+    """Opens a pool of threads that train concurrently; Ctrl-C or a signal ends their training processes too."""
     pool = ThreadPoolExecutor(count)
     try:
         yield pool
@@ -81,31 +81,31 @@ def open_jobs(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def check_corpus(data_dir: str) -> None:
-    """Raises UserError where there is no prepared corpus."""
+    """Raises UserError if there is no prepared corpus."""
     if not holds_shards(data_dir):
-        raise UserError(f"{data_dir} holds no prepared corpus; make it with: gptmill prepare TEXT --out {data_dir}")
+        raise UserError(f"{data_dir} holds no prepared corpus; create it with: gptmill prepare TEXT --out {data_dir}")
 
 
 def make_absolute(data_dir: str) -> str:
-    """The name of a corpus that holds in every folder."""
+    """Returns a path or URI that is valid in every working directory."""
     return data_dir if is_remote(data_dir) else str(Path(data_dir).resolve())
 
 
-def make_place(name: str, logdir: Path) -> Path:
-    """The folder of the run of a row."""
+def make_run_folder(name: str, logdir: Path) -> Path:
+    """Returns the run folder of a row."""
     return logdir / name.replace(",", "").replace(" ", "_")
 
 
 def read_run(path: Path) -> Run | None:
-    """The run in a folder, or of an events.jsonl; None for one that has not begun.
+    """Reads a run from its folder or events.jsonl; None if it has not started.
 
-    Raises UserError for a file that no run has written.
+    Raises UserError for a file that is not an events.jsonl.
     """
     path = path / "events.jsonl" if path.is_dir() else path
     if not path.is_file():
         return None
     try:
-        # The last line may be in the making.
+        # The last line may be incomplete.
         events: list[Event] = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
         times = [event["time"] for event in events if event["event"]]
     except (ValueError, KeyError, TypeError):
@@ -120,7 +120,7 @@ def read_run(path: Path) -> Run | None:
 
 
 def obtain(
-    place: Path,
+    folder: Path,
     recipe: str,
     flags: list[str],
     seconds: float,
@@ -129,11 +129,11 @@ def obtain(
     *,
     is_alone: bool = True,
 ) -> Run | None:
-    """The run in a folder; trained, unless it is there, complete, by this code with this recipe and these flags."""
-    run = read_run(place)
+    """Returns the run in a folder; trains it unless it is complete there with the same code, recipe and flags."""
+    run = read_run(folder)
     if run is not None and run.origin == make_origin(recipe, flags) and is_complete(run, last_step):
         return run
-    run = train(place, recipe, flags, seconds, last_step, before_end, is_alone=is_alone)
+    run = train(folder, recipe, flags, seconds, last_step, before_end, is_alone=is_alone)
     return run if run is not None and is_complete(run, last_step) else None
 
 
@@ -142,12 +142,12 @@ def is_complete(run: Run, last_step: int | None) -> bool:
 
 
 def make_origin(recipe: str, flags: list[str]) -> dict[str, Any]:
-    """All that a run's figures depend on, but for the machine."""
+    """Everything that the results of a run depend on, except for the machine."""
     return {"recipe": load_recipe(recipe), "flags": flags, "code": make_code_fingerprint()}
 
 
 def train(
-    place: Path,
+    folder: Path,
     recipe: str,
     flags: list[str],
     seconds: float,
@@ -156,38 +156,38 @@ def train(
     *,
     is_alone: bool = True,
 ) -> Run | None:
-    """Trains from the first step; None where that failed or took too long, with what it said on stderr.
+    """Trains from the first step; returns None on failure or timeout and prints the output of a failed run to stderr.
 
-    With `last_step` the run is killed once it has logged that step, which saves it the writing of its last checkpoint;
-    `before_end` is called just before, while the device is busy. Checkpoints are removed. A run that is not
-    alone on the device keeps to itself what it times there, such as matmuls: later runs are to time them undisturbed.
+    With `last_step` the run is killed once it has logged that step, which skips its last checkpoint; `before_end` is
+    called just before, while the device is busy. Checkpoints are removed. A run that shares the device uses a private
+    cache: autotuning results measured under contention must not reach other runs.
     """
-    shutil.rmtree(place, ignore_errors=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    said = place.with_name(f"{place.name}.txt")
-    where = ["--logdir", str(place.parent), "--run_name", place.name]
-    environment = {} if is_alone else {"GPTMILL_CACHE": str(place.parent / "cache")}
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.with_name(f"{folder.name}.txt")
+    where = ["--logdir", str(folder.parent), "--run_name", folder.name]
+    environment = {} if is_alone else {"GPTMILL_CACHE": str(folder.parent / "cache")}
     is_enough, started = False, time.time()
-    with said.open("wb") as output, open_training([recipe, *where, *flags], output, output, environment) as process:
+    with log.open("wb") as output, open_training([recipe, *where, *flags], output, output, environment) as process:
         while process.poll() is None and time.time() - started < seconds and not is_enough:
             if ENDED.wait(POLL_SECONDS):
                 break
-            is_enough = last_step is not None and has_logged(place, last_step)
+            is_enough = last_step is not None and has_logged(folder, last_step)
         if is_enough:
             before_end()
-    shutil.rmtree(place / "checkpoints", ignore_errors=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     if ENDED.is_set():
         return None
     if not is_enough and process.returncode:
-        text = said.read_text(encoding="utf-8", errors="replace")
-        sys.stderr.write(f"{place.name}: failed after {time.time() - started:.0f} s:\n{text[-SHOWN_CHARACTERS:]}\n")
+        text = log.read_text(encoding="utf-8", errors="replace")
+        sys.stderr.write(f"{folder.name}: failed after {time.time() - started:.0f} s:\n{text[-SHOWN_CHARACTERS:]}\n")
         return None
     noted = {"started": started, "origin": make_origin(recipe, flags)}
-    (place / PROCESS_NAME).write_text(json.dumps(noted), encoding="utf-8")
-    return read_run(place)
+    (folder / PROCESS_NAME).write_text(json.dumps(noted), encoding="utf-8")
+    return read_run(folder)
 
 
-def has_logged(place: Path, step: int) -> bool:
-    """Whether a run that is under way has come so far."""
-    run = read_run(place)
+def has_logged(folder: Path, step: int) -> bool:
+    """Whether a running process has logged a step."""
+    run = read_run(folder)
     return run is not None and run.last_step >= step

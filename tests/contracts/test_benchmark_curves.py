@@ -1,4 +1,4 @@
-"""Pictures of losses: sound SVG, points where their numbers say, and nothing outside the frame."""
+"""Loss plots: valid SVG, points at the right coordinates, and nothing outside the frame."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parse(picture: str) -> ElementTree.Element:
 
 
 def write_run(folder: Path) -> Path:
-    """Two steps of 1,000,000 tokens, and evaluations at both ends; began to train at 100."""
+    """Two steps of 1,000,000 tokens, with evaluations at both ends; training starts at 100 s."""
     step = {"event": "StepLogged", "tokens_per_second": 500_000.0, "seconds": 2.0}
     events: list[dict[str, Any]] = [
         {"event": "RunStarted", "step": 0, "time": 100.0},
@@ -54,13 +54,15 @@ def write_run(folder: Path) -> Path:
         ("steps", [(0.0, 4.0), (2.0, 3.0)], [(1.0, 3.5)]),
     ],
 )
-def test_a_curve_is_what_the_events_tell(over: str, validation: list[Any], training: list[Any], tmp_path: Path) -> None:
+def test_a_curve_has_the_losses_of_the_events(
+    over: str, validation: list[Any], training: list[Any], tmp_path: Path
+) -> None:
     curve = CURVES.make_curve("x", RUNS.read_run(write_run(tmp_path / "run")), over)
     assert curve.validation == validation
     assert curve.training == training
 
 
-def test_seconds_count_from_the_start_of_the_process_where_it_is_known(tmp_path: Path) -> None:
+def test_seconds_count_from_process_start_if_it_was_recorded(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     (path.parent / "process.json").write_text('{"started": 90.0, "origin": {}}', encoding="utf-8")
     assert CURVES.make_curve("x", RUNS.read_run(path)).validation == [(11.0, 4.0), (16.0, 3.0)]
@@ -69,24 +71,24 @@ def test_seconds_count_from_the_start_of_the_process_where_it_is_known(tmp_path:
 @pytest.mark.parametrize("is_log", [False, True])
 def test_lower_losses_are_lower_and_later_ones_further_right(is_log: bool) -> None:
     points = [(10.0, 8.0), (50.0, 4.0), (90.0, 2.0), (100.0, 1.9)]
-    places = list_circles(CURVES.draw([CURVES.Curve("x", points)], is_log=is_log))
-    assert len(places) == len(points)
-    assert places == sorted(places)
-    assert [y for _, y in places] == sorted(y for _, y in places)
-    assert all(CURVES.LEFT <= x <= CURVES.WIDTH - CURVES.RIGHT for x, _ in places)
-    assert all(CURVES.TOP <= y <= CURVES.HEIGHT - CURVES.BOTTOM for _, y in places)
-    halves = [places[1][1] - places[0][1], places[2][1] - places[1][1]]  # 8 to 4, and 4 to 2
+    circles = list_circles(CURVES.draw([CURVES.Curve("x", points)], is_log=is_log))
+    assert len(circles) == len(points)
+    assert circles == sorted(circles)
+    assert [y for _, y in circles] == sorted(y for _, y in circles)
+    assert all(CURVES.LEFT <= x <= CURVES.WIDTH - CURVES.RIGHT for x, _ in circles)
+    assert all(CURVES.TOP <= y <= CURVES.HEIGHT - CURVES.BOTTOM for _, y in circles)
+    halves = [circles[1][1] - circles[0][1], circles[2][1] - circles[1][1]]  # 8 to 4, and 4 to 2
     assert halves[1] / halves[0] == pytest.approx(1.0 if is_log else 0.5, abs=0.01)
 
 
-def test_what_is_above_the_highest_loss_shown_does_not_squeeze_the_rest() -> None:
+def test_losses_above_the_highest_one_shown_do_not_compress_the_rest() -> None:
     curve = CURVES.Curve("x", [(1.0, 11.0), (50.0, 3.1), (100.0, 3.0)])
     above, *rest = list_circles(CURVES.draw([curve], most=3.2))
-    assert above[1] < CURVES.TOP  # and is cut off by the frame
+    assert above[1] < CURVES.TOP  # clipped by the frame
     assert rest[1][1] - rest[0][1] > 100
 
 
-def test_every_run_has_its_own_look_and_its_name_whatever_is_in_it() -> None:
+def test_every_run_has_its_own_style_and_an_escaped_name() -> None:
     names = [f"<run> & {number}" for number in range(20)]
     picture = CURVES.draw([CURVES.Curve(name, [(1.0, 2.0), (2.0, 1.0)]) for name in names])
     lines = list(parse(picture).iter(f"{SVG}polyline"))
@@ -124,7 +126,7 @@ def test_a_curve_of_a_single_loss_can_be_drawn() -> None:
         ("second=run", [], "ends in .svg"),
     ],
 )
-def test_a_picture_that_cannot_be_drawn_is_refused_in_a_sentence(
+def test_a_plot_that_cannot_be_drawn_is_one_error_sentence(
     out: str,
     words: list[str],
     complaint: str,
@@ -144,7 +146,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_in_a_sentence(
     assert complaint in capsys.readouterr().err
 
 
-def test_the_command_draws_runs_and_names_one_that_is_not_there(tmp_path: Path) -> None:
+def test_the_command_plots_runs_and_names_a_missing_one(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     command = [sys.executable, str(PROJECT / "benchmarks" / "curves.py"), str(tmp_path / "out.svg")]
     subprocess.run([*command, f"file={path}", f"folder={path.parent}", "--over", "tokens"], check=True, timeout=60)

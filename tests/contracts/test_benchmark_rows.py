@@ -1,4 +1,4 @@
-"""The rows of the tables that benchmarks print are runs that gptmill takes, judged by limits that make sense."""
+"""Every row of a benchmark is a valid run, and is judged by the right limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.path.append(str(PROJECT / "benchmarks"))
 ARCHITECTURES, PRECISIONS = importlib.import_module("architectures"), importlib.import_module("precisions")
 SPEED, QUALITY = importlib.import_module("gpt2_speed"), importlib.import_module("quality")
 RUNS, FITTING = importlib.import_module("runs"), importlib.import_module("fitting")
-IN_TURNS = importlib.import_module("in_turns")
+INTERLEAVED = importlib.import_module("interleaved")
 PRECISION_ROWS = [row for group in PRECISIONS.GROUPS.values() for row in group]
 
 
@@ -59,11 +59,11 @@ def write_run(folder: Path, losses: list[float], *, is_finished: bool = True) ->
     (folder / "events.jsonl").write_text("".join(to_json(event) + "\n" for event in [*steps, *end]), encoding="utf-8")
 
 
-def test_a_deviation_is_the_largest_distance_of_the_smoothed_curves(tmp_path: Path) -> None:
+def test_a_deviation_is_the_largest_difference_of_the_smoothed_curves(tmp_path: Path) -> None:
     curve = [5.0 - step / 10 for step in range(40)]
     write_run(tmp_path / "fp32", curve[:20])
     row = next(row for row in PRECISION_ROWS if row.name == "bf16")
-    # A step that is off by 1 moves the mean of ten by a tenth; what comes after fp32's last step is not compared.
+    # A step that is off by 1 moves the mean of ten by 0.1; steps after fp32's last one are not compared.
     write_run(tmp_path / "bf16", [*curve[:12], curve[12] + 1.0, *curve[13:30], *(loss + 9 for loss in curve[30:])])
     result = PRECISIONS.read_result(tmp_path / "bf16")
     assert PRECISIONS.compare(row, result, tmp_path) == pytest.approx(0.1)
@@ -71,7 +71,7 @@ def test_a_deviation_is_the_largest_distance_of_the_smoothed_curves(tmp_path: Pa
     assert result.memory_gb == 2.0
 
 
-def test_a_curve_that_is_not_finite_or_has_no_reference_is_no_match(tmp_path: Path) -> None:
+def test_a_curve_with_nan_or_without_a_reference_does_not_match(tmp_path: Path) -> None:
     row = next(row for row in PRECISION_ROWS if row.name == "bf16")
     write_run(tmp_path / "bf16", [math.nan] * 30)
     result = PRECISIONS.read_result(tmp_path / "bf16")
@@ -86,7 +86,7 @@ def test_a_run_that_was_cut_short_is_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", SPEED.ROWS, ids=lambda row: row.name)
-def test_every_row_of_the_table_of_speed_is_a_config(row: Any) -> None:
+def test_every_row_of_the_speed_table_is_a_config(row: Any) -> None:
     assert run(["show", row.recipe, *row.make_flags("all")]) == 0
     assert run(["show", "books-124m", *SPEED.LOSS_FLAGS]) == 0
 
@@ -160,7 +160,7 @@ def test_a_row_that_failed_has_as_many_cells_as_the_others(tmp_path: Path) -> No
 
 
 def write_evaluations(folder: Path, losses: list[tuple[float, float | None, float | None]]) -> Any:
-    """A run that began at 1,000, of a process of 990, with evaluations at some seconds."""
+    """A run that started training at 1,000 s in a process started at 990 s, with evaluations at the given times."""
     kinds: list[dict[str, Any]] = [{"event": "RunStarted", "step": 0, "time": 1000.0, "parameters": 7}]
     for step, (seconds, loss, averaged) in enumerate(losses):
         kinds.append({"event": "EvalDone", "step": step, "time": seconds, "val_loss": loss, "ema_loss": averaged})
@@ -172,7 +172,7 @@ def write_evaluations(folder: Path, losses: list[tuple[float, float | None, floa
     return RUNS.read_run(folder)
 
 
-def test_a_target_is_met_at_the_first_evaluation_as_low_counted_from_the_start_of_the_process(tmp_path: Path) -> None:
+def test_a_target_is_met_by_the_first_evaluation_below_it_counted_from_process_start(tmp_path: Path) -> None:
     losses = [(1001.0, 4.0, None), (1020.0, None, None), (1030.0, 1.5, 1.4), (1040.0, 1.3, None), (1050.0, 1.45, None)]
     run = write_evaluations(tmp_path / "run", losses)
     assert QUALITY.find_met(run, 1.465) == 40.0
@@ -182,8 +182,8 @@ def test_a_target_is_met_at_the_first_evaluation_as_low_counted_from_the_start_o
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(100.0, 820), (40.0, 232), (11.0, -52)])
-def test_as_many_steps_are_counted_as_fit_into_the_time(seconds: float, steps: int) -> None:
-    """5 s to the first step, 0.1 s for each, 2 s for an evaluation and its sample, and something to spare."""
+def test_count_steps_fills_the_time_budget(seconds: float, steps: int) -> None:
+    """5 s to the first step, 0.1 s a step, 2 s for an evaluation with its sample, and a margin."""
     events = [
         {"event": "RunStarted", "step": 0, "time": 2.0, "tokens_per_step": 50},
         {"event": "EvalDone", "step": 0, "time": 4.0, "seconds": 60.0},  # compiles
@@ -205,16 +205,16 @@ def test_as_many_steps_are_counted_as_fit_into_the_time(seconds: float, steps: i
         (["none"], []),
     ],
 )
-def test_rows_are_chosen_by_their_names_or_beginnings(names: list[str], found: list[str]) -> None:
+def test_rows_are_chosen_by_name_or_prefix(names: list[str], found: list[str]) -> None:
     assert [row.name for row in SPEED.choose_rows(names)] == found
     assert SPEED.choose_rows(None) == list(SPEED.ROWS)
 
 
 def test_a_speed_is_read_from_the_row_that_was_asked_for() -> None:
-    said = "| | micro-batch | tokens/s |\n| 124M bf16 by 8 | 8 | 1 | x |\n| 124M bf16 | 64 | 590,123 | 504 | 1 |\n"
-    assert IN_TURNS.read_speed(said, "124M bf16") == 590_123.0
-    with pytest.raises(UserError, match="no speed of 124M fp8 was measured"):
-        IN_TURNS.read_speed(said, "124M fp8")
+    output = "| | micro-batch | tokens/s |\n| 124M bf16 by 8 | 8 | 1 | x |\n| 124M bf16 | 64 | 590,123 | 504 | 1 |\n"
+    assert INTERLEAVED.read_speed(output, "124M bf16") == 590_123.0
+    with pytest.raises(UserError, match="measured no speed of 124M fp8"):
+        INTERLEAVED.read_speed(output, "124M fp8")
 
 
 def test_a_run_is_stopped_at_its_step_kept_and_trained_again_only_when_something_changed(
@@ -242,7 +242,7 @@ def test_a_run_is_stopped_at_its_step_kept_and_trained_again_only_when_something
 
 
 @pytest.mark.parametrize(("is_alone", "folder"), [(True, "own"), (False, "runs/cache")])
-def test_what_is_timed_beside_other_runs_is_not_kept_for_those_that_are_alone(
+def test_runs_that_share_the_gpu_use_a_private_autotuning_cache(
     is_alone: bool, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = "import os, pathlib; pathlib.Path('runs/row').mkdir(); print(os.environ['GPTMILL_CACHE'])"
@@ -253,9 +253,7 @@ def test_what_is_timed_beside_other_runs_is_not_kept_for_those_that_are_alone(
     assert (tmp_path / "runs" / "row.txt").read_text(encoding="utf-8").strip() == str(tmp_path / folder)
 
 
-def test_only_a_recipe_of_prepared_shards_is_told_where_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_recipe_with_prepared_shards_gets_a_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mixed.toml").write_text('[data]\nmixture = "data/a=0.5,data/b=0.5"\n', encoding="utf-8")
     assert QUALITY.make_data_flags("demo", None) == []
@@ -270,17 +268,17 @@ def test_only_a_recipe_of_prepared_shards_is_told_where_they_are(
     [
         (QUALITY, ["nosuch"], "nosuch"),
         (QUALITY, ["--ablate", "--only", "no QKnorm"], "no variant is called 'no QKnorm' (did you mean no QK-norm?)"),
-        (QUALITY, ["demo", "--only", "no QK-norm"], "add that, or leave it out"),
+        (QUALITY, ["demo", "--only", "no QK-norm"], "add --ablate or drop --only"),
         (QUALITY, ["demo", "--data_dir", "empty"], "empty holds no prepared corpus"),
         (QUALITY, ["demo", "--out", "file"], "cannot write to file"),
         (QUALITY, ["--ablate", "--seconds", "60"], "--seconds is for recipes"),
         (SPEED, ["--data_dir", "empty"], "empty holds no prepared corpus"),
-        (IN_TURNS, ["empty", "--data_dir", "empty"], "empty is no checkout of gptmill"),
-        (IN_TURNS, [str(PROJECT), "--data_dir", "empty"], "empty holds no prepared corpus"),
-        (IN_TURNS, [str(PROJECT), "--data_dir", "empty", "--turns", "0"], "must be at least 1"),
+        (INTERLEAVED, ["empty", "--data_dir", "empty"], "empty is not a checkout of gptmill"),
+        (INTERLEAVED, [str(PROJECT), "--data_dir", "empty"], "empty holds no prepared corpus"),
+        (INTERLEAVED, [str(PROJECT), "--data_dir", "empty", "--rounds", "0"], "must be at least 1"),
     ],
 )
-def test_a_benchmark_refuses_in_a_sentence_before_it_trains(
+def test_a_benchmark_rejects_mistakes_before_it_trains(
     benchmark: Any,
     words: list[str],
     complaint: str,
@@ -314,7 +312,7 @@ def test_speed_is_not_measured_without_a_gpu(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_benchmark_that_is_ended_leaves_no_training_behind(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_a_terminated_benchmark_leaves_no_training_process(number: signal.Signals, code: int, tmp_path: Path) -> None:
     recipe = tmp_path / "tiny.toml"
     recipe.write_text('[data]\ncorpus = "python-stdlib"\n[training]\nmax_steps = 1000000\n', encoding="utf-8")
     benchmark = subprocess.Popen(
@@ -336,7 +334,7 @@ def test_a_benchmark_that_is_ended_leaves_no_training_behind(number: signal.Sign
 
 
 def list_trainings(recipe: Path) -> list[int]:
-    """The processes that train a recipe; those that have ended have no command line."""
+    """Processes that train a recipe; those that have ended have no command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What README and docs say is true: their commands run, and their tree lists the files that exist."""
+"""README and docs are true: every command runs, every flag, link and file that they name exists."""
 
 from __future__ import annotations
 
@@ -15,18 +15,59 @@ from conftest import PROJECT, make_environment
 
 import gptmill
 from gptmill.cli.main import run_guarded
+from gptmill.config import requests
+from gptmill.config.renamed import RENAMED_FIELDS
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import list_fields
 
 SOURCE = Path(gptmill.__file__).parent
-PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
-# Commands that install, or that run the tests themselves; what they do is not tested from inside a test.
+README, ARCHITECTURE = PROJECT / "README.md", PROJECT / "docs" / "architecture.md"
+PAGES = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
+# Commands that install, that run the tests themselves, or that measure for minutes.
 NOT_RUN = ("make ", "pip install", "python benchmarks/")
 SMALL = "--eval_tokens 1024 --sample_tokens 4".split()
+REQUESTS = (
+    requests.StartOptions,
+    requests.PresetOptions,
+    requests.PrepareRequest,
+    requests.DataRequest,
+    requests.CheckpointsRequest,
+    requests.VerifyResumeRequest,
+    requests.SampleRequest,
+    requests.TokenizerRequest,
+    requests.TuneRequest,
+    requests.BenchRequest,
+)
+OTHER_FLAGS = {"help", "from", "check", "standalone", "nproc_per_node"}  # aliases, and flags of other programs
+
+
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def list_blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", read(page), flags=re.DOTALL)
+
+
+def list_anchors(page: Path) -> list[str]:
+    """The headings of a page as GitHub's links name them."""
+    headings = re.findall(r"^#+ (.+)$", read(page), flags=re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def list_commands(page: Path) -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    blocks = [re.sub(r"\\\n *", "", block) for block in list_blocks(page, "bash")]  # joins continued lines
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def list_documented_commands() -> dict[str, str]:
+    """Every command of all pages once, in reading order, with the first page that prints it."""
+    found: dict[str, str] = {}
+    for page in PAGES:
+        for command in list_commands(page):
+            found.setdefault(command, page.name)
+    return found
 
 
 def shrink(command: str) -> list[str]:
@@ -68,16 +109,18 @@ def write_inputs(folder: Path) -> None:
     (folder / "more" / "lines.jsonl").write_text(lines, encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_every_command_and_snippet_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, where torch is loaded already, but for those that start several."""
+    """All pages share one folder, so that a command printed twice runs once.
+
+    Commands run in this process, where torch is already loaded, except for those that start several processes.
+    """
     write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name, value in make_environment().items():
         monkeypatch.setenv(name, value)
-    for command in list_commands(page):
+    for command, page in list_documented_commands().items():
         if command.startswith(NOT_RUN):
             continue
         capfd.readouterr()
@@ -86,26 +129,66 @@ def test_every_command_runs(
             code = subprocess.run(words, timeout=300, check=False).returncode
         else:
             code = run_guarded(words[words.index("gptmill") + 1 :])
-        assert code == 0, f"{command}\n{capfd.readouterr()}"
+        assert code == 0, f"{page}: {command}\n{capfd.readouterr()}"
+    snippets = [(page, block) for page in PAGES for block in list_blocks(page, "python")]
+    assert snippets
+    for page, block in snippets:
+        exec(compile(block, str(page), "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_flag_exists(page: Path) -> None:
+    names = {field.name for config in (RunConfig, *REQUESTS) for field in list_fields(config)}
+    names |= {f"no_{name}" for name in names} | RENAMED_FIELDS.keys() | OTHER_FLAGS
+    for benchmark in (PROJECT / "benchmarks").glob("*.py"):
+        names |= set(re.findall(r'add_argument\("--(\w+)"', read(benchmark)))
+    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", read(page))}
+    assert named <= names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_and_benchmark_exists(page: Path) -> None:
+    text = read(page)
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in list_anchors(target), f"{link}#{anchor}"
+    for name in re.findall(r"benchmarks/\w+\.py", text):
+        assert (PROJECT / name).is_file(), name
 
 
 def test_make_targets_that_the_docs_name_exist() -> None:
-    named = {target for page in PAGES for target in re.findall(r"\bmake ([a-z]+)\b", page.read_text(encoding="utf-8"))}
-    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    named = {target for page in PAGES for target in re.findall(r"(?:`|^)make ([a-z]+)", read(page), re.MULTILINE)}
+    makefile = read(PROJECT / "Makefile")
     assert {"demo", "test", "lint"} <= named
     for target in named:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    (tree,) = re.findall(r"```\nsrc/gptmill/\n(.*?)```", (PROJECT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+def list_tree(page: Path) -> set[str]:
+    """The entries of a page's tree of src/gptmill, as paths; folders end with a slash."""
+    (tree,) = re.findall(r"```\nsrc/gptmill/\n(.*?)```", read(page), re.DOTALL)
     listed, folders = set(), []
     for line in tree.splitlines():
         entry = re.match(r"( +)([\w./-]+)  ", line)
         assert entry, f"a line of the tree without a clause: {line}"
         depth = len(entry[1]) // 2
         folders = [*folders[: depth - 1], entry[2].rstrip("/")]
-        if not entry[2].endswith("/"):
-            listed.add("/".join(folders))
+        listed.add("/".join(folders) + "/" * entry[2].endswith("/"))
+    return listed
+
+
+def test_the_tree_in_the_architecture_page_lists_every_file() -> None:
     files = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if path.name != "__init__.py"}
-    assert listed == files
+    assert {path for path in list_tree(ARCHITECTURE) if not path.endswith("/")} == files
+
+
+def test_the_tree_in_the_readme_lists_every_package() -> None:
+    packages = {f"{path.parent.relative_to(SOURCE)}/" for path in SOURCE.glob("*/**/__init__.py")}
+    listed = list_tree(README)
+    assert packages <= listed
+    assert all((SOURCE / path).is_dir() for path in listed)
+
+
+def test_the_readme_fits_on_a_few_screens() -> None:
+    assert len(read(README).splitlines()) <= 200

@@ -55,17 +55,6 @@ def main() -> int:
     heuristic, best = 0.0, 0.0
     for layer in list_layers(model):
         for name, operands, epilogue in list_matmuls(layer, options.tokens):
-<<<<<<< HEAD:benchmarks/matmul_ways.py
-            times = time_ways(operands, epilogue)
-            way = min(range(len(times)), key=times.__getitem__)
-            print(
-                f"| {name} | {layer.count} | {times[0]:.0f} | {times[way]:.0f} | {way} | {format_times(times)} |",
-                flush=True,
-            )
-            if epilogue == Epilogue.DEFAULT:
-                guessed, best = guessed + layer.count * times[0], best + layer.count * times[way]
-    print(f"\nmatmuls of a step without GELU's work: {guessed / 1000:.1f} ms as guessed, {best / 1000:.1f} ms at best")
-=======
             times = time_algorithms(operands, epilogue)
             fastest = min(range(len(times)), key=times.__getitem__)
             cells = (name, layer.count, f"{times[0]:.0f}", f"{times[fastest]:.0f}", fastest, format_times(times))
@@ -73,7 +62,6 @@ def main() -> int:
             if epilogue == Epilogue.DEFAULT:
                 heuristic, best = heuristic + layer.count * times[0], best + layer.count * times[fastest]
     print(f"\nmatmuls of a step, GELU not fused: heuristic {heuristic / 1000:.1f} ms, best {best / 1000:.1f} ms")
->>>>>>> h-docs:benchmarks/gemm_algorithms.py
     return 0
 
 
@@ -89,21 +77,6 @@ def list_layers(model: ModelConfig) -> list[Layer]:
     ]
 
 
-<<<<<<< HEAD:benchmarks/matmul_ways.py
-def list_matmuls(layer: Layer, tokens: int) -> list[tuple[str, Operands, Epilogue]]:
-    """Forward, the gradients of input and weight; and with GELU's work, for those next to it."""
-    x, weight, gradient = draw(tokens, layer.inputs), draw(layer.outputs, layer.inputs), draw(tokens, layer.outputs)
-    found = [
-        (layer.name, Operands(x, weight.t()), Epilogue.DEFAULT),
-        (f"{layer.name}, gradient of x", Operands(gradient, weight), Epilogue.DEFAULT),
-        (f"{layer.name}, gradient of the weight", Operands(gradient.t(), x), Epilogue.DEFAULT),
-    ]
-    if layer.name == "up":
-        bias, aux = draw(1, layer.outputs)[0], torch.empty_like(gradient)
-        found.append(("up and GELU", Operands(x, weight.t(), bias, aux=beside), Epilogue.GELU_AUX_BIAS))
-    if layer.name == "down":
-        found.append(("down and GELU, gradient of x", Operands(gradient, weight, aux=x), Epilogue.DGELU))
-=======
 def list_matmuls(layer: Layer, tokens: int) -> list[tuple[str, Operands, Epilogue]]:
     """Forward, input gradient and weight gradient; next to GELU, also the matmuls with the fused GELU epilogue."""
     x, weight, gradient = draw(tokens, layer.inputs), draw(layer.outputs, layer.inputs), draw(tokens, layer.outputs)
@@ -117,7 +90,6 @@ def list_matmuls(layer: Layer, tokens: int) -> list[tuple[str, Operands, Epilogu
         found.append(("up with GELU", Operands(x, weight.t(), bias, aux=aux), Epilogue.GELU_AUX_BIAS))
     if layer.name == "down":
         found.append(("down with GELU, input gradient", Operands(gradient, weight, aux=x), Epilogue.DGELU))
->>>>>>> h-docs:benchmarks/gemm_algorithms.py
     return found
 
 
@@ -132,19 +104,11 @@ def warm_up(seconds: float) -> None:
         torch.cuda.synchronize()
 
 
-<<<<<<< HEAD:benchmarks/matmul_ways.py
-def time_ways(operands: Operands, epilogue: Epilogue) -> list[float]:
-    """Microseconds of each."""
-    matmul = describe(operands, epilogue)
-    assert matmul is not None, "such matrices lie as the library wants them"
-    plan = GemmPlan(matmul, operands)
-=======
 def time_algorithms(operands: Operands, epilogue: Epilogue) -> list[float]:
     """Returns the microseconds of each algorithm."""
     matmul = describe(operands, epilogue)
     assert matmul is not None, "cuBLASLt supports these layouts"
     plan = GemmPlan(matmul, operands)
->>>>>>> h-docs:benchmarks/gemm_algorithms.py
     times: list[list[float]] = [[] for _ in plan.algorithms]
     for _ in range(ROUNDS):
         for algorithm, found in zip(plan.algorithms, times, strict=True):
@@ -152,11 +116,7 @@ def time_algorithms(operands: Operands, epilogue: Epilogue) -> list[float]:
     return [statistics.median(found) for found in times]
 
 
-<<<<<<< HEAD:benchmarks/matmul_ways.py
-def time_way(plan: GemmPlan, operands: Operands, way: Algorithm) -> float:
-=======
 def time_algorithm(plan: GemmPlan, operands: Operands, algorithm: Algorithm) -> float:
->>>>>>> h-docs:benchmarks/gemm_algorithms.py
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     plan.run(operands, algorithm)
     begin.record()

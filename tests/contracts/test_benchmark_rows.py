@@ -246,7 +246,7 @@ def test_what_is_timed_beside_other_runs_is_not_kept_for_those_that_are_alone(
     is_alone: bool, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = "import os, pathlib; pathlib.Path('runs/row').mkdir(); print(os.environ['GPTMILL_CACHE'])"
-    monkeypatch.setattr("gptmill.experiments.trials.PROGRAM", (sys.executable, "-c", program))
+    monkeypatch.setattr("gptmill.experiments.child_run.PROGRAM", (sys.executable, "-c", program))
     monkeypatch.setenv("GPTMILL_CACHE", str(tmp_path / "own"))
     monkeypatch.chdir(tmp_path)
     RUNS.train(tmp_path / "runs" / "row", "demo", [], 60.0, None, is_alone=is_alone)

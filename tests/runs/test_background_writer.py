@@ -186,7 +186,7 @@ def test_the_next_save_takes_the_place_of_one_that_keeps_failing(tmp_path: Path,
     disk = fail(OSError(errno.EIO, "Input/output error"))
     start(writer, 10)
     wait_until(lambda: disk.calls >= 2)
-    writer.make_way()
+    writer.finish_previous()
     assert not writer.is_busy
     disk.times = 0
     assert save(writer, 20)
@@ -208,7 +208,7 @@ def test_at_the_end_a_failing_save_gets_a_few_attempts_more(
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", (0.0,))
     disk.calls, disk.times = 0, 99
     assert not save(writer, 20)
-    assert 1 + writer_module.LAST_ATTEMPTS <= disk.calls < 99
+    assert 1 + writer_module.FINAL_ATTEMPTS <= disk.calls < 99
     assert not writer.finish()
     disk.times = 0
     assert save(writer, 30)

@@ -121,9 +121,9 @@ def test_a_process_without_a_last_word_is_found_once(run: RunDirectory) -> None:
     # The save of step 8 became durable after step 9 was logged.
     saved = CheckpointSaved(8, "p", 1, 0.1, time=ZERO + 11)
     track(run, 0, [start(0, 0), *(log(step, step) for step in range(1, 10)), saved])
-    assert find_crash(run) == RunCrashed(9, "the process ended without a word", time=ZERO + 11)
+    assert find_crash(run) == RunCrashed(9, "the process ended without reporting a reason", time=ZERO + 11)
     record_crash(run)
-    assert read_history(run)[-1] == RunCrashed(9, "the process ended without a word", time=ZERO + 11)
+    assert read_history(run)[-1] == RunCrashed(9, "the process ended without reporting a reason", time=ZERO + 11)
     run.events.unlink()  # as a run that begins again does
     HistoryFile(run).close()
     assert sum(isinstance(entry, RunCrashed) for entry in read_history(run)) == 1
@@ -153,9 +153,9 @@ def test_the_last_sign_of_life_may_be_a_heartbeat_or_a_warning(run: RunDirectory
     run.heartbeat.mkdir()
     (run.heartbeat / "rank_00000.json").write_text(json.dumps({"time": ZERO + 50, "step": 1}), encoding="utf-8")
     (run.heartbeat / "rank_00001.json").write_text("{", encoding="utf-8")
-    assert find_crash(run) == RunCrashed(1, "the process ended without a word", time=ZERO + 50)
+    assert find_crash(run) == RunCrashed(1, "the process ended without reporting a reason", time=ZERO + 50)
     append_event(run, Warned(1, "disk", "full", time=ZERO + 60))
-    assert find_crash(run) == RunCrashed(1, "the process ended without a word", time=ZERO + 60)
+    assert find_crash(run) == RunCrashed(1, "the process ended without reporting a reason", time=ZERO + 60)
 
 
 def test_the_last_step_is_found_at_the_end_of_long_and_of_strange_events(run: RunDirectory) -> None:
@@ -174,16 +174,16 @@ def test_the_last_step_is_found_at_the_end_of_long_and_of_strange_events(run: Ru
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
 def test_a_torn_last_line_is_mended(run: RunDirectory, cut: int) -> None:
-    write(run.ledger, [start(0, 0), finish(5, 5)])
-    run.ledger.write_bytes(run.ledger.read_bytes()[:-cut])
+    write(run.history, [start(0, 0), finish(5, 5)])
+    run.history.write_bytes(run.history.read_bytes()[:-cut])
     assert read_history(run)[:1] == [start(0, 0)]
     append_event(run, crash(5, 6))
     assert read_history(run)[-1] == crash(5, 6)
-    run.ledger.write_bytes(run.ledger.read_bytes()[:-cut])
+    run.history.write_bytes(run.history.read_bytes()[:-cut])
     ledger = HistoryFile(run)
     ledger.track(start(5, 7))
     ledger.close()
-    lines = run.ledger.read_text(encoding="utf-8").splitlines()
+    lines = run.history.read_text(encoding="utf-8").splitlines()
     assert json.loads(lines[-1])["event"] == "RunStarted"
     assert read_history(run)[-1] == start(5, 7)
 
@@ -191,7 +191,7 @@ def test_a_torn_last_line_is_mended(run: RunDirectory, cut: int) -> None:
 def test_lines_that_are_no_entries_are_left_out(run: RunDirectory) -> None:
     strange = ["", "[]", "7", '{"event": "RunFinished"}', '{"event": "New", "step": 1}', "[" * 100_000]
     strange.append('{"event": "RunCrashed", "step": "x", "reason": "", "time": 1}')
-    run.ledger.write_text("\n".join([*strange, to_json(finish(5, 5)), "\x00"]), encoding="utf-8")
+    run.history.write_text("\n".join([*strange, to_json(finish(5, 5)), "\x00"]), encoding="utf-8")
     assert read_history(run) == [finish(5, 5)]
 
 
@@ -235,7 +235,9 @@ def test_goodput_counts_the_time_of_kept_steps(run: RunDirectory) -> None:
         skipped=0,
     )
     text = describe_goodput(goodput)
-    assert text.startswith("goodput 80.0%: 0:01:40 of 0:02:05 running went into steps that were kept; 4.0 s into eval")
+    assert text.startswith(
+        "goodput 80.0%: 0:01:40 of 0:02:05 running time went into steps that were kept; 4.0 s into eval"
+    )
     assert "10 steps lost, 1 restart, 0 rollbacks, 0 updates skipped; 52.6% of the 0:03:10 since the first" in text
 
 
@@ -269,7 +271,7 @@ def test_goodput_of_a_run_that_is_under_way_counts_to_its_last_sign(run: RunDire
     track(run, 0, [start(0, 0), log(1, 4), log(2, 8)])
     goodput = make_goodput(run)
     assert (goodput.wall_seconds, goodput.running_seconds, goodput.kept_seconds) == (8.0, 8.0, 2.0)
-    assert "no word of its end so far" in describe_history(run)
+    assert "no end recorded yet" in describe_history(run)
     assert len(read_history(run)) == 1, "reading must not write"
 
 
@@ -291,7 +293,7 @@ def test_the_life_of_a_run_is_told_in_plain_words(run: RunDirectory) -> None:
         changes=["max_lr: 0.001 -> 0.0005"],
     )
     write(
-        run.ledger,
+        run.history,
         [
             start(0, 0, **told),
             skip(55, 50),
@@ -325,8 +327,8 @@ def test_the_life_of_a_run_is_told_in_plain_words(run: RunDirectory) -> None:
         "now 2 ranks on CPU, before 1 rank on CPU",
         "config changed: max_lr: 0.001 -> 0.0005",
         "code changed since the last start",
-        "went back from step 911 to 900: loss 9.21 is far above 3.1; windows 7,280 to 7,295 are left out",
-        "went back from step 901 to 900: loss not finite, gradient norm 4",
+        "rolled back from step 911 to 900: loss 9.21 is far above 3.1; windows 7,280 to 7,295 are skipped",
+        "rolled back from step 901 to 900: loss not finite, gradient norm 4",
         "stopped by SIGINT at step 1,000",
         "resumed from step 1,000 (step_001000)",
         "gave up at step 1,001: loss 9; steps 1 to 1,001 were lost",
@@ -338,7 +340,7 @@ def test_the_life_of_a_run_is_told_in_plain_words(run: RunDirectory) -> None:
 
 
 def test_a_run_without_a_ledger_is_told_in_a_sentence(run: RunDirectory) -> None:
-    assert "has no ledger" in describe_history(run)
+    assert "has no history" in describe_history(run)
 
 
 def test_whoever_watches_over_a_run_needs_no_torch() -> None:

@@ -9,7 +9,7 @@ from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.selection import has_checkpoints, list_candidates, load_chosen
 from gptmill.runs.checkpoints.storage import save_checkpoint
-from gptmill.runs.checkpoints.tiers import BACKUP, BEST, LATEST, link_tiers, make_rolling_name, point
+from gptmill.runs.checkpoints.tiers import BACKUP, BEST, LATEST, link_tier, link_tiers, make_rolling_name
 
 GROUPS = ("model",)
 
@@ -35,7 +35,7 @@ def names(folder: Path, wanted: str = "latest") -> list[str]:
 def test_latest_is_tried_first_then_its_backup_then_the_others_from_the_newest_on(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         save(tmp_path, step)
-    point(tmp_path, BACKUP, tmp_path / "step_000010")
+    link_tier(tmp_path, BACKUP, tmp_path / "step_000010")
     assert names(tmp_path) == ["step_000040", "step_000010", "step_000030", "step_000020"]
     chosen = load_chosen(tmp_path, "latest", GROUPS)
     assert (chosen.path, chosen.complaints) == (tmp_path / "step_000040", [])
@@ -102,7 +102,7 @@ def test_of_a_step_saved_twice_the_one_with_a_tier_is_meant(tmp_path: Path) -> N
     save(tmp_path, 20, link=False)
     second = save(tmp_path, 20, link=False)
     assert names(tmp_path, "20") == [second.name, "step_000020"]
-    point(tmp_path, LATEST, tmp_path / "step_000020")
+    link_tier(tmp_path, LATEST, tmp_path / "step_000020")
     assert names(tmp_path, "20") == ["step_000020", second.name]
 
 

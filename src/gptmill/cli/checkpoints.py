@@ -125,7 +125,7 @@ def prune_run(found: RunDirectory, keep: int | None) -> int:
     """Deletes what is not to be kept, with the run held so that none is being written meanwhile."""
     from gptmill.runs.checkpoints.storage import list_step_folders
     from gptmill.runs.checkpoints.tiers import prune
-    from gptmill.runs.lock import lock_run
+    from gptmill.runs.directory import lock_run
 
     if keep is None:
         keep = build_config(CheckpointConfig, load_recipe(str(found.config))).keep_checkpoints

@@ -15,7 +15,7 @@ from gptmill.config.requests import TuneRequest
 from gptmill.config.spelling import spell_flags
 
 if TYPE_CHECKING:
-    from gptmill.experiments.tune.search import Result
+    from gptmill.experiments.tune.search import TrialResult
     from gptmill.experiments.tune.tuner import Tuning
 
 SUMMARY = """\
@@ -67,7 +67,7 @@ def print_tuning(tuning: Tuning, recipe: str | None, flags: dict[str, Any], requ
         say(make_command(str(path), {}, threads, request.ranks))
 
 
-def make_table(results: list[Result], best: Result | None) -> list[str]:
+def make_table(results: list[TrialResult], best: TrialResult | None) -> list[str]:
     """A line for each trial, in columns, below their names."""
     table = [list(COLUMNS), *(make_row(result, is_best=result is best) for result in results)]
     widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
@@ -80,10 +80,10 @@ def make_table(results: list[Result], best: Result | None) -> list[str]:
     ]
 
 
-def make_row(result: Result, *, is_best: bool) -> list[str]:
+def make_row(result: TrialResult, *, is_best: bool) -> list[str]:
     return [
         result.setting.describe(),
-        f"{result.tokens_per_second:,.0f}" if result.is_sound else "-",
+        f"{result.tokens_per_second:,.0f}" if result.has_succeeded else "-",
         "-" if result.mfu is None else f"{result.mfu:.1%}",
         f"{result.memory_gb:.2f} GB" if result.memory_gb else "-",
         f"best; {result.note}" if is_best else result.note,

@@ -132,7 +132,7 @@ def test_the_table_compares_each_row_with_its_own_base() -> None:
         "  mixed precision                  1,500       1.50x        5.00        -50%           -",
         "  compile                     out of memory",
         "with mixed precision, against mixed precision alone",
-        "  fused linear cross-entropy      3,000       2.00x        4.00        -20%           -",
+        "  fused linear cross-entropy       3,000       2.00x        4.00        -20%           -",
         "all together                      12,000      12.00x        2.00        -80%       60.0%",
         "one removed or added, against all together",
         "  without mixed precision          3,000       0.25x        3.00        +50%           -",

@@ -152,7 +152,7 @@ def test_what_waits_is_bounded_and_what_is_lost_is_counted(
     file.write_line("200 xxxxx")
     file.close()
     assert path.read_text(encoding="utf-8").splitlines() == [f"{step} xxxxx" for step in (100, *range(192, 201))]
-    assert "without 91 lines" in capsys.readouterr().err
+    assert "except for 91 lines" in capsys.readouterr().err
 
 
 def test_closing_for_good_says_how_much_is_missing(

@@ -46,7 +46,7 @@ def test_free_bytes_are_those_of_the_disk_that_a_folder_will_lie_on(tmp_path: Pa
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a checkpoint takes .* GB and logs .* MB, but only .* free at .*make room"):
+    with pytest.raises(UserError, match=r"a checkpoint takes .* GB and logs .* MB, but only .* free in .*free disk space"):
         check_disk_space(tmp_path / "run" / "checkpoints", free_bytes(tmp_path) + 10**12, 10)
 
 
@@ -63,7 +63,7 @@ def test_what_may_be_dropped_counts_as_room(tmp_path: Path) -> None:
     with (tmp_path / "step_000010" / "model.safetensors").open("r+b") as file:
         file.truncate(size)  # sparse: it takes no room, but says so
     assert deletable_bytes(tmp_path) > size
-    assert "will be dropped" in check_disk_space(tmp_path, free_bytes(tmp_path) + size // 2, 1)
+    assert "will be deleted" in check_disk_space(tmp_path, free_bytes(tmp_path) + size // 2, 1)
     assert deletable_bytes(tmp_path, in_use=lambda path: path.name == "step_000010") == 0
 
 

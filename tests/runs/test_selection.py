@@ -70,7 +70,7 @@ def test_damaged_ones_are_passed_over_and_complained_about(tmp_path: Path) -> No
 def test_where_none_is_sound_every_complaint_is_told(tmp_path: Path) -> None:
     for step in (10, 20):
         flip_last_bit(save(tmp_path, step))
-    with pytest.raises(UserError, match=r"(?s)step_000020.*step_000010.*no sound checkpoint"):
+    with pytest.raises(UserError, match=r"(?s)step_000020.*step_000010.*no valid checkpoint"):
         load_chosen(tmp_path, "latest", GROUPS)
 
 
@@ -122,7 +122,7 @@ def test_folders_from_before_tiers_are_taken_from_the_newest_step_on(tmp_path: P
 @pytest.mark.parametrize("wanted", ["latest", "best", "10"])
 def test_where_there_is_none_it_says_so(tmp_path: Path, wanted: str) -> None:
     assert not has_checkpoints(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="no checkpoint to go on from"):
+    with pytest.raises(UserError, match="no checkpoint to resume from"):
         load_chosen(tmp_path / "nowhere", wanted, GROUPS)
     save(tmp_path, 10)
     assert has_checkpoints(tmp_path)

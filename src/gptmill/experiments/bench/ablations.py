@@ -73,14 +73,14 @@ ROWS = (
 )
 
 
-def choose_rows(wanted: str | None, capabilities: Set[str]) -> tuple[list[Row], list[str]]:
-    """Returns the `wanted` rows, or all, that the machine can run, and a line for each kind that it cannot."""
+def choose_rows(requested: str | None, capabilities: Set[str]) -> tuple[list[Row], list[str]]:
+    """Returns the `requested` rows, or all, that the machine can run, and a line for each kind that it cannot."""
     keys = [row.key for row in ROWS]
-    selected = keys if wanted is None else [key.strip() for key in wanted.split(",")]
+    selected = keys if requested is None else [key.strip() for key in requested.split(",")]
     for key in selected:
         if key not in keys:
             raise UserError(
-                f"--rows {wanted}: there is no row {key!r}{suggest(key, keys)}; name some of {','.join(keys)}"
+                f"--rows {requested}: there is no row {key!r}{suggest(key, keys)}; name some of {','.join(keys)}"
             )
     rows = [row for row in ROWS if row.key in selected]
     skipped = [

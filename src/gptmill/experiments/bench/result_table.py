@@ -19,8 +19,8 @@ def make_table(results: list[Result]) -> list[str]:
     heading = ""
     for result in results:
         row = result.row
-        if (wanted := _find_heading(row.key, row.baseline)) != heading:
-            heading = wanted
+        if (new_heading := _find_heading(row.key, row.baseline)) != heading:
+            heading = new_heading
             lines += [heading] if heading else []
         title = f"  {row.title}" if heading else row.title
         if result.measurement is None:

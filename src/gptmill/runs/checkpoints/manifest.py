@@ -127,7 +127,7 @@ def _check_file(name: str, file: Any) -> FileDigest:
     if not isinstance(file, dict) or not isinstance(file["sha256"], str) or not SHA256.fullmatch(file["sha256"]):
         raise ValueError(f"the sha256 of {name} is invalid")
     if not _is_count(file["bytes"]):
-        raise ValueError(f"the size of {name} is invalid")
+        raise ValueError(f"the bytes of {name} are not a valid size")
     return FileDigest(file["sha256"], file["bytes"])
 
 

@@ -25,33 +25,33 @@ def has_checkpoints(folder: Path) -> bool:
     return bool(list_step_folders(folder))
 
 
-def list_candidates(folder: Path, wanted: str) -> list[Path]:
+def list_candidates(folder: Path, requested: str) -> list[Path]:
     """Returns the folders that `latest`, `best`, a name or a step may refer to, in order of preference."""
     folders, tiers = list_step_folders(folder), read_tiers(folder)
     newest_first = folders[::-1]
-    if wanted == "latest":
+    if requested == "latest":
         # If latest is gone, latest_backup need not be the next best: the newest is.
         named = [tiers[tier] for tier in (LATEST, BACKUP) if tier in tiers] if LATEST in tiers else []
         return list(dict.fromkeys([*find_unlinked(folder), *named, *newest_first]))
-    if wanted == "best":
+    if requested == "best":
         return [tiers[BEST]] if BEST in tiers else []
     by_name = {**{path.name: path for path in folders}, **tiers}
-    if wanted in by_name:
-        return [by_name[wanted]]
-    if re.fullmatch("[0-9]{1,19}", wanted):
-        of_step = [path for path in newest_first if read_step(path) == int(wanted)]
+    if requested in by_name:
+        return [by_name[requested]]
+    if re.fullmatch("[0-9]{1,19}", requested):
+        of_step = [path for path in newest_first if read_step(path) == int(requested)]
         return sorted(of_step, key=lambda path: path not in tiers.values())
     raise UserError(
-        f"{wanted} is not a checkpoint of {folder.parent}; use latest, best or one of {_format_steps(folders)}"
+        f"{requested} is not a checkpoint of {folder.parent}; use latest, best or one of {_format_steps(folders)}"
     )
 
 
-def load_chosen(folder: Path, wanted: str, groups: tuple[str, ...]) -> Chosen:
+def load_chosen(folder: Path, requested: str, groups: tuple[str, ...]) -> Chosen:
     """Loads a checkpoint, or raises UserError if it is missing or damaged; `latest` falls back to older ones."""
-    candidates = list_candidates(folder, wanted)
+    candidates = list_candidates(folder, requested)
     if not candidates:
-        raise UserError(_describe_absence(folder, wanted))
-    if wanted != "latest":
+        raise UserError(_describe_absence(folder, requested))
+    if requested != "latest":
         return Chosen(load_checkpoint(candidates[0], groups), candidates[0], [])
     complaints = [f"{folder / LATEST} links to no checkpoint"] if _has_lost_latest(folder) else []
     for path in candidates:
@@ -68,11 +68,11 @@ def _has_lost_latest(folder: Path) -> bool:
     return bool(tiers) and LATEST not in tiers
 
 
-def _describe_absence(folder: Path, wanted: str) -> str:
+def _describe_absence(folder: Path, requested: str) -> str:
     folders = list_step_folders(folder)
     if not folders:
         return f"{folder} has no checkpoint to resume from; start a new run"
-    what = "best_model (no validation loss was saved)" if wanted == "best" else f"checkpoint of step {wanted}"
+    what = "best_model (no validation loss was saved)" if requested == "best" else f"checkpoint of step {requested}"
     return f"{folder} has no {what}; use latest or a step: {_format_steps(folders)}"
 
 

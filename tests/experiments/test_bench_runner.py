@@ -31,7 +31,7 @@ from gptmill.experiments.bench.ablations import (
     choose_rows,
 )
 from gptmill.experiments.bench.environment import read_clocks
-from gptmill.experiments.bench.measurement import Measurement, Result
+from gptmill.experiments.bench.measurement import Measurement, RowResult
 from gptmill.experiments.bench.random_corpus import write_random_corpus
 from gptmill.experiments.bench.result_table import describe_measurement, make_table
 from gptmill.experiments.bench.runner import adapt_precision, list_capabilities, run_bench
@@ -116,14 +116,14 @@ def test_rows_are_chosen_by_their_keys() -> None:
 
 def test_the_table_compares_each_row_with_its_own_base() -> None:
     results = [
-        Result(NAMED["naive"], make_measurement(1000, 10.0, mfu=0.101)),
-        Result(NAMED["bf16"], make_measurement(1500, 5.0)),
-        Result(NAMED["compile"], None, "out of memory"),
-        Result(NAMED["head"], make_measurement(3000, 4.0)),
-        Result(NAMED["all"], make_measurement(12_000, 2.0, mfu=0.6)),
-        Result(NAMED["no-bf16"], make_measurement(3000, 3.0)),
-        Result(NAMED["no-data"], make_measurement(12_000, 1.999)),
-        Result(NAMED["all+accumulate"], make_measurement(9000, 1.0)),
+        RowResult(NAMED["naive"], make_measurement(1000, 10.0, mfu=0.101)),
+        RowResult(NAMED["bf16"], make_measurement(1500, 5.0)),
+        RowResult(NAMED["compile"], None, "out of memory"),
+        RowResult(NAMED["head"], make_measurement(3000, 4.0)),
+        RowResult(NAMED["all"], make_measurement(12_000, 2.0, mfu=0.6)),
+        RowResult(NAMED["no-bf16"], make_measurement(3000, 3.0)),
+        RowResult(NAMED["no-data"], make_measurement(12_000, 1.999)),
+        RowResult(NAMED["all+accumulate"], make_measurement(9000, 1.0)),
     ]
     assert make_table(results) == [
         "                                tokens/s       speed   memory GB      memory         MFU",
@@ -142,15 +142,15 @@ def test_the_table_compares_each_row_with_its_own_base() -> None:
 
 
 def test_without_its_base_a_row_stands_for_itself() -> None:
-    base = Result(NAMED["naive"], None, "out of memory")
-    (line,) = [line for line in make_table([base, Result(NAMED["bf16"], make_measurement(1500))]) if "mixed" in line]
+    base = RowResult(NAMED["naive"], None, "out of memory")
+    (line,) = [line for line in make_table([base, RowResult(NAMED["bf16"], make_measurement(1500))]) if "mixed" in line]
     assert line.split() == ["mixed", "precision", "1,500", "-", "4.00", "-", "-"]
 
 
 def test_steps_that_vary_are_warned_of() -> None:
     quiet, noisy = make_measurement(10, spread=0.02), make_measurement(10, spread=0.33)
-    assert len(make_table([Result(NAMED["naive"], quiet)])) == 2
-    assert "up to 33%" in make_table([Result(NAMED["naive"], noisy)])[-1]
+    assert len(make_table([RowResult(NAMED["naive"], quiet)])) == 2
+    assert "up to 33%" in make_table([RowResult(NAMED["naive"], noisy)])[-1]
 
 
 def test_one_measurement_is_told_in_full() -> None:

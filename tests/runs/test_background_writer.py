@@ -140,7 +140,9 @@ def test_a_copy_that_fails_is_not_saved(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path, CheckpointConfig())
     writer.start(make_checkpoint(10), [], fail_to_copy)
     assert not writer.finish()
-    assert show(writer.collect()) == ["10 save: step 10 is not saved: copying it to host memory failed: RuntimeError: CUDA error"]
+    assert show(writer.collect()) == [
+        "10 save: step 10 is not saved: copying it to host memory failed: RuntimeError: CUDA error"
+    ]
     assert folders(tmp_path) == []
 
 

@@ -46,7 +46,7 @@ def test_free_bytes_are_those_of_the_disk_that_a_folder_will_lie_on(tmp_path: Pa
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a checkpoint takes .* GB and logs .* MB, but only .* free in .*free disk space"):
+    with pytest.raises(UserError, match=r"a checkpoint takes .* GB and logs .* MB, but only .* free in .*; free disk"):
         check_disk_space(tmp_path / "run" / "checkpoints", free_bytes(tmp_path) + 10**12, 10)
 
 

@@ -45,7 +45,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Result:
+class RowResult:
     """A row with its measurement, or with the reason why there is none."""
 
     row: Row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gptmill.experiments.bench.ablations import ALL_KEY, BF16_KEY, NAIVE_KEY
-from gptmill.experiments.bench.measurement import Measurement, Result
+from gptmill.experiments.bench.measurement import Measurement, RowResult
 from gptmill.runs.trackers.console import format_rate
 
 HEADER = ("", "tokens/s", "speed", "memory GB", "memory", "MFU")
@@ -11,7 +11,7 @@ UNKNOWN = "-"
 NOISY_SPREAD = 0.1
 
 
-def make_table(results: list[Result]) -> list[str]:
+def make_table(results: list[RowResult]) -> list[str]:
     """Returns a line per row, compared with its baseline, under a heading per baseline."""
     measured = {result.row.key: result.measurement for result in results}
     width = max([len(HEADER[0]), *(len(result.row.title) + 2 for result in results)])

@@ -23,7 +23,7 @@ from gptmill.config.validation import check_config
 from gptmill.data.corpus_preparation import DEFAULT_TOKENIZER
 from gptmill.experiments.bench.ablations import ALL, CUDA, FP8, MIXED, NAIVE_DESCRIPTION, NAIVE_KEY, Row, choose_rows
 from gptmill.experiments.bench.environment import find_commit
-from gptmill.experiments.bench.measurement import OUT_OF_MEMORY, Result, TimedTrials, describe_failure
+from gptmill.experiments.bench.measurement import OUT_OF_MEMORY, RowResult, TimedTrials, describe_failure
 from gptmill.experiments.bench.random_corpus import write_random_corpus
 from gptmill.experiments.bench.result_table import describe_measurement, make_table
 from gptmill.experiments.child_run import Say
@@ -57,7 +57,7 @@ def run_bench(recipe: str, flags: dict[str, Any], request: BenchRequest, say: Sa
         rows = [row._replace(flags=adapt_precision(row.flags, device)) for row in rows]
     # One micro-batch per step: with gradient accumulation, the naive row would take minutes.
     has_single_micro_batch = request.ablate and "total_batch_size" not in flags
-    results: list[Result] = []
+    results: list[RowResult] = []
     with open_trials_folder(None, config.tracking.logdir) as folder:
         bench = _Bench(recipe, flags, request.steps, folder, say, has_single_micro_batch=has_single_micro_batch)
         say(f"{recipe} on {describe_device(device)}, {bench.describe_data()}")
@@ -102,12 +102,9 @@ class _Bench:
 
     @property
     def _tokens_per_step(self) -> int:
-        training = self._config.training
-        return (
-            self._windows * self._config.model.context_length
-            if self._has_single_micro_batch
-            else training.total_batch_size
-        )
+        if self._has_single_micro_batch:
+            return self._windows * self._config.model.context_length
+        return self._config.training.total_batch_size
 
     def describe_data(self) -> str:
         return "random tokens" if self._is_random else "your data"
@@ -132,7 +129,7 @@ class _Bench:
             "warm_up": self.warm_up,
         }
 
-    def measure_all(self, rows: list[Row], results: list[Result]) -> None:
+    def measure_all(self, rows: list[Row], results: list[RowResult]) -> None:
         """Appends each row's result to `results` as soon as it is measured."""
         started = time.monotonic()
         for number, row in enumerate(rows):
@@ -149,17 +146,17 @@ class _Bench:
                 self._say(f"  {result.problem}")
             results.append(result)
 
-    def _measure(self, row: Row) -> Result:
+    def _measure(self, row: Row) -> RowResult:
         if self._windows % row.micro_batches:
             problem = f"needs a mini_batch_size divisible by {row.micro_batches}, not {self._windows}"
-            return Result(row, None, problem)
+            return RowResult(row, None, problem)
         sizes = {"mini_batch_size": self._windows // row.micro_batches, "total_batch_size": self._tokens_per_step}
         arguments = [self._recipe, *spell_flags({**self._flags, **row.flags, **sizes})]
         trials = TimedTrials(self._folder, arguments, self.warm_up + self.steps, self.steps, self._say)
         try:
-            return Result(row, trials.measure(f"{row.key}-{self._windows}"))
+            return RowResult(row, trials.measure(f"{row.key}-{self._windows}"))
         except UserError as error:
-            return Result(row, None, describe_failure(error))
+            return RowResult(row, None, describe_failure(error))
 
     def _write_data(self, folder: Path) -> dict[str, Any]:
         """Writes random tokens for all steps, up to MAX_RANDOM_TOKENS before they repeat."""
@@ -171,7 +168,7 @@ class _Bench:
 
 
 @contextmanager
-def _always_report(results: list[Result], bench: _Bench, request: BenchRequest, say: Say) -> Iterator[None]:
+def _always_report(results: list[RowResult], bench: _Bench, request: BenchRequest, say: Say) -> Iterator[None]:
     """Reports all results at the end, after Ctrl-C too."""
     try:
         yield
@@ -192,7 +189,7 @@ def _always_report(results: list[Result], bench: _Bench, request: BenchRequest, 
             _write_json(request.json, {**bench.make_record(), "commit": commit, "rows": rows})
 
 
-def _make_record(result: Result) -> dict[str, Any]:
+def _make_record(result: RowResult) -> dict[str, Any]:
     row, measurement = result.row, result.measurement
     outcome = {"problem": result.problem} if measurement is None else asdict(measurement)
     return {"row": row.key, "title": row.title, "flags": row.flags, "micro_batches": row.micro_batches, **outcome}

@@ -76,7 +76,7 @@ class CheckpointWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is in progress; its tensors must not change until then."""
+        """Whether a save is in progress; while it is, its tensors must not change."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(

@@ -18,8 +18,9 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.data.remote_fs import is_remote
 from gptmill.data.shards.opening import holds_shards
-from gptmill.experiments.trials import clean_up_when_ended, open_training
+from gptmill.experiments.child_run import interrupt_on_termination, open_child_run
 from gptmill.runs.code_fingerprint import make_code_fingerprint
+from gptmill.runs.event_log import read_records
 
 POLL_SECONDS = 0.2
 SHOWN_CHARACTERS = 3000  # of the output of a failed run
@@ -58,7 +59,7 @@ class Run:
 def run_guarded(main: Callable[[], int]) -> int:
     """Runs a benchmark. On Ctrl-C or a signal it also ends the training processes that it started."""
     try:
-        with clean_up_when_ended():
+        with interrupt_on_termination():
             return main()
     except UserError as error:
         sys.stderr.write(f"{Path(sys.argv[0]).name}: {error}\n")
@@ -105,8 +106,7 @@ def read_run(path: Path) -> Run | None:
     if not path.is_file():
         return None
     try:
-        # The last line may be incomplete.
-        events: list[Event] = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        events: list[Event] = read_records(path)
         times = [event["time"] for event in events if event["event"]]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is not the events.jsonl of a run; name another, or remove it") from None
@@ -168,7 +168,7 @@ def train(
     where = ["--logdir", str(folder.parent), "--run_name", folder.name]
     environment = {} if is_alone else {"GPTMILL_CACHE": str(folder.parent / "cache")}
     is_enough, started = False, time.time()
-    with log.open("wb") as output, open_training([recipe, *where, *flags], output, output, environment) as process:
+    with log.open("wb") as output, open_child_run([recipe, *where, *flags], output, output, environment) as process:
         while process.poll() is None and time.time() - started < seconds and not is_enough:
             if ENDED.wait(POLL_SECONDS):
                 break

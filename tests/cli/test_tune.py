@@ -17,7 +17,7 @@ from gptmill.config.recipes import make_config
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.serialization import check_extension_path, make_extension
 from gptmill.data.prepare import prepare_corpus
-from gptmill.experiments.tune.search import Result, Setting
+from gptmill.experiments.tune.search import Setting, TrialResult
 
 RECIPE = """\
 # A recipe
@@ -125,8 +125,8 @@ def test_unknown_flags_and_words_are_refused(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_table_has_a_line_for_each_trial() -> None:
-    best = Result(Setting(64, "default"), 591_234.0, 0.61, 40.123, "H200 (cuda:0)", "first step after 41 s")
-    lines = make_table([best, Result(Setting(128, "default"), note="out of memory", ran_out=True)], best)
+    best = TrialResult(Setting(64, "default"), 591_234.0, 0.61, 40.123, "H200 (cuda:0)", "first step after 41 s")
+    lines = make_table([best, TrialResult(Setting(128, "default"), note="out of memory", is_out_of_memory=True)], best)
     assert lines == [
         "setting                                 tokens/s    MFU    memory  note",
         "mini_batch_size 64, compiled: default    591,234  61.0%  40.12 GB  best; first step after 41 s",

@@ -246,7 +246,7 @@ def test_runs_that_share_the_gpu_use_a_private_autotuning_cache(
     is_alone: bool, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = "import os, pathlib; pathlib.Path('runs/row').mkdir(); print(os.environ['GPTMILL_CACHE'])"
-    monkeypatch.setattr("gptmill.experiments.trials.PROGRAM", (sys.executable, "-c", program))
+    monkeypatch.setattr("gptmill.experiments.child_run.PROGRAM", (sys.executable, "-c", program))
     monkeypatch.setenv("GPTMILL_CACHE", str(tmp_path / "own"))
     monkeypatch.chdir(tmp_path)
     RUNS.train(tmp_path / "runs" / "row", "demo", [], 60.0, None, is_alone=is_alone)

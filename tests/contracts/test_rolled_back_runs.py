@@ -176,7 +176,7 @@ def test_off_and_warn_never_go_back(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 SPOILED_RANK = """
 import sys
 import pytest
-from test_healed_runs import spoil
+from test_rolled_back_runs import spoil
 from gptmill.cli.main import run_guarded
 
 spoil(pytest.MonkeyPatch(), 8.0)

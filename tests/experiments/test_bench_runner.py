@@ -16,7 +16,7 @@ from gptmill.config.recipes import make_config
 from gptmill.config.requests import BenchRequest
 from gptmill.config.validation import find_problems
 from gptmill.data.shards.opening import open_shards
-from gptmill.experiments import trials
+from gptmill.experiments import child_run
 from gptmill.experiments.bench import runner as bench_module
 from gptmill.experiments.bench.ablations import (
     ALL,
@@ -31,10 +31,10 @@ from gptmill.experiments.bench.ablations import (
     choose_rows,
 )
 from gptmill.experiments.bench.environment import read_clocks
-from gptmill.experiments.bench.measurement import Measurement, Result
+from gptmill.experiments.bench.measurement import Measurement, RowResult
 from gptmill.experiments.bench.random_corpus import write_random_corpus
 from gptmill.experiments.bench.result_table import describe_measurement, make_table
-from gptmill.experiments.bench.runner import list_abilities, run_bench, suit_precision
+from gptmill.experiments.bench.runner import adapt_precision, list_capabilities, run_bench
 
 BASES = {row.key: row.flags for row in ROWS}
 NAMED = {row.key: row for row in ROWS}
@@ -43,6 +43,8 @@ NAMED = {row.key: row for row in ROWS}
 TRAINING = """
 import json, sys, time
 from pathlib import Path
+
+from gptmill.runs.events import RunStarted, StepLogged, to_json
 
 options = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[2:] if word.startswith("--"))
 name, run = options["run_name"], Path(options["logdir"]) / options["run_name"]
@@ -54,15 +56,12 @@ if "compile" in options:
     sys.exit("RuntimeError: no compiler")
 run.mkdir()
 tokens = int(options["total_batch_size"])
-start = {"event": "RunStarted", "time": 0.0, "step": 0, "tokens_per_step": tokens, "device": "a device",
-         "precision": options["precision"], "torch_version": "2", "version": "0", "code": "c0de"}
-records = [start]
+events = [RunStarted(0, "r", 1, tokens, 1, "a device", options["precision"], 1, "c", "t", "0", "2", None, code="c0de")]
 for step in range(1, 9):
     seconds = 9.0 if step < 3 else 0.5 if options["precision"] == "bf16" else 1.0
-    records.append({"event": "StepLogged", "time": time.time(), "step": step, "seconds": seconds,
-                    "tokens_per_second": tokens / seconds, "data_wait": 0.25, "memory_gb": 2.0, "mfu": 0.5})
-(run / "events.jsonl").write_text("".join(json.dumps(record) + "\\n" for record in records))
-(run / "log.txt").write_text("".join(f"{step} train 1.0\\n" for step in range(1, 9)))
+    events.append(StepLogged(step, 0.0, 2.0, 0.1, 1.0, tokens / seconds, 0.0, data_wait=0.25, seconds=seconds,
+                             memory_gb=2.0, mfu=0.5))
+(run / "events.jsonl").write_text("".join(to_json(event) + "\\n" for event in events))
 time.sleep(300)
 """
 
@@ -74,18 +73,20 @@ def make_measurement(tokens_per_second: float, memory_gb: float = 4.0, **more: A
 def test_every_row_differs_from_what_it_is_compared_with() -> None:
     assert len(NAMED) == len(ROWS)
     for row in ROWS[1:]:
-        assert row.base in NAMED
-        base = NAMED[row.base]
+        assert row.baseline in NAMED
+        base = NAMED[row.baseline]
         assert (row.flags, row.micro_batches) != (base.flags, base.micro_batches), row.key
 
 
 def test_all_together_holds_what_is_measured_alone_and_lacks_what_is_taken_away() -> None:
     for row in ROWS:
-        changed = {name: value for name, value in row.flags.items() if row.base and value != BASES[row.base][name]}
+        changed = {
+            name: value for name, value in row.flags.items() if row.baseline and value != BASES[row.baseline][name]
+        }
         if row.key.startswith("no-"):
             (name,) = changed
             assert row.flags[name] == NAIVE[name]
-            assert any(alone.flags[name] == ALL[name] for alone in ROWS if alone.base in (NAIVE_KEY, BF16_KEY))
+            assert any(alone.flags[name] == ALL[name] for alone in ROWS if alone.baseline in (NAIVE_KEY, BF16_KEY))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
@@ -94,62 +95,62 @@ def test_every_row_is_a_training_that_can_be_done(row: Row) -> None:
     assert find_problems(config) == []
 
 
-def test_rows_that_the_machine_cannot_do_are_left_out_by_name() -> None:
-    rows, left_out = choose_rows(None, set())
-    assert {row.key for row in rows} == {row.key for row in ROWS if not row.needs}
-    assert left_out == [
-        "left out for want of an NVIDIA GPU: graphs, head, kernels, no-kernels, all+resident",
-        "left out for want of an NVIDIA GPU that multiplies in fp8: fp8, all+fp8",
-        "left out for want of a CPU that multiplies in bf16, so that all is in fp32: bf16, no-bf16",
+def test_rows_that_the_machine_cannot_do_are_skipped_by_name() -> None:
+    rows, skipped = choose_rows(None, set())
+    assert {row.key for row in rows} == {row.key for row in ROWS if not row.requires}
+    assert skipped == [
+        "skipped, since they need an NVIDIA GPU: graphs, head, kernels, no-kernels, all+resident",
+        "skipped, since they need an NVIDIA GPU with fp8 tensor cores: fp8, all+fp8",
+        "skipped, since they need a CPU with bf16 instructions (every row is fp32): bf16, no-bf16",
     ]
     assert choose_rows(None, {CUDA, FP8, MIXED}) == (list(ROWS), [])
 
 
 def test_rows_are_chosen_by_their_keys() -> None:
-    rows, left_out = choose_rows("all, naive,fp8", {CUDA})
+    rows, skipped = choose_rows("all, naive,fp8", {CUDA})
     assert [row.key for row in rows] == ["naive", "all"]
-    assert left_out == ["left out for want of an NVIDIA GPU that multiplies in fp8: fp8"]
+    assert skipped == ["skipped, since they need an NVIDIA GPU with fp8 tensor cores: fp8"]
     with pytest.raises(UserError, match=r"there is no row 'complie' \(did you mean compile\?\)"):
         choose_rows("naive,complie", set())
 
 
 def test_the_table_compares_each_row_with_its_own_base() -> None:
     results = [
-        Result(NAMED["naive"], make_measurement(1000, 10.0, mfu=0.101)),
-        Result(NAMED["bf16"], make_measurement(1500, 5.0)),
-        Result(NAMED["compile"], None, "out of memory"),
-        Result(NAMED["head"], make_measurement(3000, 4.0)),
-        Result(NAMED["all"], make_measurement(12_000, 2.0, mfu=0.6)),
-        Result(NAMED["no-bf16"], make_measurement(3000, 3.0)),
-        Result(NAMED["no-data"], make_measurement(12_000, 1.999)),
-        Result(NAMED["all+accumulate"], make_measurement(9000, 1.0)),
+        RowResult(NAMED["naive"], make_measurement(1000, 10.0, mfu=0.101)),
+        RowResult(NAMED["bf16"], make_measurement(1500, 5.0)),
+        RowResult(NAMED["compile"], None, "out of memory"),
+        RowResult(NAMED["head"], make_measurement(3000, 4.0)),
+        RowResult(NAMED["all"], make_measurement(12_000, 2.0, mfu=0.6)),
+        RowResult(NAMED["no-bf16"], make_measurement(3000, 3.0)),
+        RowResult(NAMED["no-data"], make_measurement(12_000, 1.999)),
+        RowResult(NAMED["all+accumulate"], make_measurement(9000, 1.0)),
     ]
     assert make_table(results) == [
-        "                               tokens/s       speed   memory GB      memory         MFU",
-        "naive                             1,000           -       10.00           -       10.1%",
+        "                                tokens/s       speed   memory GB      memory         MFU",
+        "naive                              1,000           -       10.00           -       10.1%",
         "each alone, against naive",
-        "  mixed precision                 1,500       1.50x        5.00        -50%           -",
-        "  compile                    out of memory",
-        "with mixed precision, against that alone",
-        "  fused head                      3,000       2.00x        4.00        -20%           -",
-        "all together                     12,000      12.00x        2.00        -80%       60.0%",
-        "one less or one more, against all together",
-        "  without mixed precision         3,000       0.25x        3.00        +50%           -",
-        "  without data read ahead        12,000       1.00x        2.00         +0%           -",
-        "  and quarter micro-batches       9,000       0.75x        1.00        -50%           -",
+        "  mixed precision                  1,500       1.50x        5.00        -50%           -",
+        "  compile                     out of memory",
+        "with mixed precision, against mixed precision alone",
+        "  fused linear cross-entropy       3,000       2.00x        4.00        -20%           -",
+        "all together                      12,000      12.00x        2.00        -80%       60.0%",
+        "one removed or added, against all together",
+        "  without mixed precision          3,000       0.25x        3.00        +50%           -",
+        "  without data prefetching        12,000       1.00x        2.00         +0%           -",
+        "  with 4 micro-batches             9,000       0.75x        1.00        -50%           -",
     ]
 
 
 def test_without_its_base_a_row_stands_for_itself() -> None:
-    base = Result(NAMED["naive"], None, "out of memory")
-    (line,) = [line for line in make_table([base, Result(NAMED["bf16"], make_measurement(1500))]) if "mixed" in line]
+    base = RowResult(NAMED["naive"], None, "out of memory")
+    (line,) = [line for line in make_table([base, RowResult(NAMED["bf16"], make_measurement(1500))]) if "mixed" in line]
     assert line.split() == ["mixed", "precision", "1,500", "-", "4.00", "-", "-"]
 
 
 def test_steps_that_vary_are_warned_of() -> None:
     quiet, noisy = make_measurement(10, spread=0.02), make_measurement(10, spread=0.33)
-    assert len(make_table([Result(NAMED["naive"], quiet)])) == 2
-    assert "up to 33%" in make_table([Result(NAMED["naive"], noisy)])[-1]
+    assert len(make_table([RowResult(NAMED["naive"], quiet)])) == 2
+    assert "up to 33%" in make_table([RowResult(NAMED["naive"], noisy)])[-1]
 
 
 def test_one_measurement_is_told_in_full() -> None:
@@ -158,13 +159,13 @@ def test_one_measurement_is_told_in_full() -> None:
         583_210, mfu=0.621, tflops=490.5, tokens_per_step=524_288, precision="bf16, compiled", clocks=clocks
     )
     assert describe_measurement(measured, 30, 10) == [
-        "tokens/s              583,210 (median of 30 steps of 524,288 tokens, after 10 to warm up)",
+        "tokens/s              583,210 (median of 30 steps of 524,288 tokens, after 10 warm-up steps)",
         "step                  100.0 ms",
         "MFU                   62.1% (490 TFLOP/s)",
         "peak memory           4.00 GB",
-        "start to first step   12.5 s, compiled graphs found in the cache",
+        "start to first step   12.5 s, compile cache hit",
         "waiting for data      0.10% of the time",
-        "clocks                1,980 MHz, of at most 1,980, 640 W",
+        "clocks                1,980 MHz, of max 1,980, 640 W",
     ]
 
 
@@ -198,7 +199,7 @@ class Trained:
         self.folder = folder
         self.said: list[str] = []
         (folder / "training.py").write_text(TRAINING, encoding="utf-8")
-        monkeypatch.setattr(trials, "PROGRAM", (sys.executable, str(folder / "training.py"), str(folder)))
+        monkeypatch.setattr(child_run, "PROGRAM", (sys.executable, str(folder / "training.py"), str(folder)))
         monkeypatch.setattr(bench_module, "is_slow", lambda _precision, _device: False)  # whatever CPU this is
         monkeypatch.chdir(folder)
 
@@ -224,7 +225,7 @@ def test_what_does_not_fit_or_fails_is_a_row_and_the_bench_goes_on(trained: Trai
     assert (naive["tokens_per_second"], mixed["tokens_per_second"]) == (2 * 96, 2 * 96 / 0.5)  # without the warm-up
     assert (naive["memory_gb"], naive["mfu"], naive["data_wait"], naive["spread"]) == (2.0, 0.5, 0.25, 0.0)
     assert "RuntimeError: no compiler" in compiled["problem"]
-    assert accumulated["problem"] == "needs a mini_batch_size that 4 divides, not 2"
+    assert accumulated["problem"] == "needs a mini_batch_size divisible by 4, not 2"
     assert (record["mini_batch_size"], record["total_batch_size"], record["steps"]) == (2, 2 * 96, 4)
     assert any("2.00x" in line for line in trained.said)
     assert not Path("runs").exists()
@@ -246,10 +247,10 @@ def test_a_bench_of_which_nothing_can_be_measured_says_so(trained: Trained) -> N
     ("flags", "request_", "message"),
     [
         ({"max_steps": 5}, {}, "--max_steps is set by the bench itself"),
-        ({"compile": True}, {"ablate": True}, "--compile is what the rows of --ablate differ in"),
-        ({}, {"rows": "naive"}, "--rows chooses rows of --ablate"),
-        ({}, {"steps": 0}, "at least one step"),
-        ({}, {"json": "nowhere/out.json"}, "no file can be written there"),
+        ({"compile": True}, {"ablate": True}, "--compile is varied by the rows of --ablate"),
+        ({}, {"rows": "naive"}, "--rows selects rows of --ablate"),
+        ({}, {"steps": 0}, "must be at least 1"),
+        ({}, {"json": "nowhere/out.json"}, "cannot write this file"),
     ],
 )
 def test_what_a_bench_cannot_do_is_said_at_once(
@@ -268,14 +269,14 @@ def test_mixed_precision_is_one_that_the_gpu_has(monkeypatch: pytest.MonkeyPatch
         ((9, 0), "bf16", {CUDA, FP8, MIXED}),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, found=capability: found)
-        assert suit_precision(ALL, gpu)["precision"] == precision
-        assert list_abilities(gpu) == abilities
-    assert suit_precision(NAIVE, gpu) == NAIVE
+        assert adapt_precision(ALL, gpu)["precision"] == precision
+        assert list_capabilities(gpu) == abilities
+    assert adapt_precision(NAIVE, gpu) == NAIVE
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_a_cpu_that_only_emulates_bf16_is_measured_in_fp32(monkeypatch: pytest.MonkeyPatch, *, is_slow: bool) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(bench_module, "is_slow", lambda _precision, _device: is_slow)
-    assert suit_precision(ALL, cpu) == (ALL | {"precision": "fp32"} if is_slow else ALL)
-    assert list_abilities(cpu) == (set() if is_slow else {MIXED})
+    assert adapt_precision(ALL, cpu) == (ALL | {"precision": "fp32"} if is_slow else ALL)
+    assert list_capabilities(cpu) == (set() if is_slow else {MIXED})

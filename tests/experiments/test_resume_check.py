@@ -1,4 +1,4 @@
-"""gptmill verify-resume: what it proves, what it finds, and what it leaves behind."""
+"""gptmill verify-resume: what it checks, what it finds, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gptmill.config.recipes import make_config
 from gptmill.config.requests import PrepareRequest, VerifyResumeRequest
 from gptmill.config.serialization import format_flags
 from gptmill.data.prepare import prepare_corpus
-from gptmill.experiments import trials
+from gptmill.experiments import child_run
 from gptmill.experiments.resume_check import ResumeCheck, check_resume
 from gptmill.runs.checkpoints.storage import Checkpoint, save_checkpoint
 
@@ -41,23 +41,23 @@ if way == "fails":
     sys.stderr.write("noise\\ngptmill: the corpus is gone; find it\\n")
     sys.exit(2)
 is_odd = way == "odd when resumed" and is_resumed or way == "never twice the same" and name != "straight"
-events = [RunStarted(4 if is_resumed else 0, "r", steps, 1, 1, "CPU", "fp32", 1, "c", "t", "0", "2", None)]
+events = (run / "events.jsonl").open("a", buffering=1)
+events.write(to_json(RunStarted(4 * is_resumed, "r", steps, 1, 1, "CPU", "fp32", 1, "c", "t", "0", "2", None)) + "\\n")
 speed = 80.0 if "deterministic" in options and "no_deterministic" not in options else 100.0
 for step in range(5 if is_resumed else 1, steps + 1):
     with (run / "log.txt").open("a") as log:
         log.write(f"{step} train {3 - step / 10 + (is_odd and step == 7) * 1e-6:.6f}\\n")
-    events.append(StepLogged(step, 0.0, 2.0, 0.1, 1.0, speed if step > 3 else 1.0, 0.0))
+    events.write(to_json(StepLogged(step, 0.0, 2.0, 0.1, 1.0, speed if step > 3 else 1.0, 0.0)) + "\\n")
     if step == 4:
         shutil.copytree(here / "even" / "step_000008", run / "checkpoints" / "step_000004")
         if name == "killed" and not is_resumed and way != "too fast":
             time.sleep(300)
 shutil.copytree(here / ("odd" if is_odd else "even") / "step_000008", run / "checkpoints" / "step_000008")
-(run / "events.jsonl").write_text("".join(to_json(event) + "\\n" for event in events))
 """
 
 
 class Bench:
-    """A proof with trainings in name alone."""
+    """A resume check with fake training runs."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -68,10 +68,10 @@ class Bench:
             tensors = {"model": {"a": weights, "b": torch.ones(2)}, "optimizer": {"a": torch.ones(3)}}
             save_checkpoint(folder / kind, Checkpoint(8, tensors, {"windows_read": 64}))
         (folder / "training.py").write_text(TRAINING, encoding="utf-8")
-        monkeypatch.setattr(trials, "PROGRAM", (sys.executable, str(folder / "training.py"), str(folder)))
+        monkeypatch.setattr(child_run, "PROGRAM", (sys.executable, str(folder / "training.py"), str(folder)))
         monkeypatch.chdir(folder)
 
-    def prove(self, way: str, *, steps: int = 8, keep_runs: str | None = None, **flags: Any) -> ResumeCheck:
+    def check(self, way: str, *, steps: int = 8, keep_runs: str | None = None, **flags: Any) -> ResumeCheck:
         (self.folder / "way").write_text(way, encoding="utf-8")
         request = VerifyResumeRequest(steps=steps, keep_runs=keep_runs)
         return check_resume(None, {"corpus": "x.txt", **flags}, request, self.said.append)
@@ -88,18 +88,18 @@ def test_a_real_run_that_is_killed_goes_on_bit_identically(tmp_path: Path, text_
     process = gptmill("verify-resume", *flags)
     verdict, detail = process.stdout.splitlines()[-2:]
     assert verdict.startswith("bit-identical: ")
-    assert verdict.endswith(" tensors of model and optimizer, 63 lines of log")
-    assert "it went on from step" in detail
+    assert verdict.endswith(" tensors of model and optimizer, 63 log lines")
+    assert "resumed from step" in detail
     assert "Traceback" not in process.stderr
-    assert not (tmp_path / "runs").exists(), "the runs of the proof are still there"
+    assert not (tmp_path / "runs").exists(), "the runs of the check are still there"
 
 
 def test_runs_that_are_the_same_are_told_so(bench: Bench) -> None:
-    proof = bench.prove("exact", keep_runs="kept")
-    assert proof.is_exact
-    assert proof.sentences == [
-        "bit-identical: 3 tensors of model and optimizer, 8 lines of log",
-        "killed after step 4, it went on from step 4",
+    outcome = bench.check("exact", keep_runs="kept")
+    assert outcome.is_exact
+    assert outcome.sentences == [
+        "bit-identical: 3 tensors of model and optimizer, 8 log lines",
+        "killed after step 4, resumed from step 4",
     ]
     assert {path.name for path in (bench.folder / "kept").iterdir()} >= {"straight", "killed"}
     resumed = (bench.folder / "killed-resumed.arguments").read_text(encoding="utf-8")
@@ -107,39 +107,39 @@ def test_runs_that_are_the_same_are_told_so(bench: Bench) -> None:
 
 
 def test_a_run_that_goes_on_differently_is_found_out(bench: Bench) -> None:
-    proof = bench.prove("odd when resumed")
-    assert not proof.is_exact
-    verdict, diagnosis = proof.sentences
+    outcome = bench.check("odd when resumed")
+    assert not outcome.is_exact
+    verdict, diagnosis = outcome.sentences
     assert verdict == (
-        "they part: their losses differ from step 7 on (2.300000 and 2.300001); "
-        "1 of 3 tensors of model and optimizer differ, most of all a, by up to 0.001"
+        "not identical: the losses differ from step 7 on (2.300000 and 2.300001); "
+        "1 of 3 tensors of model and optimizer differ, a the most, by up to 0.001"
     )
-    assert "two runs without a break are the same" in diagnosis
+    assert "two uninterrupted runs are identical" in diagnosis
 
 
 def test_a_machine_that_never_repeats_itself_is_told_from_a_broken_resume(bench: Bench) -> None:
-    proof = bench.prove("never twice the same")
-    assert not proof.is_exact
-    assert "two runs without a break differ as well: their losses differ from step 7 on" in proof.sentences[1]
-    assert "--deterministic" in proof.sentences[1]
+    outcome = bench.check("never twice the same")
+    assert not outcome.is_exact
+    assert "two uninterrupted runs differ as well: the losses differ from step 7 on" in outcome.sentences[1]
+    assert "--deterministic" in outcome.sentences[1]
 
 
 def test_with_deterministic_its_cost_is_measured(bench: Bench) -> None:
-    proof = bench.prove("exact", deterministic=True)
-    assert proof.is_exact
-    assert proof.sentences[-1] == "--deterministic costs 20.0% of the speed: 80 tokens/s against 100 without it"
+    outcome = bench.check("exact", deterministic=True)
+    assert outcome.is_exact
+    assert outcome.sentences[-1] == "--deterministic costs 20.0% of the speed: 80 tokens/s against 100 without it"
     assert '"--no_deterministic"' in (bench.folder / "fast.arguments").read_text(encoding="utf-8")
 
 
 def test_a_run_that_fails_is_one_sentence(bench: Bench) -> None:
-    with pytest.raises(UserError, match=r"the run straight failed with exit code 2: .*the corpus is gone; find it"):
-        bench.prove("fails")
+    with pytest.raises(UserError, match=r"run straight failed, exit code 2: .*the corpus is gone; find it"):
+        bench.check("fails")
     assert not (bench.folder / "runs").exists()
 
 
 def test_a_run_that_is_too_fast_to_be_killed_asks_for_more_steps(bench: Bench) -> None:
     with pytest.raises(UserError, match="ended before it could be killed; use more --steps"):
-        bench.prove("too fast", steps=100)  # it does eight
+        bench.check("too fast", steps=100)  # it does eight
 
 
 def test_ctrl_c_leaves_no_process_and_no_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +150,9 @@ def test_ctrl_c_leaves_no_process_and_no_folder(bench: Bench, monkeypatch: pytes
             raise KeyboardInterrupt
         sleep(seconds)
 
-    monkeypatch.setattr(trials.time, "sleep", interrupt)
+    monkeypatch.setattr(child_run.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        bench.prove("exact", steps=16)
+        bench.check("exact", steps=16)
     with pytest.raises(ProcessLookupError):
         os.kill(int((bench.folder / "pid").read_text(encoding="utf-8")), 0)
     assert not (bench.folder / "runs").exists()
@@ -160,7 +160,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(bench: Bench, monkeypatch: pytes
 
 def test_other_runs_in_the_folder_stay(bench: Bench) -> None:
     (bench.folder / "runs/mine").mkdir(parents=True)
-    bench.prove("exact")
+    bench.check("exact")
     assert [path.name for path in (bench.folder / "runs").iterdir()] == ["mine"]
 
 
@@ -173,13 +173,13 @@ def test_other_runs_in_the_folder_stay(bench: Bench) -> None:
         ({"keep_runs": "."}, "is not empty"),
     ],
 )
-def test_what_cannot_be_proved_is_refused(bench: Bench, options: dict[str, Any], complaint: str) -> None:
+def test_what_cannot_be_checked_is_refused(bench: Bench, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        bench.prove("exact", **options)
+        bench.check("exact", **options)
 
 
-def test_nothing_of_a_proof_is_copied_far_away_or_ends_early(bench: Bench) -> None:
-    bench.prove("exact", mirror_to="s3://bucket/runs", early_stop_patience=1, eval_tokens=10**9)
+def test_runs_of_the_check_are_not_mirrored_and_do_not_stop_early(bench: Bench) -> None:
+    bench.check("exact", mirror_to="s3://bucket/runs", early_stop_patience=1, eval_tokens=10**9)
     arguments = (bench.folder / "straight.arguments").read_text(encoding="utf-8")
     for part in ('"--mirror_to=none"', '"--early_stop_patience=none"', '"--eval_tokens=16384"', '"--max_steps=8"'):
         assert part in arguments

@@ -95,7 +95,7 @@ def test_a_crashed_run_goes_on_from_its_newest_checkpoint(follow: Plan, end: int
     assert code == 0
     assert starts == [["demo", "--max_steps", "9"], ["demo", "--max_steps", "9", "--resume", "auto"]]
     assert said == [
-        f"the run crashed after step 812 ({reason}); starting it again in 0 s, restart 1 of at most 10",
+        f"the run crashed after step 812 ({reason}); restarting it in 0 s, restart 1 of at most 10",
     ]
     (crash,) = read_history(RunDirectory(Path("run")))
     assert isinstance(crash, RunCrashed)
@@ -124,7 +124,7 @@ def test_crashes_that_do_not_repeat_go_on_to_the_limit(follow: Plan, steps: tupl
     plan = [(step, 1, "") for step in steps]
     code, said, starts = follow(*plan, max_restarts=3)
     assert (code, len(starts)) == (1, 4)
-    assert said[-1] == f"the run crashed 4 times, at last after step {steps[-1]} (exit code 1); it is not started again"
+    assert said[-1] == f"the run crashed 4 times, last after step {steps[-1]} (exit code 1); it is not restarted"
 
 
 def test_a_log_that_ends_a_step_sooner_does_not_hide_a_repetition(follow: Plan) -> None:
@@ -305,7 +305,7 @@ def test_a_third_ctrl_c_ends_a_child_that_does_not_listen(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_in_the_pause_before_a_restart_ends_at_once(tmp_path: Path, name: str, code: int) -> None:
     process = start_parent(tmp_path, "raise SystemExit(1)", pause_seconds=1000)
-    assert "starting it again in 1000 s" in read_line(process)
+    assert "restarting it in 1000 s" in read_line(process)
     process.send_signal(getattr(signal, name))
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == code
@@ -412,7 +412,7 @@ def test_a_real_run_killed_with_9_reaches_its_end(
     assert supervise(arguments, run, 3, said.append, (sys.executable, "-c", KILLED_ONCE)) == 0
     assert Path("killed").exists()
     (words,) = said
-    assert "killed by SIGKILL (out of memory?)); starting it again in 1 s, restart 1 of at most 3" in words
+    assert "killed by SIGKILL (out of memory?)); restarting it in 1 s, restart 1 of at most 3" in words
     steps = [line.split()[0] for line in run.text_log.read_text().splitlines() if " train " in line]
     assert steps == [str(step) for step in range(1, 41)]
     assert [event.step >= 12 for event in read_history(run) if isinstance(event, RunCrashed)] == [True]

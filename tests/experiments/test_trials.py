@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from gptmill.config.errors import UserError
-from gptmill.experiments import trials
+from gptmill.experiments import child_run, trials
 from gptmill.experiments.trials import Trials
 
 STARTER = """
 import sys
 from pathlib import Path
-from gptmill.experiments import trials
-trials.PROGRAM = (sys.executable, "-c", "import time; time.sleep(600)")
+from gptmill.experiments import child_run, trials
+child_run.PROGRAM = (sys.executable, "-c", "import time; time.sleep(600)")
 with trials.Trials(Path(sys.argv[1]), [], 1, print)._open_process("one", []) as process:
     print(process.pid, flush=True)
     process.wait()
@@ -49,19 +49,19 @@ def is_running(pid: int) -> bool:
 def test_a_training_that_could_not_even_complain_is_told_from_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trials, "PROGRAM", (sys.executable, "-c", "raise SystemExit(2)"))
-    with pytest.raises(UserError, match="exit code 2: it said nothing"):
+    monkeypatch.setattr(child_run, "PROGRAM", (sys.executable, "-c", "raise SystemExit(2)"))
+    with pytest.raises(UserError, match="exit code 2: nothing on stderr"):
         Trials(tmp_path, [], 1, lambda _: None).train("one")
     monkeypatch.setattr(trials.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 0}))
-    with pytest.raises(UserError, match="no space is left"):
+    with pytest.raises(UserError, match="no disk space is left"):
         Trials(tmp_path, [], 1, lambda _: None).train("two")
 
 
 IMPATIENT = """
 import os, signal, sys, time
 from pathlib import Path
-from gptmill.experiments import trials
-trials.PROGRAM = (sys.executable, "-c", "import time; time.sleep(600)")
+from gptmill.experiments import child_run, trials
+child_run.PROGRAM = (sys.executable, "-c", "import time; time.sleep(600)")
 os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
 try:
     with trials.Trials(Path(sys.argv[1]), [], 1, print)._open_process("one", []):

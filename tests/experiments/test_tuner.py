@@ -16,27 +16,35 @@ import pytest
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import TuneRequest
-from gptmill.experiments import trials
+from gptmill.experiments import child_run
 from gptmill.experiments.trials import TrialError
 from gptmill.experiments.tune import tuner as tuning_module
-from gptmill.experiments.tune.search import EnoughError, Result, Scope, Search, Setting, list_divisors, make_ladder
+from gptmill.experiments.tune.search import (
+    BudgetExhaustedError,
+    Search,
+    SearchSpace,
+    Setting,
+    TrialResult,
+    list_divisors,
+    make_ladder,
+)
 from gptmill.experiments.tune.trial_plan import plan_trial
-from gptmill.experiments.tune.tuner import Tuning, make_scope, tune
+from gptmill.experiments.tune.tuner import Tuning, make_search_space, tune
 
 CUDA, CPU = "NVIDIA H200 (cuda:0)", "CPU, 8 threads"
 EAGER = Setting(32, None)
 SIZES = list_divisors(512)
 
 
-def search(scope: Scope, speed: Callable[[Setting], float | str], device: str = CUDA) -> Search:
+def search(scope: SearchSpace, speed: Callable[[Setting], float | str], device: str = CUDA) -> Search:
     """A search in which a setting has a speed, or a note that says how it failed."""
 
-    def measure(setting: Setting, left: int) -> Result:
+    def measure(setting: Setting, left: int) -> TrialResult:
         assert left >= 0
         found = speed(setting)
         if isinstance(found, str):
-            return Result(setting, note=found, ran_out=found == "out of memory")
-        return Result(setting, found, device=device)
+            return TrialResult(setting, note=found, is_out_of_memory=found == "out of memory")
+        return TrialResult(setting, found, device=device)
 
     searched = Search(scope, measure)
     searched.run()
@@ -60,34 +68,36 @@ def test_sizes_are_divisors_and_each_rung_at_least_doubles() -> None:
 
 
 def test_speed_that_grows_is_followed_to_the_largest_batch() -> None:
-    searched = search(Scope(SIZES, EAGER, tries_modes=False), lambda s: 100.0 * s.mini_batch_size)
+    searched = search(SearchSpace(SIZES, EAGER, tries_compile_modes=False), lambda s: 100.0 * s.mini_batch_size)
     assert list_tried(searched) == [8, 16, 32, 64, 128, 256, 512]
     assert find_best(searched).mini_batch_size == 512
 
 
 def test_a_peak_ends_the_climb_after_two_sizes_without_a_gain() -> None:
     speeds = {8: 50.0, 16: 80.0, 32: 100.0, 64: 99.0, 128: 90.0}
-    searched = search(Scope(SIZES, EAGER, tries_modes=False), lambda s: speeds[s.mini_batch_size])
+    searched = search(SearchSpace(SIZES, EAGER, tries_compile_modes=False), lambda s: speeds[s.mini_batch_size])
     assert list_tried(searched) == [8, 16, 32, 64, 128]
     assert find_best(searched).mini_batch_size == 32
 
 
 def test_one_dip_on_the_way_up_does_not_end_the_climb() -> None:
     speeds = {8: 50.0, 16: 49.0, 32: 100.0, 64: 99.0, 128: 99.0}
-    searched = search(Scope(SIZES, EAGER, tries_modes=False), lambda s: speeds[s.mini_batch_size])
+    searched = search(SearchSpace(SIZES, EAGER, tries_compile_modes=False), lambda s: speeds[s.mini_batch_size])
     assert find_best(searched).mini_batch_size == 32
 
 
 def test_of_equal_speeds_the_smaller_batch_is_taken_down_to_below_the_start() -> None:
     speeds = {1: 70.0, 2: 99.5}
-    searched = search(Scope(SIZES, EAGER, tries_modes=False), lambda s: speeds.get(s.mini_batch_size, 100.0))
+    searched = search(
+        SearchSpace(SIZES, EAGER, tries_compile_modes=False), lambda s: speeds.get(s.mini_batch_size, 100.0)
+    )
     assert list_tried(searched) == [8, 16, 32, 4, 2, 1]
     assert find_best(searched).mini_batch_size == 2
 
 
 def test_out_of_memory_at_the_start_goes_down_until_something_fits() -> None:
     searched = search(
-        Scope(SIZES, EAGER, tries_modes=False),
+        SearchSpace(SIZES, EAGER, tries_compile_modes=False),
         lambda s: "out of memory" if s.mini_batch_size > 2 else 100.0 * s.mini_batch_size,
     )
     assert list_tried(searched) == [8, 4, 2, 1]
@@ -96,7 +106,7 @@ def test_out_of_memory_at_the_start_goes_down_until_something_fits() -> None:
 
 def test_out_of_memory_on_the_way_up_looks_at_the_divisors_between() -> None:
     searched = search(
-        Scope(list_divisors(480), EAGER, tries_modes=False),
+        SearchSpace(list_divisors(480), EAGER, tries_compile_modes=False),
         lambda s: "out of memory" if s.mini_batch_size > 50 else 100.0 * s.mini_batch_size,
     )
     assert find_best(searched).mini_batch_size == 48
@@ -104,7 +114,7 @@ def test_out_of_memory_on_the_way_up_looks_at_the_divisors_between() -> None:
 
 
 def test_nothing_fits() -> None:
-    searched = search(Scope(SIZES, EAGER), lambda _: "out of memory")
+    searched = search(SearchSpace(SIZES, EAGER), lambda _: "out of memory")
     assert searched.best is None
     assert list_tried(searched) == [8, 4, 2, 1]
 
@@ -117,28 +127,28 @@ def test_compile_modes_are_tried_at_the_best_batch_and_the_winner_climbs_on() ->
             return min(setting.mini_batch_size, 32) * 1.0
         return min(setting.mini_batch_size, 64) * (2.0 if setting.compile_mode == "reduce-overhead" else 1.5)
 
-    searched = search(Scope(SIZES, EAGER), speed)
+    searched = search(SearchSpace(SIZES, EAGER), speed)
     assert find_best(searched) == Setting(64, "reduce-overhead")
-    failed = [result for result in searched.results if not result.is_sound]
+    failed = [result for result in searched.results if not result.has_succeeded]
     assert [result.note for result in failed] == ["failed: no triton"]
     assert len({result.setting for result in searched.results}) == len(searched.results), "one was tried twice"
 
 
 def test_within_a_hundredth_what_compiles_less_is_taken() -> None:
     speeds = {None: 90.0, "default": 99.5, "reduce-overhead": 100.0, "max-autotune-no-cudagraphs": 100.2}
-    searched = search(Scope((8,), Setting(8, None)), lambda s: speeds[s.compile_mode])
+    searched = search(SearchSpace((8,), Setting(8, None)), lambda s: speeds[s.compile_mode])
     assert find_best(searched).compile_mode == "default"
 
 
 def test_a_recipe_whose_own_compiling_fails_is_tuned_without() -> None:
     searched = search(
-        Scope((1, 2), Setting(2, "default")), lambda s: "failed: no compiler" if s.compile_mode else 10.0, CPU
+        SearchSpace((1, 2), Setting(2, "default")), lambda s: "failed: no compiler" if s.compile_mode else 10.0, CPU
     )
     assert find_best(searched) == Setting(1, None)
 
 
 def test_precision_and_threads_are_for_the_cpu_alone() -> None:
-    scope = Scope((8,), Setting(8, None), tries_precision=True, tries_threads=True)
+    scope = SearchSpace((8,), Setting(8, None), tries_precision=True, tries_threads=True)
 
     def speed(setting: Setting) -> float:
         return (
@@ -153,49 +163,49 @@ def test_precision_and_threads_are_for_the_cpu_alone() -> None:
 
 
 def test_a_number_of_trials_or_the_end_of_the_time_is_enough() -> None:
-    searched = search(Scope(SIZES, EAGER, max_trials=2), lambda s: 1.0 * s.mini_batch_size)
+    searched = search(SearchSpace(SIZES, EAGER, max_trials=2), lambda s: 1.0 * s.mini_batch_size)
     assert list_tried(searched) == [8, 16]
     assert find_best(searched).mini_batch_size == 16
 
-    def give_up(_setting: Setting, _left: int) -> Result:
-        raise EnoughError
+    def give_up(_setting: Setting, _left: int) -> TrialResult:
+        raise BudgetExhaustedError
 
-    assert not Search(Scope(SIZES, EAGER), give_up).run()
+    assert not Search(SearchSpace(SIZES, EAGER), give_up).run()
 
 
 def test_only_batches_that_divide_every_stage_and_rank_are_tried() -> None:
     config = make_config(None, {"total_batch_size": 2048 * 12, "batch_size_warmup": "4096:10", "context_length": 1024})
-    assert make_scope(config, set(), TuneRequest()).sizes == (1, 2, 4)
-    assert make_scope(config, set(), TuneRequest(ranks=2)).sizes == (1, 2)
+    assert make_search_space(config, set(), TuneRequest()).sizes == (1, 2, 4)
+    assert make_search_space(config, set(), TuneRequest(ranks=2)).sizes == (1, 2)
     with pytest.raises(UserError, match="total_batch_size = 24576: is not a multiple of"):
-        make_scope(config, set(), TuneRequest(ranks=5))
+        make_search_space(config, set(), TuneRequest(ranks=5))
 
 
 def test_what_a_flag_gives_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = make_config(None, {"mini_batch_size": 8, "compile": True})
-    scope = make_scope(config, {"mini_batch_size", "compile", "precision"}, TuneRequest())
-    assert (scope.sizes, scope.own) == ((8,), Setting(8, "default"))
-    assert not scope.tries_modes
+    scope = make_search_space(config, {"mini_batch_size", "compile", "precision"}, TuneRequest())
+    assert (scope.sizes, scope.initial) == ((8,), Setting(8, "default"))
+    assert not scope.tries_compile_modes
     assert not scope.tries_precision
     assert scope.tries_threads
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert not make_scope(config, set(), TuneRequest()).tries_threads
+    assert not make_search_space(config, set(), TuneRequest()).tries_threads
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_bf16_is_not_tried_on_a_cpu_that_only_emulates_it(monkeypatch: pytest.MonkeyPatch, *, is_slow: bool) -> None:
     """A trial of it would take a hundred times as long as the others."""
     monkeypatch.setattr(tuning_module, "is_slow", lambda _precision, _device: is_slow)
-    assert make_scope(make_config(None, {}), set(), TuneRequest()).tries_precision == (not is_slow)
+    assert make_search_space(make_config(None, {}), set(), TuneRequest()).tries_precision == (not is_slow)
 
 
 def test_steps_that_differ_much_are_called_uneven() -> None:
     config = make_config(None, {"total_batch_size": 1024 * 4, "context_length": 1024})
     plan = plan_trial(config, 4, ranks=1, steps=4)
     even = dict(zip(range(1, 10), [9.0, 9.0, 9.0, 9.0, 9.0, 1.0, 1.01, 1.02, 1.0], strict=True))
-    assert not plan.is_uneven(even)
-    assert plan.is_uneven({**even, 7: 2.0, 8: 3.0})
+    assert not plan.is_noisy(even)
+    assert plan.is_noisy({**even, 7: 2.0, 8: 3.0})
 
 
 def test_the_speed_of_many_micro_batches_follows_from_few() -> None:
@@ -218,7 +228,7 @@ def test_uneven_steps_do_not_promise_more_than_they_showed() -> None:
     seconds = dict.fromkeys(range(1, plan.last_step + 1), 0.3)
     assert plan.estimate_speed(seconds) > 1.5 * 3 * 2048 / 0.3
     seconds |= {6: 0.1, 7: 0.2, 8: 0.4, 9: 0.5}
-    assert plan.is_uneven(seconds)
+    assert plan.is_noisy(seconds)
     assert plan.estimate_speed(seconds) == pytest.approx(3 * 2048 / 0.3)
 
 
@@ -256,7 +266,6 @@ for step in range(1, 40):
     tokens = int(first) if until and step <= int(until) else total
     lines.append(to_json(StepLogged(step, 0.0, 2.0, 0.1, 1.0, 1.0, 0.0, seconds=tokens / size / 1000, memory_gb=size)))
 (run / "events.jsonl").write_text("\\n".join(lines) + "\\n")
-(run / "log.txt").write_text("39 train 2.0\\n")
 time.sleep(300)  # it is not its own end that ends it
 """
 
@@ -268,7 +277,7 @@ class Bench:
         self.folder = folder
         self.said: list[str] = []
         (folder / "training.py").write_text(TRAINING, encoding="utf-8")
-        monkeypatch.setattr(trials, "PROGRAM", (sys.executable, str(folder / "training.py"), str(folder)))
+        monkeypatch.setattr(child_run, "PROGRAM", (sys.executable, str(folder / "training.py"), str(folder)))
         monkeypatch.chdir(folder)
 
     def tune(self, way: str = "fine", request: TuneRequest | None = None, **flags: Any) -> Tuning:
@@ -322,7 +331,7 @@ def test_ctrl_c_keeps_what_is_known_and_leaves_nothing(bench: Bench, monkeypatch
             raise KeyboardInterrupt
         sleep(seconds)
 
-    monkeypatch.setattr(trials.time, "sleep", interrupt)
+    monkeypatch.setattr(child_run.time, "sleep", interrupt)
     tuning = bench.tune("slow")
     assert tuning.is_interrupted
     assert tuning.best is not None
@@ -331,7 +340,7 @@ def test_ctrl_c_keeps_what_is_known_and_leaves_nothing(bench: Bench, monkeypatch
 
 
 def test_the_time_limit_ends_a_trial_under_way(bench: Bench) -> None:
-    with pytest.raises(UserError, match="was over before the first trial was"):
+    with pytest.raises(UserError, match="was reached during the first trial"):
         bench.tune("slow", TuneRequest(time_limit="2s"), mini_batch_size=8)
     bench.check_nothing_is_left()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gptmill.runs.trackers import append_file as appending
-from gptmill.runs.trackers.append_file import AppendedFile
+from gptmill.runs.trackers.append_file import AppendOnlyFile
 
 write_really = os.write
 
@@ -62,7 +62,7 @@ def test_lines_that_were_refused_follow_when_there_is_room(
     tmp_path: Path, disk: Disk, room: int, refusal: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "log.txt"
-    file = AppendedFile(path)
+    file = AppendOnlyFile(path)
     disk.refusal = refusal
     file.write_line("1 é")
     disk.room = room  # up to five lines, or some and a piece
@@ -80,7 +80,7 @@ def test_lines_that_were_refused_follow_when_there_is_room(
 
 
 def test_a_real_disk_that_fills_up_and_gets_room_again(small_disk: Path) -> None:
-    file = AppendedFile(small_disk / "log.txt")
+    file = AppendOnlyFile(small_disk / "log.txt")
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"\0" * 40_000)
     for step in range(3000):
@@ -96,7 +96,7 @@ def test_a_real_disk_that_fills_up_and_gets_room_again(small_disk: Path) -> None
 @pytest.mark.parametrize("room", range(0, 20, 3))
 def test_a_file_is_cut_back_while_the_disk_is_full(tmp_path: Path, disk: Disk, room: int) -> None:
     path = tmp_path / "log.txt"
-    file = AppendedFile(path)
+    file = AppendOnlyFile(path)
     file.write_line("1 a")
     disk.room = room
     for step in range(2, 8):
@@ -119,7 +119,7 @@ def test_a_full_disk_does_not_keep_lines_in_the_middle_from_being_dropped(
     path = tmp_path / "log.txt"
     path.write_text("1 a\n2 a\n3 a\n4 a\n2 late\n", encoding="utf-8")
     disk.room = 0
-    file = AppendedFile(path)
+    file = AppendOnlyFile(path)
     file.keep_only(lambda line: until(2, line))
     assert path.read_text(encoding="utf-8") == "1 a\n2 a\n"
     disk.room = 1_000_000
@@ -131,7 +131,7 @@ def test_a_full_disk_does_not_keep_lines_in_the_middle_from_being_dropped(
 def test_late_lines_of_kept_steps_stay(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("1 a\n2 a\n3 a\n2 late\n3 late\ntorn", encoding="utf-8")
-    file = AppendedFile(path)
+    file = AppendOnlyFile(path)
     file.keep_only(lambda line: until(2, line))
     file.write_line("3 b")
     file.close()
@@ -142,9 +142,9 @@ def test_late_lines_of_kept_steps_stay(tmp_path: Path) -> None:
 def test_what_waits_is_bounded_and_what_is_lost_is_counted(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(appending, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(appending, "MAX_PENDING_BYTES", 100)
     path = tmp_path / "log.txt"
-    file = AppendedFile(path)
+    file = AppendOnlyFile(path)
     disk.room = 5  # in the middle of the first line
     for step in range(100, 200):
         file.write_line(f"{step} xxxxx")  # ten bytes
@@ -152,13 +152,13 @@ def test_what_waits_is_bounded_and_what_is_lost_is_counted(
     file.write_line("200 xxxxx")
     file.close()
     assert path.read_text(encoding="utf-8").splitlines() == [f"{step} xxxxx" for step in (100, *range(192, 201))]
-    assert "without 91 lines" in capsys.readouterr().err
+    assert "except for 91 lines" in capsys.readouterr().err
 
 
 def test_closing_for_good_says_how_much_is_missing(
     tmp_path: Path, disk: Disk, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = AppendedFile(tmp_path / "log.txt")
+    file = AppendOnlyFile(tmp_path / "log.txt")
     disk.room = 0
     file.write_line("1 a")
     file.write_line("2 a")

@@ -140,7 +140,9 @@ def test_a_copy_that_fails_is_not_saved(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path, CheckpointConfig())
     writer.start(make_checkpoint(10), [], fail_to_copy)
     assert not writer.finish()
-    assert show(writer.collect()) == ["10 save: step 10 is not saved: its copy failed: RuntimeError: CUDA error"]
+    assert show(writer.collect()) == [
+        "10 save: step 10 is not saved: copying it to host memory failed: RuntimeError: CUDA error"
+    ]
     assert folders(tmp_path) == []
 
 
@@ -174,7 +176,7 @@ def test_a_failing_save_is_reported_once_and_tried_again_until_it_works(
     wait_until(lambda: not writer.is_busy)
     assert disk.calls == 6
     assert show(writer.collect()) == [
-        "10 save: cannot save step 10: Input/output error (model.safetensors); trying again",
+        "10 save: cannot save step 10: Input/output error (model.safetensors); retrying",
         "10 save: step 10 is saved after 6 attempts",
         "10 saved",
     ]
@@ -186,13 +188,13 @@ def test_the_next_save_takes_the_place_of_one_that_keeps_failing(tmp_path: Path,
     disk = fail(OSError(errno.EIO, "Input/output error"))
     start(writer, 10)
     wait_until(lambda: disk.calls >= 2)
-    writer.make_way()
+    writer.finish_previous()
     assert not writer.is_busy
     disk.times = 0
     assert save(writer, 20)
     assert show(writer.collect()) == [
-        "10 save: cannot save step 10: Input/output error; trying again",
-        "10 save: step 10 is given up: Input/output error",
+        "10 save: cannot save step 10: Input/output error; retrying",
+        "10 save: step 10 is not saved: Input/output error",
         "20 saved",
     ]
 
@@ -208,7 +210,7 @@ def test_at_the_end_a_failing_save_gets_a_few_attempts_more(
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", (0.0,))
     disk.calls, disk.times = 0, 99
     assert not save(writer, 20)
-    assert 1 + writer_module.LAST_ATTEMPTS <= disk.calls < 99
+    assert 1 + writer_module.FINAL_ATTEMPTS <= disk.calls < 99
     assert not writer.finish()
     disk.times = 0
     assert save(writer, 30)
@@ -283,7 +285,7 @@ def test_the_copier_is_offered_what_is_durable_and_keeps_it_while_it_copies(tmp_
     assert copier.offered[0] == ("step_000010", [LATEST, "rolling_step_000010"], 10)
     assert len(folders(tmp_path)) == 4
     assert show(writer.collect())[-2:] == [
-        "40 copy: step 40 is not copied: RuntimeError: cannot",
+        "40 copy: step 40 is not mirrored: RuntimeError: cannot",
         "0 copy: from the copier",
     ]
     copier.used = {"step_000020"}
@@ -299,9 +301,9 @@ def test_a_disk_that_fills_up_loses_the_oldest_first_then_saving_pauses_and_goes
         assert save(writer, step, floats)
     assert folders(folder) == ["step_000003", "step_000004", "step_000005"]
     assert show(writer.collect())[3:] == [
-        "4 disk: the disk is full: dropped step_000001 to make room for step 4",
+        "4 disk: the disk is full: deleted step_000001 to free space for step 4",
         "4 saved",
-        "5 disk: the disk is full: dropped step_000002 to make room for step 5",
+        "5 disk: the disk is full: deleted step_000002 to free space for step 5",
         "5 saved",
     ]
     filler = small_disk / "filler"
@@ -312,10 +314,10 @@ def test_a_disk_that_fills_up_loses_the_oldest_first_then_saving_pauses_and_goes
     events = show(writer.collect())
     assert len(events) == 2
     assert events[0].startswith("6 disk: THE DISK IS FULL: ")
-    assert "saving is paused and training goes on; the last sound checkpoint is step 5; make room in" in events[1]
+    assert "saving is paused, training continues; the last checkpoint is step 5; free disk space in" in events[1]
     filler.unlink()
     assert save(writer, 8, floats)
-    assert "8 disk: saving goes on: step 8 is saved" in show(writer.collect())
+    assert "8 disk: saving has resumed: step 8 is saved" in show(writer.collect())
     assert save(writer, 9, floats)
     assert not [line for line in show(writer.collect()) if "goes on" in line]
     assert load_chosen(folder, "latest", ("model",)).checkpoint.step == 9
@@ -331,7 +333,7 @@ def test_a_disk_that_is_full_sooner_than_it_said(small_disk: Path, monkeypatch: 
     assert sum(isinstance(event, CheckpointSaved) for event in writer.collect()) == 6
     (small_disk / "filler").write_bytes(b"x" * 300_000)
     assert not save(writer, 7, 900_000)
-    assert "the last sound checkpoint is step 6" in show(writer.collect())[-1]
+    assert "the last checkpoint is step 6" in show(writer.collect())[-1]
     assert find_damage(folder / "step_000006", thorough=True) == ""
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     assert load_chosen(folder, "latest", ("model",)).checkpoint.step == 6

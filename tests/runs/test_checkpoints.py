@@ -29,7 +29,7 @@ from gptmill.runs.checkpoints.storage import (
     remove_leftovers,
     save_checkpoint,
 )
-from gptmill.runs.checkpoints.tensor_files import DTYPES, FileSum, measure_tensors, read_tensors, write_tensors
+from gptmill.runs.checkpoints.tensor_files import DTYPES, FileDigest, measure_tensors, read_tensors, write_tensors
 
 GROUPS = ("model", "optimizer")
 
@@ -86,7 +86,7 @@ def test_tensors_of_every_type_and_shape_come_back(tmp_path: Path, dtype: torch.
     file = tmp_path / "x.safetensors"
     written = write_tensors(file, tensors)
     content = file.read_bytes()
-    assert written == FileSum(hashlib.sha256(content).hexdigest(), len(content))
+    assert written == FileDigest(hashlib.sha256(content).hexdigest(), len(content))
     assert len(content) == measure_tensors(tensors)
     assert are_bit_equal(load_file(file), tensors)
     # One file, whoever writes it: tensors in the library's order, so that each is aligned.
@@ -96,7 +96,7 @@ def test_tensors_of_every_type_and_shape_come_back(tmp_path: Path, dtype: torch.
 
 
 def test_a_file_larger_than_a_piece_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gptmill.runs.checkpoints.tensor_files.PIECE_BYTES", 1000)
+    monkeypatch.setattr("gptmill.runs.checkpoints.tensor_files.CHUNK_BYTES", 1000)
     tensors = {"w": torch.randn(1001), "v": torch.randn(250)}
     written = write_tensors(tmp_path / "x.safetensors", tensors)
     assert are_bit_equal(read_tensors(tmp_path / "x.safetensors", written), tensors)

@@ -47,7 +47,7 @@ def test_equal_checkpoints_are_identical_in_every_tensor(tmp_path: Path) -> None
 def test_differences_are_measured_and_the_furthest_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_numbers: int
 ) -> None:
-    monkeypatch.setattr(comparison, "PIECE_NUMBERS", piece_numbers)
+    monkeypatch.setattr(comparison, "CHUNK_ELEMENTS", piece_numbers)
     one = {f"t{number:02d}": torch.full((5, 4), 2.0) for number in range(14)}
     other = {name: tensor.clone() for name, tensor in one.items()}
     for number in range(12):
@@ -71,7 +71,7 @@ def test_tensors_that_differ_alike_take_one_line(tmp_path: Path) -> None:
     one = {name: torch.tensor(10.0) for name in names} | {"weight": torch.tensor([1.0, 2.0])}
     other = {name: torch.tensor(30.0) for name in names} | {"weight": torch.tensor([1.0, 2.5])}
     model = compare(tmp_path, one, other).groups[0]
-    assert [(item.name, item.alike) for item in model.largest] == [("a/step", 14), ("weight", 1)]
+    assert [(item.name, item.count) for item in model.largest] == [("a/step", 14), ("weight", 1)]
     assert "a/step and 13 more: by up to 20, norm by +200.000%" in describe_comparison(compare(tmp_path, one, other))
 
 

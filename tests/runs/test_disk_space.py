@@ -7,7 +7,7 @@ import torch
 
 from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.content import Checkpoint
-from gptmill.runs.checkpoints.disk_space import check_disk_space, drop_oldest_rolling, droppable_bytes, free_bytes
+from gptmill.runs.checkpoints.disk_space import check_disk_space, deletable_bytes, delete_oldest_rolling, free_bytes
 from gptmill.runs.checkpoints.storage import list_step_folders, save_checkpoint
 from gptmill.runs.checkpoints.tiers import (
     BACKUP,
@@ -35,7 +35,7 @@ def flip_last_bit(path: Path) -> None:
 
 def drop_all(folder: Path) -> list[str]:
     dropped = []
-    while path := drop_oldest_rolling(folder):
+    while path := delete_oldest_rolling(folder):
         dropped.append(path.name)
     return dropped
 
@@ -46,7 +46,7 @@ def test_free_bytes_are_those_of_the_disk_that_a_folder_will_lie_on(tmp_path: Pa
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a checkpoint takes .* GB and logs .* MB, but only .* free at .*make room"):
+    with pytest.raises(UserError, match=r"a checkpoint takes .* GB and logs .* MB, but only .* free in .*; free disk"):
         check_disk_space(tmp_path / "run" / "checkpoints", free_bytes(tmp_path) + 10**12, 10)
 
 
@@ -62,9 +62,9 @@ def test_what_may_be_dropped_counts_as_room(tmp_path: Path) -> None:
     size = 1 << 40
     with (tmp_path / "step_000010" / "model.safetensors").open("r+b") as file:
         file.truncate(size)  # sparse: it takes no room, but says so
-    assert droppable_bytes(tmp_path) > size
-    assert "will be dropped" in check_disk_space(tmp_path, free_bytes(tmp_path) + size // 2, 1)
-    assert droppable_bytes(tmp_path, in_use=lambda path: path.name == "step_000010") == 0
+    assert deletable_bytes(tmp_path) > size
+    assert "will be deleted" in check_disk_space(tmp_path, free_bytes(tmp_path) + size // 2, 1)
+    assert deletable_bytes(tmp_path, in_use=lambda path: path.name == "step_000010") == 0
 
 
 def test_the_oldest_rolling_ones_are_dropped_and_never_the_latest(tmp_path: Path) -> None:
@@ -112,4 +112,4 @@ def test_without_tiers_the_newest_step_stays(tmp_path: Path) -> None:
 def test_one_in_use_is_not_dropped(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(tmp_path, step)
-    assert drop_oldest_rolling(tmp_path, in_use=lambda path: path.name == "step_000010") == tmp_path / "step_000020"
+    assert delete_oldest_rolling(tmp_path, in_use=lambda path: path.name == "step_000010") == tmp_path / "step_000020"

@@ -15,8 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.runs.directory import create_run
 from gptmill.runs.display import make_plain, make_writable
+from gptmill.runs.event_log import read_events
 from gptmill.runs.events import SampleDrawn
-from gptmill.runs.report import make_report, read_events
+from gptmill.runs.report import make_report
 from gptmill.runs.trackers import open_trackers
 from gptmill.runs.trackers.tensorboard import TensorBoard
 
@@ -84,7 +85,7 @@ def test_a_run_keeps_its_samples_as_drawn_and_shows_them_plain(
     with open_trackers(run, TrackingConfig(use_tensorboard=True), 0) as trackers:
         trackers.track(SampleDrawn(1, "", DRAWN))
     assert capsys.readouterr().err == ""
-    (event,) = read_events(run)
+    (event,) = read_events(run.events)
     assert isinstance(event, SampleDrawn)
     assert event.text == DRAWN
     (sample,) = run.samples.iterdir()

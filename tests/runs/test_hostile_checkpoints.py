@@ -166,8 +166,8 @@ def test_a_forged_manifest(path: Path, change: Callable[[dict[str, Any]], object
 @pytest.mark.parametrize("name", PATHS, ids=lambda name: ascii(name[:30]))
 def test_a_file_that_is_named_like_a_path_or_worse(path: Path, name: str) -> None:
     forge(path, lambda manifest: manifest["files"].update({name: {"sha256": SHA256, "bytes": 3}}))
-    assert "is no plain NAME.safetensors" in refuse(path)
-    with pytest.raises(UserError, match="no plain NAME"):
+    assert "is not a plain NAME.safetensors" in refuse(path)
+    with pytest.raises(UserError, match="not a plain NAME"):
         read_info(path)
 
 
@@ -245,13 +245,13 @@ def test_the_checkpoint_s_own_folder_may_be_a_link(path: Path) -> None:
 def test_a_pickle_is_not_opened(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     torch.save({"weight": torch.zeros(3)}, file)
-    assert f"{file} is a pickle, which could run code; gptmill does not open those" in refuse(file)
+    assert f"{file} is a pickle, which can execute code; gptmill does not load pickles" in refuse(file)
     assert f"{file} is a pickle" in refuse(tmp_path)
 
 
 def test_a_file_or_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
-    assert "a checkpoint of gptmill is a folder" in refuse(tmp_path / "notes.txt")
+    assert "a gptmill checkpoint is a folder" in refuse(tmp_path / "notes.txt")
     assert "cannot read checkpoint" in refuse(tmp_path)
     assert "cannot read checkpoint" in refuse(tmp_path / "nothing")
     assert "cannot read checkpoint" in refuse(tmp_path / "notes.txt" / "inside")
@@ -334,15 +334,15 @@ def replace_tensor(tensors: dict[str, Tensor], name: str, tensor: Tensor) -> Non
 
 MODELS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "a tensor is missing": (lambda tensors: tensors.pop("final_norm.bias"), r"missing: final_norm\.bias"),
-    "a tensor too many": (lambda tensors: tensors.update(extra=torch.zeros(1)), "unknown: 'extra'"),
-    "another name": (lambda tensors: rename(tensors, "final_norm.bias", "\x1b[31mx"), r"unknown: '\\x1b\[31mx'"),
+    "a tensor too many": (lambda tensors: tensors.update(extra=torch.zeros(1)), "unexpected: 'extra'"),
+    "another name": (lambda tensors: rename(tensors, "final_norm.bias", "\x1b[31mx"), r"unexpected: '\\x1b\[31mx'"),
     "another shape": (
         lambda tensors: replace_tensor(tensors, "blocks.0.mlp.up.bias", torch.zeros(31)),
-        r"another shape: blocks\.0\.mlp\.up\.bias is 31, not 32",
+        r"different shape: blocks\.0\.mlp\.up\.bias is 31, not 32",
     ),
     "another type": (
         lambda tensors: replace_tensor(tensors, "final_norm.bias", torch.zeros(8, dtype=torch.int64)),
-        r"another type: final_norm\.bias is torch\.int64, not torch\.float32",
+        r"different dtype: final_norm\.bias is torch\.int64, not torch\.float32",
     ),
     "no tensors at all": (lambda tensors: tensors.clear(), "fewer or smaller"),
     "another embedding": (

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gptmill.runs.chart import BLANK, draw_chart
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone, Event, RunFinished, SampleDrawn, StepLogged, to_json
-from gptmill.runs.report import make_report, read_events
+from gptmill.runs.report import BLANK, draw_chart, make_report
 
 
 def make_run(tmp_path: Path, events: list[Event], ending: str = "") -> RunDirectory:
@@ -82,7 +82,7 @@ def test_the_report_tells_the_last_loss_of_each_corpus_and_of_the_averaged_weigh
         EvalDone(9, 2.5, 64, 0.1, {"data/a": 2.25, "data/b": 2.75}, 2.125),
     ]
     report = make_report(make_run(tmp_path, evals))
-    assert "of data/a 2.2500\n  of data/b 2.7500\n  of the averaged weights 2.1250" in report
+    assert "of data/a 2.2500\n  of data/b 2.7500\n  of the EMA weights 2.1250" in report
     assert "5.2500" not in report
 
 
@@ -126,10 +126,10 @@ def test_control_characters_of_a_sample_do_not_reach_the_terminal(tmp_path: Path
 def test_a_last_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
     kept: list[Event] = [make_step(1, 5.0), SampleDrawn(1, "", "line\u2028separator")]
     run = make_run(tmp_path, kept, ending=to_json(make_step(2, 4.0))[:40])
-    assert read_events(run) == kept
+    assert read_events(run.events) == kept
 
 
 def test_events_of_a_newer_version_are_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path, [make_step(1, 5.0)], ending='{"event": "Unheard", "step": 2, "time": 0.0}\n')
-    assert read_events(run) == read_events(make_run(tmp_path, read_events(run)))
-    assert [event.step for event in read_events(run)] == [1]
+    assert read_events(run.events) == read_events(make_run(tmp_path, read_events(run.events)).events)
+    assert [event.step for event in read_events(run.events)] == [1]

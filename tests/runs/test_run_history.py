@@ -1,4 +1,4 @@
-"""The ledger forgets nothing, notices a process that ended without a word, and its goodput adds up."""
+"""The run history is complete, detects a process that ended without recording it, and its goodput adds up."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def write(path: Path, events: list[Event]) -> None:
 
 
 def track(run: RunDirectory, resumed_at: int, events: list[Event]) -> None:
-    """What a process writes that ends without a word: its trackers are never closed."""
+    """Writes what a killed process leaves: its trackers are never closed."""
     trackers = open_trackers(run, TrackingConfig(), resumed_at)
     for event in events:
         trackers.track(event)
 
 
-def test_the_ledger_keeps_what_shapes_a_run_and_nothing_else(run: RunDirectory) -> None:
+def test_the_history_keeps_what_shapes_a_run_and_nothing_else(run: RunDirectory) -> None:
     kept: list[Event] = [
         start(0, 0, changes=["max_lr: 0.1 -> 0.2"]),
         UpdateSkipped(3, 1.0, 2.0, [0, 8]),
@@ -90,14 +90,14 @@ def test_the_ledger_keeps_what_shapes_a_run_and_nothing_else(run: RunDirectory) 
         crash(10, 9),
     ]
     passed: list[Event] = [log(1, 1), EvalDone(1, 2.0, 64, 0.1), CheckpointSaved(1, "p", 1, 0.1)]
-    ledger = HistoryFile(run)
+    history = HistoryFile(run)
     for event in [*passed, *kept]:
-        ledger.track(event)
-    ledger.close()
+        history.track(event)
+    history.close()
     assert read_history(run) == kept
 
 
-def test_a_resumed_run_and_a_rollback_cut_back_the_events_but_not_the_ledger(run: RunDirectory) -> None:
+def test_a_resumed_run_and_a_rollback_truncate_the_events_but_not_the_history(run: RunDirectory) -> None:
     track(run, 0, [start(0, 0), *(log(step, step) for step in range(1, 31)), skip(25, 25)])
     trackers = open_trackers(run, TrackingConfig(), 20)
     trackers.track(start(20, 100))
@@ -121,15 +121,15 @@ def test_a_process_without_a_last_word_is_found_once(run: RunDirectory) -> None:
     # The save of step 8 became durable after step 9 was logged.
     saved = CheckpointSaved(8, "p", 1, 0.1, time=ZERO + 11)
     track(run, 0, [start(0, 0), *(log(step, step) for step in range(1, 10)), saved])
-    assert find_crash(run) == RunCrashed(9, "the process ended without a word", time=ZERO + 11)
+    assert find_crash(run) == RunCrashed(9, "the process ended without reporting a reason", time=ZERO + 11)
     record_crash(run)
-    assert read_history(run)[-1] == RunCrashed(9, "the process ended without a word", time=ZERO + 11)
+    assert read_history(run)[-1] == RunCrashed(9, "the process ended without reporting a reason", time=ZERO + 11)
     run.events.unlink()  # as a run that begins again does
     HistoryFile(run).close()
     assert sum(isinstance(entry, RunCrashed) for entry in read_history(run)) == 1
 
 
-def test_a_run_that_begins_again_keeps_its_ledger(tmp_path: Path) -> None:
+def test_a_run_that_begins_again_keeps_its_history(tmp_path: Path) -> None:
     run = create_run(str(tmp_path), "again", RunConfig())
     track(run, 0, [start(0, 0), log(1, 1)])
     record_crash(run)
@@ -153,9 +153,9 @@ def test_the_last_sign_of_life_may_be_a_heartbeat_or_a_warning(run: RunDirectory
     run.heartbeat.mkdir()
     (run.heartbeat / "rank_00000.json").write_text(json.dumps({"time": ZERO + 50, "step": 1}), encoding="utf-8")
     (run.heartbeat / "rank_00001.json").write_text("{", encoding="utf-8")
-    assert find_crash(run) == RunCrashed(1, "the process ended without a word", time=ZERO + 50)
+    assert find_crash(run) == RunCrashed(1, "the process ended without reporting a reason", time=ZERO + 50)
     append_event(run, Warned(1, "disk", "full", time=ZERO + 60))
-    assert find_crash(run) == RunCrashed(1, "the process ended without a word", time=ZERO + 60)
+    assert find_crash(run) == RunCrashed(1, "the process ended without reporting a reason", time=ZERO + 60)
 
 
 def test_the_last_step_is_found_at_the_end_of_long_and_of_strange_events(run: RunDirectory) -> None:
@@ -174,16 +174,16 @@ def test_the_last_step_is_found_at_the_end_of_long_and_of_strange_events(run: Ru
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
 def test_a_torn_last_line_is_mended(run: RunDirectory, cut: int) -> None:
-    write(run.ledger, [start(0, 0), finish(5, 5)])
-    run.ledger.write_bytes(run.ledger.read_bytes()[:-cut])
+    write(run.history, [start(0, 0), finish(5, 5)])
+    run.history.write_bytes(run.history.read_bytes()[:-cut])
     assert read_history(run)[:1] == [start(0, 0)]
     append_event(run, crash(5, 6))
     assert read_history(run)[-1] == crash(5, 6)
-    run.ledger.write_bytes(run.ledger.read_bytes()[:-cut])
-    ledger = HistoryFile(run)
-    ledger.track(start(5, 7))
-    ledger.close()
-    lines = run.ledger.read_text(encoding="utf-8").splitlines()
+    run.history.write_bytes(run.history.read_bytes()[:-cut])
+    history = HistoryFile(run)
+    history.track(start(5, 7))
+    history.close()
+    lines = run.history.read_text(encoding="utf-8").splitlines()
     assert json.loads(lines[-1])["event"] == "RunStarted"
     assert read_history(run)[-1] == start(5, 7)
 
@@ -191,25 +191,25 @@ def test_a_torn_last_line_is_mended(run: RunDirectory, cut: int) -> None:
 def test_lines_that_are_no_entries_are_left_out(run: RunDirectory) -> None:
     strange = ["", "[]", "7", '{"event": "RunFinished"}', '{"event": "New", "step": 1}', "[" * 100_000]
     strange.append('{"event": "RunCrashed", "step": "x", "reason": "", "time": 1}')
-    run.ledger.write_text("\n".join([*strange, to_json(finish(5, 5)), "\x00"]), encoding="utf-8")
+    run.history.write_text("\n".join([*strange, to_json(finish(5, 5)), "\x00"]), encoding="utf-8")
     assert read_history(run) == [finish(5, 5)]
 
 
 def test_a_full_disk_does_not_end_training_and_leaves_no_hole(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger = HistoryFile(run)
-    ledger.track(start(0, 0))
+    history = HistoryFile(run)
+    history.track(start(0, 0))
     with monkeypatch.context() as patched:
 
         def refuse(*_given: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         patched.setattr(os, "write", refuse)
-        ledger.track(skip(3, 3))
+        history.track(skip(3, 3))
         assert len(read_history(run)) == 1
-    ledger.track(finish(5, 5))
-    ledger.close()
+    history.track(finish(5, 5))
+    history.close()
     assert [entry.step for entry in read_history(run)] == [0, 3, 5]
     assert "No space left" in capsys.readouterr().err
 
@@ -235,7 +235,9 @@ def test_goodput_counts_the_time_of_kept_steps(run: RunDirectory) -> None:
         skipped=0,
     )
     text = describe_goodput(goodput)
-    assert text.startswith("goodput 80.0%: 0:01:40 of 0:02:05 running went into steps that were kept; 4.0 s into eval")
+    assert text.startswith(
+        "goodput 80.0%: 0:01:40 of 0:02:05 running time went into steps that were kept; 4.0 s into eval"
+    )
     assert "10 steps lost, 1 restart, 0 rollbacks, 0 updates skipped; 52.6% of the 0:03:10 since the first" in text
 
 
@@ -265,11 +267,11 @@ def test_rollbacks_and_skips_are_counted_and_their_steps_lost(run: RunDirectory)
     assert goodput.running_seconds == 16.0
 
 
-def test_goodput_of_a_run_that_is_under_way_counts_to_its_last_sign(run: RunDirectory) -> None:
+def test_goodput_of_a_run_that_is_under_way_counts_to_its_last_activity(run: RunDirectory) -> None:
     track(run, 0, [start(0, 0), log(1, 4), log(2, 8)])
     goodput = make_goodput(run)
     assert (goodput.wall_seconds, goodput.running_seconds, goodput.kept_seconds) == (8.0, 8.0, 2.0)
-    assert "no word of its end so far" in describe_history(run)
+    assert "no end recorded yet" in describe_history(run)
     assert len(read_history(run)) == 1, "reading must not write"
 
 
@@ -291,7 +293,7 @@ def test_the_life_of_a_run_is_told_in_plain_words(run: RunDirectory) -> None:
         changes=["max_lr: 0.001 -> 0.0005"],
     )
     write(
-        run.ledger,
+        run.history,
         [
             start(0, 0, **told),
             skip(55, 50),
@@ -325,8 +327,8 @@ def test_the_life_of_a_run_is_told_in_plain_words(run: RunDirectory) -> None:
         "now 2 ranks on CPU, before 1 rank on CPU",
         "config changed: max_lr: 0.001 -> 0.0005",
         "code changed since the last start",
-        "went back from step 911 to 900: loss 9.21 is far above 3.1; windows 7,280 to 7,295 are left out",
-        "went back from step 901 to 900: loss not finite, gradient norm 4",
+        "rolled back from step 911 to 900: loss 9.21 is far above 3.1; windows 7,280 to 7,295 are skipped",
+        "rolled back from step 901 to 900: loss not finite, gradient norm 4",
         "stopped by SIGINT at step 1,000",
         "resumed from step 1,000 (step_001000)",
         "gave up at step 1,001: loss 9; steps 1 to 1,001 were lost",
@@ -337,8 +339,8 @@ def test_the_life_of_a_run_is_told_in_plain_words(run: RunDirectory) -> None:
     assert lines[-1].startswith("goodput ")
 
 
-def test_a_run_without_a_ledger_is_told_in_a_sentence(run: RunDirectory) -> None:
-    assert "has no ledger" in describe_history(run)
+def test_a_run_without_a_history_is_described_in_a_sentence(run: RunDirectory) -> None:
+    assert "has no history" in describe_history(run)
 
 
 def test_whoever_watches_over_a_run_needs_no_torch() -> None:
@@ -346,7 +348,7 @@ def test_whoever_watches_over_a_run_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=make_environment(), check=False).returncode == 0
 
 
-def test_the_ledger_of_a_run_killed_and_resumed(tmp_path: Path, text_file: Path, gptmill: GptMill) -> None:
+def test_the_history_of_a_run_killed_and_resumed(tmp_path: Path, text_file: Path, gptmill: GptMill) -> None:
     gptmill("prepare", text_file, "--tokenizer", "byte", "--out", "words")
     flags = ["--data_dir", "words", *TINY_FLAGS, "--checkpoint_freq", "20", "--eval_freq", "1000", "--run_name", "r"]
     process = subprocess.Popen(

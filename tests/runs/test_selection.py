@@ -9,7 +9,7 @@ from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.selection import has_checkpoints, list_candidates, load_chosen
 from gptmill.runs.checkpoints.storage import save_checkpoint
-from gptmill.runs.checkpoints.tiers import BACKUP, BEST, LATEST, link_tiers, make_rolling_name, point
+from gptmill.runs.checkpoints.tiers import BACKUP, BEST, LATEST, link_tier, link_tiers, make_rolling_name
 
 GROUPS = ("model",)
 
@@ -35,7 +35,7 @@ def names(folder: Path, wanted: str = "latest") -> list[str]:
 def test_latest_is_tried_first_then_its_backup_then_the_others_from_the_newest_on(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         save(tmp_path, step)
-    point(tmp_path, BACKUP, tmp_path / "step_000010")
+    link_tier(tmp_path, BACKUP, tmp_path / "step_000010")
     assert names(tmp_path) == ["step_000040", "step_000010", "step_000030", "step_000020"]
     chosen = load_chosen(tmp_path, "latest", GROUPS)
     assert (chosen.path, chosen.complaints) == (tmp_path / "step_000040", [])
@@ -70,7 +70,7 @@ def test_damaged_ones_are_passed_over_and_complained_about(tmp_path: Path) -> No
 def test_where_none_is_sound_every_complaint_is_told(tmp_path: Path) -> None:
     for step in (10, 20):
         flip_last_bit(save(tmp_path, step))
-    with pytest.raises(UserError, match=r"(?s)step_000020.*step_000010.*no sound checkpoint"):
+    with pytest.raises(UserError, match=r"(?s)step_000020.*step_000010.*no valid checkpoint"):
         load_chosen(tmp_path, "latest", GROUPS)
 
 
@@ -102,7 +102,7 @@ def test_of_a_step_saved_twice_the_one_with_a_tier_is_meant(tmp_path: Path) -> N
     save(tmp_path, 20, link=False)
     second = save(tmp_path, 20, link=False)
     assert names(tmp_path, "20") == [second.name, "step_000020"]
-    point(tmp_path, LATEST, tmp_path / "step_000020")
+    link_tier(tmp_path, LATEST, tmp_path / "step_000020")
     assert names(tmp_path, "20") == ["step_000020", second.name]
 
 
@@ -122,7 +122,7 @@ def test_folders_from_before_tiers_are_taken_from_the_newest_step_on(tmp_path: P
 @pytest.mark.parametrize("wanted", ["latest", "best", "10"])
 def test_where_there_is_none_it_says_so(tmp_path: Path, wanted: str) -> None:
     assert not has_checkpoints(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="no checkpoint to go on from"):
+    with pytest.raises(UserError, match="no checkpoint to resume from"):
         load_chosen(tmp_path / "nowhere", wanted, GROUPS)
     save(tmp_path, 10)
     assert has_checkpoints(tmp_path)

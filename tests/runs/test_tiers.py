@@ -16,11 +16,11 @@ from gptmill.runs.checkpoints.tiers import (
     BEST,
     LATEST,
     find_unlinked,
+    link_tier,
     link_tiers,
     make_epoch_name,
     make_milestone_name,
     make_rolling_name,
-    point,
     prune,
     read_tiers,
 )
@@ -219,7 +219,7 @@ def test_a_folder_in_a_tiers_place_is_moved_aside(tmp_path: Path) -> None:
     (tmp_path / LATEST).unlink()
     (tmp_path / LATEST).mkdir()
     (tmp_path / LATEST / "mine").touch()
-    point(tmp_path, LATEST, tmp_path / "step_000010")
+    link_tier(tmp_path, LATEST, tmp_path / "step_000010")
     assert names(tmp_path)[LATEST] == "step_000010"
     assert (tmp_path / "latest.old_1" / "mine").exists()
 
@@ -310,7 +310,7 @@ def test_pruning_refuses_to_delete_what_may_be_the_last_sound_one(tmp_path: Path
 def test_a_folder_left_from_a_past_that_was_given_up_is_not_taken_for_an_unlinked_one(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, make_checkpoint(30))
     save_checkpoint(tmp_path, make_checkpoint(20))
-    point(tmp_path, LATEST, tmp_path / "step_000020")
+    link_tier(tmp_path, LATEST, tmp_path / "step_000020")
     assert find_unlinked(tmp_path) == []
     save_checkpoint(tmp_path, make_checkpoint(25))
     save_checkpoint(tmp_path, make_checkpoint(22))

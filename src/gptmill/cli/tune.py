@@ -14,7 +14,7 @@ from gptmill.config.requests import TuneRequest
 from gptmill.config.serialization import format_flags, make_extension
 
 if TYPE_CHECKING:
-    from gptmill.experiments.tune.search import Result
+    from gptmill.experiments.tune.search import TrialResult
     from gptmill.experiments.tune.tuner import Tuning
 
 SUMMARY = """\
@@ -66,15 +66,15 @@ def print_tuning(tuning: Tuning, recipe: str | None, flags: dict[str, Any], requ
         print_line(make_command(str(path), {}, threads, request.ranks))
 
 
-def make_table(results: list[Result], best: Result | None) -> list[str]:
+def make_table(results: list[TrialResult], best: TrialResult | None) -> list[str]:
     """The lines of a table with one row per trial."""
     return format_table(COLUMNS, [make_row(result, is_best=result is best) for result in results], LEFT_ALIGNED)
 
 
-def make_row(result: Result, *, is_best: bool) -> list[str]:
+def make_row(result: TrialResult, *, is_best: bool) -> list[str]:
     return [
         result.setting.describe(),
-        f"{result.tokens_per_second:,.0f}" if result.is_sound else "-",
+        f"{result.tokens_per_second:,.0f}" if result.has_succeeded else "-",
         "-" if result.mfu is None else f"{result.mfu:.1%}",
         f"{result.memory_gb:.2f} GB" if result.memory_gb else "-",
         f"best; {result.note}" if is_best else result.note,

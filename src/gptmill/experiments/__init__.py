@@ -1,1 +1,1 @@
-"""Many short runs, each a process of its own: tune, bench, resume checks, and the supervisor that restarts a run."""
+"""Runs as child processes: tune, bench and resume check, and the supervisor that restarts a crashed run."""

@@ -1,4 +1,4 @@
-"""Which code a run was trained by: its own files, whatever the version says."""
+"""A fingerprint of the source code that trains a run, more precise than the version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gptmill
 
 
 def make_code_fingerprint() -> str:
-    """The first digits of a checksum over gptmill's source files and their names."""
+    """Returns the first 12 hex digits of a SHA-256 over gptmill's source files and their names."""
     folder = Path(gptmill.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints: config, values, and every tensor, of which one at a time is in memory."""
+"""Compares two checkpoints: config, values and tensors, with one pair of tensors in memory at a time."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from gptmill.config.renamed import use_current_names
 from gptmill.runs.checkpoints.manifest import read_manifest
 from gptmill.runs.checkpoints.storage import find_damage
 
-PIECE_NUMBERS = 1 << 20  # of a tensor that are compared at once
-NAMED_TENSORS = 10  # that differ most
+CHUNK_ELEMENTS = 1 << 20  # compared at once
+MAX_LISTED = 10
 ABSENT = "absent"
 
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How far apart two tensors of one name are."""
+    """The difference between two tensors of the same name."""
 
     name: str
     max_abs: float
-    """Largest difference of two numbers; infinite where only one of them is finite."""
+    """Largest absolute difference of two elements; infinite if only one of them is finite."""
     norm_change: float
-    """Change of the norm, relative to the first one's."""
-    alike: int = 1
-    """Tensors that differ by exactly as much, such as an optimizer's counters; this is the first of them."""
+    """Relative change of the norm."""
+    count: int = 1
+    """How many tensors differ by exactly this much, such as optimizer step counters; this is the first of them."""
 
 
 @dataclass(frozen=True)
 class GroupComparison:
-    """One file of tensors in both checkpoints."""
+    """One safetensors file in both checkpoints."""
 
     name: str
     identical: int
-    """Tensors of which every bit is the same."""
+    """Bit-identical tensors."""
     differing: int
-    """Tensors of the same shape with other numbers in them."""
+    """Tensors of the same shape and dtype with different values."""
     largest: list[TensorDifference]
-    """Those that differ most, the furthest first."""
+    """The largest differences, in descending order."""
     reshaped: list[str]
-    """Tensors of another shape or type, as NAME: OLD -> NEW."""
+    """Tensors of different shape or dtype, as NAME: OLD -> NEW."""
     missing: list[str]
-    """Names that only the first checkpoint has."""
+    """Names only in the first checkpoint."""
     new: list[str]
-    """Names that only the second checkpoint has."""
+    """Names only in the second checkpoint."""
 
     @property
     def total(self) -> int:
@@ -62,14 +62,14 @@ class GroupComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two checkpoints, the second seen from the first."""
+    """The differences of a second checkpoint from a first."""
 
     first: Path
     second: Path
     config: list[str]
-    """Settings that differ, as NAME: OLD -> NEW."""
+    """Config differences, as NAME: OLD -> NEW."""
     values: list[str]
-    """The same of everything else that is not a tensor: step, losses, data position, versions."""
+    """Differences in the other values: step, losses, data position, versions."""
     groups: list[GroupComparison]
 
     @property
@@ -82,53 +82,57 @@ class Comparison:
 
     @property
     def has_same_tensors(self) -> bool:
-        """Every tensor of either checkpoint is in the other, bit for bit."""
+        """Whether both checkpoints have the same tensors, bit for bit."""
         return self.identical == self.tensors
 
     @property
     def largest(self) -> TensorDifference | None:
-        """The tensor that differs most, of those that both have."""
+        """The largest difference between tensors that both have."""
         return max((group.largest[0] for group in self.groups if group.largest), key=_rank, default=None)
 
 
 def compare_checkpoints(first: Path, second: Path) -> Comparison:
-    """Raises UserError for a checkpoint that cannot be read. Checksums of tensors are left to `verify`."""
+    """Compares two checkpoints; raises UserError if one cannot be read. Does not verify tensor checksums."""
     for path in (first, second):
         if damage := find_damage(path, thorough=False):
             raise UserError(damage)
-    one, other = read_manifest(first), read_manifest(second)
-    before, after = dict(one.values), dict(other.values)
+    old, new = read_manifest(first), read_manifest(second)
+    before, after = dict(old.values), dict(new.values)
     config = _list_changes(*(use_current_names(values.pop("config", {})) for values in (before, after)))
-    values = _list_changes({"step": one.step, **before}, {"step": other.step, **after})
+    values = _list_changes({"step": old.step, **before}, {"step": new.step, **after})
     groups = [
-        _compare_files(first / name if name in one.files else None, second / name if name in other.files else None)
-        for name in sorted({**one.files, **other.files})
+        _compare_files(first / name if name in old.files else None, second / name if name in new.files else None)
+        for name in sorted({**old.files, **new.files})
     ]
     return Comparison(first, second, config, values, groups)
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """All of it for people, a difference a line."""
+    """Describes the comparison, one difference per line."""
     lines = [f"{comparison.first} -> {comparison.second}"]
     for title, changes in (("config", comparison.config), ("values", comparison.values)):
         lines.append(f"{title}: " + ("the same" if not changes else f"{len(changes):,} differ"))
         lines += [f"  {change}" for change in changes]
     for group in comparison.groups:
         lines.append(f"{group.name}: {group.identical:,} of {group.total:,} tensors are bit-identical")
-        listed = (("only in the first", group.missing), ("only in the second", group.new), ("other", group.reshaped))
+        listed = (
+            ("only in the first", group.missing),
+            ("only in the second", group.new),
+            ("reshaped", group.reshaped),
+        )
         for title, names in listed:
-            lines += [f"  {title}: {name}" for name in names[:NAMED_TENSORS]]
-            lines += [f"  {title}: {len(names) - NAMED_TENSORS:,} more"] if len(names) > NAMED_TENSORS else []
+            lines += [f"  {title}: {name}" for name in names[:MAX_LISTED]]
+            lines += [f"  {title}: {len(names) - MAX_LISTED:,} more"] if len(names) > MAX_LISTED else []
         for item in group.largest:
-            alike = f" and {item.alike - 1:,} more" if item.alike > 1 else ""
-            lines.append(f"  {item.name}{alike}: by up to {item.max_abs:.3g}, norm by {item.norm_change:+.3%}")
-        unnamed = group.differing - sum(item.alike for item in group.largest)
-        lines += [f"  {unnamed:,} more that differ less"] if unnamed else []
+            more = f" and {item.count - 1:,} more" if item.count > 1 else ""
+            lines.append(f"  {item.name}{more}: by up to {item.max_abs:.3g}, norm by {item.norm_change:+.3%}")
+        unlisted = group.differing - sum(item.count for item in group.largest)
+        lines += [f"  {unlisted:,} more that differ less"] if unlisted else []
     return "\n".join(lines)
 
 
 def _compare_files(first: Path | None, second: Path | None) -> GroupComparison:
-    """A checkpoint that has no such file has none of its tensors."""
+    """Compares two files; None for a checkpoint without the file, and so without its tensors."""
     group = (first or second or Path()).stem
     with ExitStack() as stack:
         one, other = _open(first, stack), _open(second, stack)
@@ -150,12 +154,12 @@ def _compare_files(first: Path | None, second: Path | None) -> GroupComparison:
 
 def _choose_largest(differing: list[TensorDifference]) -> list[TensorDifference]:
     ranked = groupby(sorted(differing, key=_rank, reverse=True), _rank)
-    distinct = [list(alike) for _, alike in ranked]
-    return [replace(alike[0], alike=len(alike)) for alike in distinct[:NAMED_TENSORS]]
+    groups = [list(equal) for _, equal in ranked]
+    return [replace(group[0], count=len(group)) for group in groups[:MAX_LISTED]]
 
 
 def _open(path: Path | None, stack: ExitStack) -> Any:
-    """The file, which reads tensors when they are asked for."""
+    """Opens a file for reading tensors one by one."""
     if path is None:
         return None
     try:
@@ -165,30 +169,30 @@ def _open(path: Path | None, stack: ExitStack) -> Any:
 
 
 def _measure(name: str, a: Tensor, b: Tensor) -> TensorDifference | None:
-    """None for tensors that are the same bit for bit, which zeros of either sign and equal NaNs need not be."""
-    is_same, furthest, norm_a, norm_b = True, 0.0, 0.0, 0.0
-    for piece_a, piece_b in _pair_pieces(a, b):
-        is_same = is_same and bool(piece_a.view(torch.uint8).equal(piece_b.view(torch.uint8)))
-        x, y = piece_a.double(), piece_b.double()
+    """Returns None for bit-identical tensors. Zeros of different sign, or different NaNs, are not identical."""
+    is_same, max_abs, norm_a, norm_b = True, 0.0, 0.0, 0.0
+    for chunk_a, chunk_b in _pair_chunks(a, b):
+        is_same = is_same and bool(chunk_a.view(torch.uint8).equal(chunk_b.view(torch.uint8)))
+        x, y = chunk_a.double(), chunk_b.double()
         distance = (x - y).abs()
-        distance[(x == y) | (x.isnan() & y.isnan())] = 0.0  # infinities too
-        furthest = max(furthest, float(distance.nan_to_num(nan=math.inf, posinf=math.inf).max()))
+        distance[(x == y) | (x.isnan() & y.isnan())] = 0.0  # equal infinities too
+        max_abs = max(max_abs, float(distance.nan_to_num(nan=math.inf, posinf=math.inf).max()))
         norm_a, norm_b = math.hypot(norm_a, float(x.norm())), math.hypot(norm_b, float(y.norm()))
     if is_same:
         return None
     change = (norm_b - norm_a) / norm_a if norm_a else math.inf if norm_b else 0.0
-    return TensorDifference(name, furthest, change)
+    return TensorDifference(name, max_abs, change)
 
 
-def _pair_pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    for piece_a, piece_b in zip(a.reshape(-1).split(PIECE_NUMBERS), b.reshape(-1).split(PIECE_NUMBERS), strict=True):
-        if piece_a.numel():
-            yield piece_a, piece_b
+def _pair_chunks(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for chunk_a, chunk_b in zip(a.reshape(-1).split(CHUNK_ELEMENTS), b.reshape(-1).split(CHUNK_ELEMENTS), strict=True):
+        if chunk_a.numel():
+            yield chunk_a, chunk_b
 
 
 def _rank(difference: TensorDifference) -> tuple[float, float]:
     change = abs(difference.norm_change)
-    return difference.max_abs, math.inf if math.isnan(change) else change  # NaN would not sort
+    return difference.max_abs, math.inf if math.isnan(change) else change  # NaN has no order
 
 
 def _describe_shape(tensor: Tensor) -> str:
@@ -196,7 +200,7 @@ def _describe_shape(tensor: Tensor) -> str:
 
 
 def _list_changes(before: Any, after: Any) -> list[str]:
-    """NAME: OLD -> NEW for every leaf that differs; names of nested ones are joined by dots."""
+    """Returns NAME: OLD -> NEW for every leaf that differs; nested names are joined by dots."""
     old, new = dict(_list_leaves(before)), dict(_list_leaves(after))
     return [
         f"{name}: {_shorten(old, name)} -> {_shorten(new, name)}"
@@ -214,6 +218,6 @@ def _list_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shorten(values: dict[str, Any], name: str) -> str:
-    """A value on one line: a band of losses or an alphabet would fill pages."""
+    """Returns a value in at most 60 characters: a loss history or a vocabulary would fill pages."""
     text = str(values[name]) if name in values else ABSENT
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text):,} characters)"

@@ -1,10 +1,12 @@
-"""runs/NAME/: where a run's files lie."""
+"""runs/NAME/: the directory of a run, the paths in it, and the lock on it."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -15,14 +17,14 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config
 from gptmill.config.serialization import dump_toml
-from gptmill.data.files import write_durably
+from gptmill.data.files import hold_lock, write_durably
 
 TIMESTAMP = "%Y%m%d_%H%M%S"
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The folder of one run, and the names inside it."""
+    """The directory of one run, and the paths in it."""
 
     path: Path
 
@@ -35,7 +37,7 @@ class RunDirectory:
         return self.path / "events.jsonl"
 
     @property
-    def ledger(self) -> Path:
+    def history(self) -> Path:
         return self.path / "ledger.jsonl"
 
     @property
@@ -61,32 +63,31 @@ class RunDirectory:
     @property
     def has_checkpoints(self) -> bool:
         if self.checkpoints.exists() and not self.checkpoints.is_dir():
-            raise UserError(f"{self.checkpoints} is a file where checkpoints should be; move it away")
+            raise UserError(f"{self.checkpoints} is a file, but should be the folder of checkpoints; move it away")
         return self.checkpoints.is_dir() and any(self.checkpoints.glob("step_*"))
 
 
 def make_run_name(recipe: str | None, suffix: str = "") -> str:
-    """The default name of a new run: what it trains, and when it started."""
+    """Returns the default name of a new run: its recipe and the time."""
     return f"{_make_stem(recipe)}{suffix}_{time.strftime(TIMESTAMP)}"
 
 
 def find_free_name(logdir: str, name: str) -> str:
-    """The name, with a number behind it if runs were started in the same second."""
+    """Returns the name, with a number appended if it is taken, as by a run started in the same second."""
     names = (name if number == 1 else f"{name}_{number}" for number in count(1))
     return next(candidate for candidate in names if not (Path(logdir) / candidate).exists())
 
 
 def check_unused(run: RunDirectory) -> None:
-    """Raises UserError for a run that has something to lose."""
+    """Raises UserError for a run that has checkpoints."""
     if run.has_checkpoints:
         raise UserError(
-            f"run {run.path} already has checkpoints; add --resume latest to go on with it, "
-            f"or choose another --run_name"
+            f"run {run.path} already has checkpoints; add --resume latest to continue it, or choose another --run_name"
         )
 
 
 def create_run(logdir: str, name: str, config: RunConfig) -> RunDirectory:
-    """A new run's folder with its config."""
+    """Creates the directory of a new run, with its config."""
     run = RunDirectory(Path(logdir) / name)
     check_unused(run)
     try:
@@ -101,12 +102,25 @@ def create_run(logdir: str, name: str, config: RunConfig) -> RunDirectory:
     return run
 
 
+@contextmanager
+def lock_run(run: RunDirectory) -> Iterator[None]:
+    """Locks the run until the context is left or this process dies; raises UserError if another process holds it."""
+    held = f"run {run.path} is being trained by another process; wait for it, or choose another --run_name"
+    with ExitStack() as stack:
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(hold_lock(run.path / ".lock", held))
+        except OSError as error:
+            raise UserError(f"cannot write {run.path}: {error.strerror or error}; choose another --logdir") from None
+        yield
+
+
 def save_config(run: RunDirectory, config: RunConfig) -> None:
     write_durably(run.config, dump_toml(config))
 
 
 def find_run(name_or_path: str, logdir: str) -> RunDirectory:
-    """The existing run of that name or path."""
+    """Returns the existing run with this name or path."""
     for path in (Path(logdir) / name_or_path, Path(name_or_path)):
         if (path / "config.toml").is_file():
             return RunDirectory(path if path.name else path.resolve())
@@ -116,19 +130,19 @@ def find_run(name_or_path: str, logdir: str) -> RunDirectory:
 
 
 def choose_run(recipe: str | None, flags: dict[str, Any]) -> RunDirectory:
-    """The existing run that was named, or the newest of the recipe."""
+    """Returns the run named by `run_name`, or the newest run of the recipe."""
     tracking = build_config(TrackingConfig, {**(load_recipe(recipe) if recipe else {}), **flags})
     name, logdir = tracking.run_name, tracking.logdir
     return find_run(name, logdir) if name else find_newest_run(logdir, recipe)
 
 
 def find_newest_run(logdir: str, recipe: str | None) -> RunDirectory:
-    """The run started last; of the recipe, by the names that `make_run_name` gives, if one is given."""
+    """Returns the run started last; with a recipe, among the runs named after it by `make_run_name`."""
     pattern = re.compile(rf"{re.escape(_make_stem(recipe))}_\d{{8}}_\d{{6}}(_\d+)?" if recipe else ".*")
     runs = [run for run in list_runs(logdir) if pattern.fullmatch(run.path.name)]
     if not runs:
         kind = f" of recipe {recipe}" if recipe else ""
-        raise UserError(f"no run{kind} in {logdir}/ to go on with; name one with --run_name, or leave out --resume")
+        raise UserError(f"no run{kind} in {logdir}/ to resume; name one with --run_name, or leave out --resume")
     return max(runs, key=lambda run: run.config.stat().st_mtime)
 
 
@@ -137,5 +151,5 @@ def _make_stem(recipe: str | None) -> str:
 
 
 def list_runs(logdir: str) -> list[RunDirectory]:
-    """Every run inside a folder."""
+    """Returns every run in a log directory."""
     return [RunDirectory(path.parent) for path in sorted(Path(logdir).glob("*/config.toml"))]

@@ -1,13 +1,13 @@
-"""Text that a model wrote, made fit to be shown: every tracker, browser and terminal gets it right.
+"""Sanitises generated text for display, so that every terminal, tracker and browser renders it correctly.
 
-For eyes only. What a run keeps, its events and samples, and what it trains on are never changed.
+For display only: events, samples on disk and training data are never changed.
 """
 
 from __future__ import annotations
 
 import unicodedata
 
-MARK = "·"  # in the place of what would move a terminal's cursor, or could not be read
+MARK = "·"  # replaces control characters and undecodable bytes
 PLAIN = {
     **dict.fromkeys("‘’‚‛′‹›", "'"),
     **dict.fromkeys("“”„‟″«»", '"'),
@@ -16,15 +16,15 @@ PLAIN = {
     **dict.fromkeys("•‣⁃∙◦●▪", "*"),
     **dict.fromkeys("⁄∕", "/"),
     "…": "...",
-    **dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", ""),  # have no width
+    **dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", ""),  # zero width
 }
-# Letters that are not an ASCII letter and an accent to Unicode, and the signs that gptmill draws with.
+# Letters that Unicode does not decompose into an ASCII letter and an accent, and what gptmill draws with.
 ASCII = {"ß": "ss", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d"}
 ASCII |= {MARK: ".", "─": "-"}
 
 
 def make_plain(text: str, encoding: str = "utf-8") -> str:
-    """The text with plain quotes, dashes and spaces, and nothing invisible; letters stay if `encoding` has them."""
+    """Returns the text with ASCII quotes, dashes and spaces, nothing invisible, and only characters of `encoding`."""
     plain = text.replace("\r\n", "\n").translate(_CHARACTERS)
     if can_hold(plain, encoding):
         return plain
@@ -32,7 +32,7 @@ def make_plain(text: str, encoding: str = "utf-8") -> str:
 
 
 def make_writable(text: str, encoding: str | None) -> str:
-    """The text as it is wherever `encoding` can hold it, else plain; a stream without encoding takes anything."""
+    """Returns the text unchanged if `encoding` can hold it or is None, else made plain."""
     return text if encoding is None or can_hold(text, encoding) else make_plain(text, encoding)
 
 
@@ -45,17 +45,17 @@ def can_hold(text: str, encoding: str) -> bool:
 
 
 class _Characters(dict[int, str]):
-    """What stands for each code point; filled as they come."""
+    """Maps each code point to its replacement; filled on demand."""
 
     def __missing__(self, code: int) -> str:
-        self[code] = shown = _show(chr(code))
-        return shown
+        self[code] = replacement = _replace(chr(code))
+        return replacement
 
 
 _CHARACTERS = _Characters()
 
 
-def _show(character: str) -> str:
+def _replace(character: str) -> str:
     if character in PLAIN:
         return PLAIN[character]
     if character in "\n\t":
@@ -71,7 +71,7 @@ def _show(character: str) -> str:
 
 
 def _spell(character: str, encoding: str) -> str:
-    """A character without its accents if that is what the encoding lacks, else a question mark."""
+    """Returns the character without its accents if the encoding can hold that, else a question mark."""
     if can_hold(character, encoding):
         return character
     parts = ASCII.get(character) or unicodedata.normalize("NFKD", character)

@@ -1,6 +1,6 @@
-"""What happens in a run. Every tracker is fed the same events; readers of a run need events.jsonl alone.
+"""The events of a run. Every tracker receives the same events; events.jsonl is all that readers of a run need.
 
-Step n is the n-th optimizer update. An event of step n tells of the run after that update.
+Step n is the n-th optimizer update. An event of step n describes the run after that update.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import time
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from gptmill.runs.finite import replace_non_finite
-
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened, and after how many steps."""
+    """Base class: the step after which something happened, and the time."""
 
     step: int
     time: float = field(default_factory=time.time, kw_only=True)
@@ -24,7 +22,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """A process began to train, at its first step or resumed."""
+    """A process started to train, from the first step or resumed."""
 
     run: str
     max_steps: int
@@ -39,32 +37,32 @@ class RunStarted(Event):
     torch_version: str
     val_loss: float | None
     code: str = ""
-    """Fingerprint of gptmill's own source."""
+    """Fingerprint of gptmill's source code."""
     data: str = ""
     """Checksum of the corpora."""
     resumed_from: str = ""
-    """The checkpoint that this process went on from; empty for a run that begins."""
+    """The checkpoint that this process resumed from; empty for a new run."""
     parent: str = ""
-    """The checkpoint of another run that this run began from."""
+    """The checkpoint of another run that this run was initialised from."""
     total_tokens: int = 0
-    """Of all steps, whatever the batches of the first ones."""
+    """Tokens of all steps, batch-size warm-up included."""
     changes: list[str] = field(default_factory=list)
-    """What is different in the config since the last start."""
+    """Config changes since the last start."""
     optimizer: str = ""
-    """Its groups of parameters, in a line."""
+    """The parameter groups, in one line."""
     layout: str = ""
     """Which other software can load the model, or what prevents it."""
     active_parameters: int = 0
-    """Those that one token meets, where that is not all of them."""
+    """Parameters used per token, if not all of them (mixture of experts)."""
     flops_per_token: float = 0.0
-    """Floating-point operations of a trained token in a window of full length, forward and backward."""
+    """FLOPs per trained token at full context length, forward and backward."""
     peak_tflops: float | None = None
-    """TFLOP/s that one device could reach in the run's number format; None where that is not known."""
+    """Peak TFLOP/s of one device in the run's precision; None if unknown."""
 
 
 @dataclass(frozen=True)
 class StepLogged(Event):
-    """One optimizer step, measured."""
+    """Metrics of one optimizer step."""
 
     epoch: float
     loss: float
@@ -73,36 +71,36 @@ class StepLogged(Event):
     tokens_per_second: float
     seconds_left: float
     data_wait: float = 0.0
-    """Share of the time in which training waited for data."""
+    """Fraction of the time spent waiting for data."""
     skipped: int = 0
-    """Updates skipped so far because they were not finite."""
+    """Updates skipped so far because the loss or gradient was not finite."""
     seconds: float = 0.0
-    """Time that the steps since the last logged one took."""
+    """Time of the steps since the last logged one."""
     by_corpus: dict[str, float] = field(default_factory=dict)
-    """Mean loss of each corpus by its address, where there are several."""
+    """Mean loss per corpus, by its URI, if there are several."""
     experts: dict[str, float] = field(default_factory=dict)
-    """Load of the busiest and the idlest expert, 1 for an even share; of a mixture of experts alone."""
+    """Load of the busiest and the idlest expert relative to an even share; mixture of experts only."""
     memory_gb: float = 0.0
-    """The most that the device's memory has held so far; 0 where that is not measured."""
+    """Peak device memory so far; 0 if not measured."""
     objective: float | None = None
-    """What is minimised, where that is not the loss alone."""
+    """The training objective, if it has auxiliary losses too."""
     tflops: float = 0.0
-    """TFLOP/s of each device, by the count of what its tokens need."""
+    """Model TFLOP/s per device."""
     mfu: float | None = None
-    """Model FLOPs utilisation: `tflops` as a share of what the device could reach; None where that is not known."""
+    """Model FLOPs utilisation: `tflops` as a fraction of the device's peak; None if that is unknown."""
 
 
 @dataclass(frozen=True)
 class EvalDone(Event):
-    """The validation split was scored."""
+    """The validation loss was computed."""
 
     val_loss: float
     tokens: int
     seconds: float
     by_corpus: dict[str, float] = field(default_factory=dict)
-    """Mean loss of each corpus by its address, where there are several."""
+    """Mean loss per corpus, by its URI, if there are several."""
     ema_loss: float | None = None
-    """The same loss of the averaged weights, where they are kept."""
+    """Validation loss of the EMA weights, if there are any."""
 
     @property
     def perplexity(self) -> float:
@@ -111,7 +109,7 @@ class EvalDone(Event):
 
 @dataclass(frozen=True)
 class SampleDrawn(Event):
-    """The model continued a prompt."""
+    """A sample was generated from a prompt."""
 
     prompt: str
     text: str
@@ -119,29 +117,29 @@ class SampleDrawn(Event):
 
 @dataclass(frozen=True)
 class CheckpointSaved(Event):
-    """A checkpoint is complete on the disk."""
+    """A checkpoint is complete on disk."""
 
     path: str
     size_bytes: int
     seconds: float
-    """From the start of the save until it was durable; training waited for `stalled_seconds` of it."""
+    """From the start of the save until it was durable; training was blocked for `stalled_seconds` of it."""
     stalled_seconds: float = 0.0
     tiers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class UpdateSkipped(Event):
-    """A loss or gradient that was not finite; the model stayed as it was."""
+    """The loss or gradient was not finite; the model was not updated."""
 
     loss: float
     grad_norm: float
     windows: list[int]
-    """First window of the step's data, and the one after its last."""
+    """The step's data: first window, and end (exclusive)."""
 
 
 @dataclass(frozen=True)
 class RolledBack(Event):
-    """The run went back to `step`, and will leave out `windows` from now on."""
+    """The run rolled back to `step` and skips `windows` from now on."""
 
     from_step: int
     reason: str
@@ -152,16 +150,16 @@ class RolledBack(Event):
 
 @dataclass(frozen=True)
 class Warned(Event):
-    """Something that the user should know of, while the run goes on."""
+    """Something that the user should know, while the run continues."""
 
     about: str
-    """disk, save, copy, guard, checkpoint or hang."""
+    """disk, save, copy (mirror), guard (loss spike), checkpoint or hang."""
     message: str
 
 
 @dataclass(frozen=True)
 class RunFinished(Event):
-    """The process ended by itself: at its last step, or because it was asked to stop."""
+    """The process ended by itself: at the last step, or because it was asked to stop."""
 
     reason: str
     seconds: float
@@ -169,7 +167,7 @@ class RunFinished(Event):
 
 @dataclass(frozen=True)
 class RunCrashed(Event):
-    """A process ended without a word; found by the supervisor, or at the next start."""
+    """A process ended without recording it; detected by the supervisor, or at the next start."""
 
     reason: str
 
@@ -192,7 +190,7 @@ EVENTS = {
 
 
 def to_json(event: Event) -> str:
-    """One line of events.jsonl."""
+    """Returns the event as a line of events.jsonl."""
     record: dict[str, Any] = {"event": type(event).__name__, **vars(event)}
     if isinstance(event, EvalDone):
         record["perplexity"] = event.perplexity
@@ -200,7 +198,7 @@ def to_json(event: Event) -> str:
 
 
 def from_json(line: str) -> Event | None:
-    """The event of a line, without fields that a newer gptmill added; None for an event that it added."""
+    """Returns the event of a line, ignoring fields that a newer gptmill added; None for an event that it added."""
     record: dict[str, Any] = json.loads(line)
     kind = EVENTS.get(record["event"])
     if kind is None:
@@ -209,8 +207,17 @@ def from_json(line: str) -> Event | None:
     return kind(**{item.name: _restore_nan(record[item.name], str(item.type)) for item in known})
 
 
+def replace_non_finite(value: Any) -> Any:
+    """Returns the value with null in place of NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: replace_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replace_non_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _restore_nan(value: Any, hint: str) -> Any:
-    """NaN where the line has null for want of it."""
+    """Returns NaN for a null that stands for a float."""
     if hint == "dict[str, float]":
         return {key: _restore_nan(item, "float") for key, item in value.items()} if isinstance(value, dict) else {}
     return math.nan if value is None and hint == "float" else value

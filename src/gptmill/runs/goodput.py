@@ -1,4 +1,4 @@
-"""Goodput: how much of a run's time went into steps that are still part of it."""
+"""Goodput: the share of a run's time spent on steps that were not lost to a crash or a rollback."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone, Event, RolledBack, StepLogged, UpdateSkipped
-from gptmill.runs.history import find_crash, read_event_lines, read_history, split_processes
+from gptmill.runs.history import find_crash, read_history, split_processes
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """Where the time of a run went, as far as its files tell."""
+    """Where the time of a run went, according to its files."""
 
     wall_seconds: float
-    """From the first start to the last sign of life."""
+    """From the first start to the last activity."""
     running_seconds: float
-    """Of that, with a process at work."""
+    """Of the wall time, with a process running."""
     kept_seconds: float
-    """Of that, in steps that were not lost."""
+    """Of the running time, in steps that were not lost."""
     evaluation_seconds: float
     """Of the running time, in evaluations that were not lost."""
     lost_steps: int
-    """Steps that a later start or a rollback went back behind."""
+    """Steps that a later start or a rollback discarded."""
     restarts: int
     rollbacks: int
     skipped: int
-    """Updates left out because they were not finite."""
+    """Updates skipped because the loss or gradient was not finite."""
 
     @property
     def share_of_running(self) -> float:
@@ -40,18 +41,18 @@ class Goodput:
 
 
 def make_goodput(run: RunDirectory) -> Goodput:
-    """From the ledger, which has every start, and the events, which have every kept step once."""
-    entries, events = read_history(run), read_event_lines(run.events)
-    unspoken = find_crash(run)  # of a process that is still at work, too
-    if unspoken is not None:
-        entries.append(unspoken)
+    """Computes the goodput from the history, which has every start, and the events, which have every kept step once."""
+    entries, events = read_history(run), read_events(run.events, missing_ok=True)
+    crash = find_crash(run)  # a process that is still running counts as ending now
+    if crash is not None:
+        entries.append(crash)
     processes = split_processes(entries)
     running = sum(max(0.0, process[-1].time - process[0].time) for process in processes)
     evaluation = sum(event.seconds for event in events if isinstance(event, EvalDone) and math.isfinite(event.seconds))
     return Goodput(
         wall_seconds=max(0.0, processes[-1][-1].time - processes[0][0].time) if processes else 0.0,
         running_seconds=running,
-        # What the steps' speeds say is an estimate where their tokens vary.
+        # The seconds of a step are estimates where steps differ in their tokens.
         kept_seconds=min(sum(event.seconds for event in events if isinstance(event, StepLogged)), running),
         evaluation_seconds=evaluation,
         lost_steps=_count_lost(processes),
@@ -62,13 +63,13 @@ def make_goodput(run: RunDirectory) -> Goodput:
 
 
 def describe_goodput(goodput: Goodput) -> str:
-    """One sentence."""
+    """Describes the goodput in one sentence."""
     kept, running, wall, evaluation = map(
         format_seconds,
         (goodput.kept_seconds, goodput.running_seconds, goodput.wall_seconds, goodput.evaluation_seconds),
     )
     parts = [
-        f"goodput {goodput.share_of_running:.1%}: {kept} of {running} running went into steps that were kept",
+        f"goodput {goodput.share_of_running:.1%}: {kept} of {running} running time went into steps that were kept",
         f"{evaluation} into evaluations" if goodput.evaluation_seconds else "",
         f"{count(goodput.lost_steps, 'step')} lost, {count(goodput.restarts, 'restart')}, "
         f"{count(goodput.rollbacks, 'rollback')}, {count(goodput.skipped, 'update')} skipped",
@@ -81,8 +82,8 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
-def count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _count_lost(processes: list[list[Event]]) -> int:

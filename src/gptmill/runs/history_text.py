@@ -1,4 +1,4 @@
-"""The life of a run in plain words, a line for each thing that happened."""
+"""The run history as text, one line per entry."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ FINGERPRINT_CHARS = 8
 
 
 def describe_history(run: RunDirectory) -> str:
-    """Every start, end, crash, rollback, skipped update and warning, and the run's goodput."""
+    """Describes every start, end, crash, rollback, skipped update and warning, and the run's goodput."""
     entries = read_history(run)
     if not entries:
-        return f"run {run.path} has no ledger: it has not begun, or an older gptmill trained it"
+        return f"run {run.path} has no history: it has not started, or an older gptmill trained it"
     lines = []
-    before: RunStarted | None = None
+    previous: RunStarted | None = None
     position = 0
     for _, group in groupby(entries, _make_key):
         same = list(group)
         position += len(same)
         last = same[-1]
         if isinstance(last, RunStarted):
-            texts = _describe_start(last, before)
-            before = last
+            texts = _describe_start(last, previous)
+            previous = last
         else:
             texts = [_describe(same, entries[position:])]
         lines += [f"{_format_time(same[0].time)}  {text}" for text in texts]
-    sign = find_crash(run)
-    if sign is not None:
-        lines.append(f"{_format_time(sign.time)}  last sign of life, at step {sign.step:,}; no word of its end so far")
+    crash = find_crash(run)
+    if crash is not None:
+        lines.append(f"{_format_time(crash.time)}  last activity, at step {crash.step:,}; no end recorded yet")
     return "\n".join([*lines, describe_goodput(make_goodput(run))])
 
 
 def _make_key(entry: Event) -> object:
-    """Equal for entries that follow each other and say the same; a start or an end is like no other."""
+    """Returns a key that is equal for entries to be merged into one line; starts and ends are never merged."""
     if isinstance(entry, UpdateSkipped):
         return UpdateSkipped
     if isinstance(entry, Warned):
@@ -67,29 +67,28 @@ def _describe(same: list[Event], later: list[Event]) -> str:
     return f"{how} at step {entry.step:,}" + (f": {why}" if why else "") + _describe_lost(entry, later)
 
 
-def _describe_start(start: RunStarted, before: RunStarted | None) -> list[str]:
-    """What a first start began with; of a later one, what is different."""
-    if before is None or not start.resumed_from:
-        again = " again" if before is not None else ""
+def _describe_start(start: RunStarted, previous: RunStarted | None) -> list[str]:
+    """Describes the environment of a first start; of a later one, what changed."""
+    if previous is None or not start.resumed_from:
+        again = " again" if previous is not None else ""
         parent = f", from {start.parent}" if start.parent else ""
         prints = {"code": start.code[:FINGERPRINT_CHARS], "data": start.data[:FINGERPRINT_CHARS]}
         shown = [f"{name} {fingerprint}" for name, fingerprint in prints.items() if fingerprint]
-        lines = [f"started{again} at step {start.step:,}{parent}: " + ", ".join([*_list_circumstances(start), *shown])]
+        lines = [f"started{again} at step {start.step:,}{parent}: " + ", ".join([*_list_environment(start), *shown])]
     else:
-        place = f" ({Path(start.resumed_from).name})" if start.resumed_from else ""
-        lines = [f"resumed from step {start.step:,}{place}"]
-        circumstances = _list_circumstances(start)
-        known = _list_circumstances(before) if before is not None else circumstances
-        lines += [f"now {new}, before {old}" for old, new in zip(known, circumstances, strict=True) if old != new]
+        checkpoint = f" ({Path(start.resumed_from).name})" if start.resumed_from else ""
+        lines = [f"resumed from step {start.step:,}{checkpoint}"]
+        environments = zip(_list_environment(previous), _list_environment(start), strict=True)
+        lines += [f"now {new}, before {old}" for old, new in environments if old != new]
     lines += [f"config changed: {change}" for change in start.changes]
     for name in ("code", "data"):
-        old, new = getattr(before, name, ""), getattr(start, name)
+        old, new = getattr(previous, name, ""), getattr(start, name)
         if old and new and old != new:
             lines.append(f"{name} changed since the last start")
     return lines
 
 
-def _list_circumstances(start: RunStarted) -> list[str]:
+def _list_environment(start: RunStarted) -> list[str]:
     return [
         f"gptmill {start.version}",
         f"torch {start.torch_version}",
@@ -100,14 +99,14 @@ def _list_circumstances(start: RunStarted) -> list[str]:
 
 def _describe_rollback(entry: RolledBack) -> str:
     numbers = f"loss {_format_number(entry.loss)}, gradient norm {_format_number(entry.grad_norm)}"
-    left_out = ""
+    skipped = ""
     if len(entry.windows) == 2 and entry.windows[1] > entry.windows[0]:
-        left_out = f"; windows {entry.windows[0]:,} to {entry.windows[1] - 1:,} are left out"
-    return f"went back from step {entry.from_step:,} to {entry.step:,}: {entry.reason or numbers}{left_out}"
+        skipped = f"; windows {entry.windows[0]:,} to {entry.windows[1] - 1:,} are skipped"
+    return f"rolled back from step {entry.from_step:,} to {entry.step:,}: {entry.reason or numbers}{skipped}"
 
 
 def _describe_lost(end: Event, later: list[Event]) -> str:
-    """The steps that the next start will not know of."""
+    """Describes the steps after the checkpoint that the next start resumed from."""
     start = next((entry for entry in later if isinstance(entry, RunStarted)), None)
     if start is None or start.step >= end.step:
         return ""

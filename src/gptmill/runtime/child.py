@@ -1,4 +1,7 @@
-"""A child process that gets each signal which this process gets, and whose last words are kept."""
+"""Child processes that die with this process: one that receives this process's signals, or one that runs apart.
+
+Knows nothing of what the children do.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -23,79 +27,128 @@ POLL_SECONDS = 0.05
 KEPT_LINES = 40
 MAX_INTERRUPTS = 3
 PIPE_SECONDS = 5.0
-SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+MAX_OOM_SCORE = "1000"
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a child ended: its exit code, negative for the signal that killed it, and its last words."""
+class ChildExit:
+    """How a child ended: its exit code, negative for the signal that killed it, and its last lines on stderr."""
 
     code: int
     last_lines: list[str]
 
 
-def run_child(command: list[str], relay: Relay) -> Ended:
-    """Runs it to its end. Standard output is this process' own; standard error is shown and its end kept."""
+def describe_exit(code: int) -> str:
+    """Describes an exit code, negative for a signal: "exit code 1" or "killed by SIGKILL"."""
+    if code >= 0:
+        return f"exit code {code}"
+    names = {int(number): number.name for number in signal.Signals}
+    return f"killed by {names.get(-code, f'signal {-code}')}"
+
+
+def run_child(command: Sequence[str], relay: SignalRelay) -> ChildExit:
+    """Runs a command to its end, sharing stdout; its stderr is passed through, and the last lines of it are kept."""
     sys.stdout.flush()
-    # The child has a process group of its own. So every signal, be it Ctrl-C of the terminal or one that was sent
-    # to this process alone, reaches it exactly once, by the relay; in one group Ctrl-C would come twice, which
-    # means "at once". And whatever the child leaves behind can be ended with it.
-    # In the background of the terminal it may write but not read: it has no standard input.
+    # The child gets its own process group, so that every signal, be it Ctrl-C from the terminal or one sent to this
+    # process alone, reaches it exactly once, through the relay; in a shared group, Ctrl-C would arrive twice, which
+    # means "stop at once". The group also lets us kill whatever the child leaves behind.
+    # A background process group may write to the terminal but not read from it, hence no standard input.
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         process_group=0 if os.name == "posix" else None,
-        preexec_fn=make_preparation(signal.SIGTERM),
+        preexec_fn=_make_preexec(signal.SIGTERM),
     )
     assert child.stderr is not None
     last_lines: deque[str] = deque(maxlen=KEPT_LINES)
-    passing = threading.Thread(target=_pass_on, args=(child.stderr, last_lines), daemon=True)
-    passing.start()
-    with relay.hold(child):
+    reader = threading.Thread(target=_forward_stderr, args=(child.stderr, last_lines), daemon=True)
+    reader.start()
+    with relay.attach(child):
         code = child.wait()
-    _signal_group(child, "SIGKILL")  # workers that it left would hold its locks and its memory
-    passing.join(PIPE_SECONDS)
-    return Ended(code, list(last_lines))
+    _signal_group(child, "SIGKILL")  # orphaned workers would keep its locks and its memory
+    reader.join(PIPE_SECONDS)
+    return ChildExit(code, list(last_lines))
+
+
+@contextmanager
+def open_child(
+    command: Sequence[str],
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a command in its own session, out of reach of Ctrl-C, and kills it when the context is left.
+
+    It is killed with this process too, and is the first that Linux kills when memory runs out.
+    """
+    preexec, process = _make_preexec(signal.SIGKILL), None
+    try:
+        with _defer_signals():
+            process = subprocess.Popen(
+                command,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=preexec,
+            )
+        with suppress(OSError):
+            Path(f"/proc/{process.pid}/oom_score_adj").write_text(MAX_OOM_SCORE, encoding="ascii")
+        yield process
+    finally:
+        if process is not None:
+            kill_child(process)
+
+
+def kill_child(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process that leads a process group, together with that group, and waits for it."""
+    if process.poll() is None:
+        _signal_group(process, "SIGKILL")
+        process.kill()
+    process.wait()
 
 
 @dataclass
-class Relay:
-    """Hands signals to the child, one for one; between two children it remembers that one has come."""
+class SignalRelay:
+    """Forwards each signal to the child once; between two children it remembers the signals that came."""
 
-    asked: int = 0
-    """The first signal that asked to stop; 0 while none has."""
+    received: int = 0
+    """The first signal that asked to stop; 0 if there was none."""
     _child: subprocess.Popen[bytes] | None = None
-    _waiting: list[int] = field(default_factory=list)
+    _pending: list[int] = field(default_factory=list)
     _interrupts: int = 0
 
     @contextmanager
-    def hold(self, child: subprocess.Popen[bytes]) -> Iterator[None]:
+    def attach(self, child: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Forwards signals to this child, the pending ones first."""
         self._child = child
-        for number in self._waiting:
+        for number in self._pending:
             child.send_signal(number)
         yield
         self._child = None
 
     def wait(self, seconds: float) -> bool:
-        """Whether a signal came in that time."""
+        """Waits that long, or until a signal comes; returns whether one has come."""
         deadline = time.monotonic() + seconds
-        while not self.asked and time.monotonic() < deadline:
+        while not self.received and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        return bool(self.asked)
+        return bool(self.received)
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        self.asked = self.asked or number
+        """Signal handler for requests to stop."""
+        self.received = self.received or number
         self._interrupts += number == signal.SIGINT
         if self._child is None:
-            self._waiting.append(number)
+            self._pending.append(number)
         elif self._interrupts >= MAX_INTERRUPTS:
-            self._child.kill()  # it did not listen to the second one
-        elif os.name == "posix":  # elsewhere Ctrl-C reaches it without help
+            self._child.kill()  # it did not react to the second one
+        elif os.name == "posix":  # on Windows, Ctrl-C reaches the child directly
             self._child.send_signal(number)
 
-    def pause(self, _number: int, _frame: FrameType | None) -> None:
-        """Ctrl-Z: the child's group stops with this process, and goes on with it."""
+    def suspend(self, _number: int, _frame: FrameType | None) -> None:
+        """Signal handler for Ctrl-Z: suspends the child's group with this process, and resumes both."""
         child = self._child
         if child is not None:
             _signal_group(child, "SIGSTOP")
@@ -105,12 +158,12 @@ class Relay:
 
 
 @contextmanager
-def open_relay() -> Iterator[Relay]:
-    """Catches the signals that ask a run to stop, and Ctrl-Z, for children to come."""
-    relay = Relay()
+def open_relay() -> Iterator[SignalRelay]:
+    """Catches the signals that ask a run to stop, and Ctrl-Z, on behalf of the children to come."""
+    relay = SignalRelay()
     previous = {number: signal.signal(number, relay.handle) for number in list_stop_signals()}
     if os.name == "posix" and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
-        previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, relay.pause)
+        previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, relay.suspend)
     try:
         yield relay
     finally:
@@ -118,49 +171,48 @@ def open_relay() -> Iterator[Relay]:
             signal.signal(number, handler)
 
 
-def _pass_on(source: IO[bytes], last_lines: deque[str]) -> None:
-    """Shows what the child says on standard error, and keeps the end of it."""
+def _forward_stderr(source: IO[bytes], last_lines: deque[str]) -> None:
     with source:
         for line in source:
             last_lines.append(line.decode(errors="replace").rstrip())
-            with suppress(OSError, ValueError):  # nobody may be listening
+            with suppress(OSError, ValueError):  # stderr may be closed
                 os.write(2, line)
 
 
-def make_preparation(death_signal: signal.Signals) -> Callable[[], None] | None:
-    """What a child does before it becomes the program: on Linux, ask for this signal should this process be killed."""
+def _make_preexec(death_signal: signal.Signals) -> Callable[[], None] | None:
+    """On Linux, a function for the forked child that requests this signal for when its parent dies."""
     if sys.platform != "linux":
         return None
     return partial(_prepare_child, ctypes.CDLL(None, use_errno=True), os.getpid(), death_signal)
 
 
-@contextmanager
-def hold_back_signals() -> Iterator[None]:
-    """Lets signals wait while a child is prepared: Python drops what they raise in the midst of forking.
+def _prepare_child(library: ctypes.CDLL, parent: int, death_signal: signal.Signals) -> None:
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else `stty tostop` would stop it at its first line
+    library.prctl(PR_SET_PDEATHSIG, death_signal)
+    if os.getppid() != parent:  # it died before prctl
+        os._exit(128 + death_signal)
 
-    They are noted and raised again, not blocked: what one thread blocks comes to another. It is the main thread that
-    answers them, so that others have nothing to hold back. A child that becomes another program answers as that does.
+
+@contextmanager
+def _defer_signals() -> Iterator[None]:
+    """Defers signals while a child is forked: Python drops exceptions raised by a handler in the middle of a fork.
+
+    They are recorded and raised again, not blocked, since another thread would receive what one thread blocks. Only
+    the main thread runs handlers, so other threads have nothing to defer. The child's exec resets the handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    noted: list[int] = []
-    answered = [number for number in list_stop_signals() if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    before = {number: signal.signal(number, lambda number, _frame: noted.append(number)) for number in answered}
+    deferred: list[int] = []
+    handled = [number for number in list_stop_signals() if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, lambda number, _frame: deferred.append(number)) for number in handled}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for each in noted:
+        for each in deferred:
             signal.raise_signal(each)
-
-
-def _prepare_child(library: ctypes.CDLL, parent: int, death_signal: signal.Signals) -> None:
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else `stty tostop` would stop it at its first line
-    library.prctl(SET_DEATH_SIGNAL, death_signal)
-    if os.getppid() != parent:
-        os._exit(128 + death_signal)
 
 
 def _signal_group(child: subprocess.Popen[bytes], name: str) -> None:

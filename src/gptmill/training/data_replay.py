@@ -15,8 +15,8 @@ from gptmill.data.run_corpora import open_corpora
 from gptmill.data.shards.passages import Extract, SplitReader
 from gptmill.runs.checkpoints.selection import load_chosen
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_log import read_events
 from gptmill.runs.events import RunStarted
-from gptmill.runs.report import read_events
 from gptmill.training.skip_ranges import find_step_windows
 
 
@@ -36,8 +36,9 @@ def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
     config = build_config(RunConfig, load_recipe(str(run.config)))
     if step < 1:
         raise UserError(f"--step {step}: the first step of a run is 1")
-    starts = [event for event in read_events(run) if isinstance(event, RunStarted)]
-    last = max((event.step for event in read_events(run)), default=0)
+    events = read_events(run.events)
+    starts = [event for event in events if isinstance(event, RunStarted)]
+    last = max((event.step for event in events), default=0)
     if step > last:
         raise UserError(f"--step {step}: run {run.path} has done {last} steps; give one of them")
     corpora = open_corpora(config.data)

@@ -13,9 +13,9 @@ from gptmill.runs.checkpoints.tiers import (
     LATEST,
     ROLLING,
     find_tier_names,
+    link_tier,
     link_tiers,
     make_abandoned_name,
-    point,
     read_tiers,
 )
 from gptmill.runtime.world import World
@@ -52,8 +52,8 @@ class Start:
         lasting = {path for tier, path in tiers.items() if not tier.startswith((ROLLING, BACKUP))}
         later = [] if self.complaints else [path for path in lasting if read_step(path) > read_step(chosen)]
         for path in later:
-            point(folder, make_abandoned_name(read_step(path)), path)
-        point(folder, LATEST, chosen)
+            link_tier(folder, make_abandoned_name(read_step(path)), path)
+        link_tier(folder, LATEST, chosen)
         if not later:
             return ""
         names = ", ".join(sorted(make_abandoned_name(read_step(path)) for path in later))

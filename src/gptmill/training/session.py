@@ -31,10 +31,9 @@ from gptmill.models.fused.dispatch import describe_kernels
 from gptmill.models.huggingface.layouts import describe_layout
 from gptmill.runs.checkpoints.disk_space import check_disk_space
 from gptmill.runs.code_fingerprint import make_code_fingerprint
-from gptmill.runs.directory import RunDirectory, create_run, save_config
+from gptmill.runs.directory import RunDirectory, create_run, lock_run, save_config
 from gptmill.runs.events import RunStarted
 from gptmill.runs.history import record_crash
-from gptmill.runs.lock import lock_run
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import choose_attention
 from gptmill.runtime.compiling import load_compiler

@@ -1,1 +1,1 @@
-"""gptmill bench: how fast a recipe trains on this machine, and what each optimization brings."""
+"""gptmill bench: training throughput of a recipe on this machine, and an ablation of the optimizations."""

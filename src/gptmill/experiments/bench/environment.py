@@ -1,4 +1,4 @@
-"""What a figure depends on beside the recipe: the GPU's clocks, the compile cache, and the commit."""
+"""What a measurement depends on besides the recipe: GPU clocks, the compile cache, and the commit."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ TOOL_SECONDS = 20.0
 
 
 def read_clocks() -> dict[str, float]:
-    """What nvidia-smi tells of the first GPU now; empty without it. A field that it does not know is left out."""
+    """Returns the current clocks of the first GPU from nvidia-smi; empty without it. Unknown fields are omitted."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {}
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-    said = _ask(
+    output = _run(
         tool, f"--id={first}", f"--query-gpu={','.join(CLOCK_FIELDS.values())}", "--format=csv,noheader,nounits"
     )
-    values = dict(zip(CLOCK_FIELDS, said.split(","), strict=False))
+    values = dict(zip(CLOCK_FIELDS, output.split(","), strict=False))
     return {name: float(value) for name, value in values.items() if NUMBER.fullmatch(value)}
 
 
 def count_compiled_graphs() -> int:
-    """Graphs in torch.compile's cache on the disk: where none is added, all that was compiled came from there."""
+    """Counts the graphs in torch.compile's cache on disk: if none is added, every compilation was a cache hit."""
     return sum(1 for _ in Path(cache_dir()).glob("fxgraph/*/*"))
 
 
 def find_commit() -> str:
-    """The commit of gptmill's own checkout; empty where it is not one."""
+    """Returns the commit of gptmill's checkout; empty if it is not in one."""
     folder, git = Path(gptmill.__file__).parent, shutil.which("git")
-    if git is None or not _ask(git, "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"):
+    if git is None or not _run(git, "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"):
         return ""
-    return _ask(git, "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*")
+    return _run(git, "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*")
 
 
-def _ask(*command: str) -> str:
-    """What a program says; empty where it fails."""
+def _run(*command: str) -> str:
+    """Returns the output of a program; empty if it fails."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""A corpus without a text: random tokens, prepared as any other, for measuring where there is no data."""
+"""A corpus of random tokens, for measuring speed without data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCUMENT_TOKENS = 1_000
 
 
 def write_random_corpus(folder: Path, tokenizer_name: str, train_tokens: int, val_tokens: int) -> None:
-    """Writes shards of that tokenizer's vocabulary; one that learns from text knows the printable characters."""
+    """Writes shards in this tokenizer's vocabulary; a tokenizer to be trained gets the printable characters."""
     tokenizer = build_tokenizer(tokenizer_name, [string.printable])
     dtype = choose_dtype(tokenizer.vocab_size)
     for path in (folder / DOCUMENTS_DIR, folder / ORIGINS_DIR):
@@ -33,10 +33,10 @@ def write_random_corpus(folder: Path, tokenizer_name: str, train_tokens: int, va
         with closing(ShardWriter(folder, split, dtype, SHARD_TOKENS, state)) as writer:
             for first in range(0, tokens, SHARD_TOKENS):
                 count = min(SHARD_TOKENS, tokens - first)
-                drawn = draw_tokens(generator, count, tokenizer.vocab_size).astype(dtype)
+                sampled = sample_tokens(generator, count, tokenizer.vocab_size).astype(dtype)
                 bounds = np.append(np.arange(0, count, DOCUMENT_TOKENS), count)
-                drawn[bounds[:-1]] = tokenizer.end_of_text
-                writer.write_run(drawn, bounds, [0] * (len(bounds) - 1))
+                sampled[bounds[:-1]] = tokenizer.end_of_text
+                writer.write_run(sampled, bounds, [0] * (len(bounds) - 1))
             writer.finish()
         splits[split] = state.make_split()
     write_durably(folder / ORIGINS_DIR / NAMES_NAME, f"{NAME}\n")
@@ -44,7 +44,7 @@ def write_random_corpus(folder: Path, tokenizer_name: str, train_tokens: int, va
     write_manifest(folder, Manifest(dtype.name, tokenizer.spec(), make_fingerprint(tokenizer), source, {}, **splits))
 
 
-def draw_tokens(generator: np.random.Generator, count: int, vocab_size: int) -> NDArray[np.int64]:
-    """As often as words are, the k-th with a probability of about 1/k: an embedding's gradient feels the difference."""
-    drawn = np.exp(generator.random(count) * math.log(vocab_size + 1)).astype(np.int64) - 1
-    return np.minimum(drawn, vocab_size - 1)
+def sample_tokens(generator: np.random.Generator, count: int, vocab_size: int) -> NDArray[np.int64]:
+    """Samples by Zipf's law, the k-th token with probability about 1/k: it affects the embedding gradient's speed."""
+    sampled = np.exp(generator.random(count) * math.log(vocab_size + 1)).astype(np.int64) - 1
+    return np.minimum(sampled, vocab_size - 1)

@@ -1,4 +1,4 @@
-"""The bench: which trainings, of what size and on which data; one after the other, whatever becomes of each."""
+"""Runs the bench: chooses rows, batch size and data, and measures one row after the other, failures included."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from gptmill.config.validation import check_config
 from gptmill.data.corpus_preparation import DEFAULT_TOKENIZER
 from gptmill.experiments.bench.ablations import ALL, CUDA, FP8, MIXED, NAIVE_DESCRIPTION, NAIVE_KEY, Row, choose_rows
 from gptmill.experiments.bench.environment import find_commit
-from gptmill.experiments.bench.measurement import OUT_OF_MEMORY, Result, TimedTrials, describe_failure
+from gptmill.experiments.bench.measurement import OUT_OF_MEMORY, RowResult, TimedTrials, describe_failure
 from gptmill.experiments.bench.random_corpus import write_random_corpus
 from gptmill.experiments.bench.result_table import describe_measurement, make_table
-from gptmill.experiments.trials import Say, open_trials_folder
+from gptmill.experiments.child_run import Say
+from gptmill.experiments.trials import open_trials_folder
 from gptmill.runtime.device import choose_device, describe_device
 from gptmill.runtime.precision import choose_precision, is_slow, require_fp8
 
 DEFAULT_RECIPES = {"cuda": "gpt2-124m"}
 DEFAULT_RECIPE = "demo"
 WARM_UP_STEPS = 10
-MANY_STEPS = 1_000_000  # more than are ever done: nothing is evaluated or saved before the run is ended
+MANY_STEPS = 1_000_000  # more than are ever run: the run is killed before it evaluates or saves
 MAX_RANDOM_TOKENS = 200_000_000
 DATA_FLAGS = ("corpus", "data_dir", "mixture")
 SET_HERE = ("max_steps", "run_name")
@@ -41,29 +42,29 @@ AS_IT_IS = Row("run", "as it is", "", {})
 
 
 def choose_recipe(recipe: str | None, flags: dict[str, Any]) -> str:
-    """The recipe that was named, or one that suits the machine."""
+    """Returns the given recipe, or the default one for the device."""
     return recipe or DEFAULT_RECIPES.get(choose_device(flags.get("device", "auto")).type, DEFAULT_RECIPE)
 
 
 def run_bench(recipe: str, flags: dict[str, Any], request: BenchRequest, say: Say) -> bool:
-    """Measures and tells, after Ctrl-C what there is by then; False where nothing could be measured."""
+    """Measures and reports, after Ctrl-C what is measured so far; returns False if nothing could be measured."""
     _check_request(flags, request)
     config = make_config(recipe, flags)
     check_config(config, 1)
     device = choose_device(config.machine.device)
-    rows, left_out = choose_rows(request.rows, list_abilities(device)) if request.ablate else ([AS_IT_IS], [])
+    rows, skipped = choose_rows(request.rows, list_capabilities(device)) if request.ablate else ([AS_IT_IS], [])
     if request.ablate:
-        rows = [row._replace(flags=suit_precision(row.flags, device)) for row in rows]
-    # One micro-batch is a step of the rows: more of them would take the naive way minutes.
-    has_small_steps = request.ablate and "total_batch_size" not in flags
-    results: list[Result] = []
+        rows = [row._replace(flags=adapt_precision(row.flags, device)) for row in rows]
+    # One micro-batch per step: with gradient accumulation, the naive row would take minutes.
+    has_single_micro_batch = request.ablate and "total_batch_size" not in flags
+    results: list[RowResult] = []
     with open_trials_folder(None, config.tracking.logdir) as folder:
-        bench = _Bench(recipe, flags, request.steps, folder, say, has_small_steps=has_small_steps)
+        bench = _Bench(recipe, flags, request.steps, folder, say, has_single_micro_batch=has_single_micro_batch)
         say(f"{recipe} on {describe_device(device)}, {bench.describe_data()}")
-        for line in left_out:
+        for line in skipped:
             say(line)
         if not rows:
-            raise UserError("nothing is left to measure here; name other --rows")
+            raise UserError("this machine can run none of these rows; choose other --rows")
         with _always_report(results, bench, request, say):
             bench.measure_all(rows, results)
     if not request.ablate and results[0].measurement is None:
@@ -71,8 +72,8 @@ def run_bench(recipe: str, flags: dict[str, Any], request: BenchRequest, say: Sa
     return any(result.measurement is not None for result in results)
 
 
-def list_abilities(device: torch.device) -> set[str]:
-    """What rows may need, of which this device has."""
+def list_capabilities(device: torch.device) -> set[str]:
+    """Returns the requirements of rows that this device meets."""
     if device.type != "cuda":
         return set() if is_slow("bf16", device) else {MIXED}
     try:
@@ -86,7 +87,7 @@ class _Bench:
     """Measures rows of one recipe in one folder."""
 
     def __init__(
-        self, recipe: str, flags: dict[str, Any], steps: int, folder: Path, say: Say, *, has_small_steps: bool
+        self, recipe: str, flags: dict[str, Any], steps: int, folder: Path, say: Say, *, has_single_micro_batch: bool
     ) -> None:
         self.warm_up = min(WARM_UP_STEPS, steps)
         self.steps = steps
@@ -94,30 +95,31 @@ class _Bench:
         self._is_random = not any(name in flags for name in DATA_FLAGS)
         self._config = make_config(recipe, flags)
         self._windows = self._config.training.mini_batch_size
-        self._has_small_steps = has_small_steps
+        self._has_single_micro_batch = has_single_micro_batch
         self._flags = {**flags, **_shorten(self._config, folder)}
         if self._is_random:
             self._flags |= self._write_data(folder / "random")
 
     @property
     def _tokens_per_step(self) -> int:
-        training = self._config.training
-        return self._windows * self._config.model.context_length if self._has_small_steps else training.total_batch_size
+        if self._has_single_micro_batch:
+            return self._windows * self._config.model.context_length
+        return self._config.training.total_batch_size
 
     def describe_data(self) -> str:
         return "random tokens" if self._is_random else "your data"
 
     def describe_rows(self) -> list[str]:
-        """What all rows have in common, and what the naive one is."""
+        """Describes what all rows have in common, and the naive one."""
         windows = f"{self._windows:,} x {self._config.model.context_length:,} tokens"
         return [
-            f"medians of {self.steps:,} steps of {self._tokens_per_step:,} tokens, after {self.warm_up:,} to warm up; "
-            f"micro-batches of {windows}",
+            f"medians of {self.steps:,} steps of {self._tokens_per_step:,} tokens, after {self.warm_up:,} warm-up "
+            f"steps; micro-batches of {windows}",
             NAIVE_DESCRIPTION,
         ]
 
     def make_record(self) -> dict[str, Any]:
-        """The same, for a file."""
+        """Returns the same as JSON values."""
         return {
             "recipe": self._recipe,
             "data": self.describe_data(),
@@ -127,8 +129,8 @@ class _Bench:
             "warm_up": self.warm_up,
         }
 
-    def measure_all(self, rows: list[Row], results: list[Result]) -> None:
-        """Adds the result of each row to `results` as it comes."""
+    def measure_all(self, rows: list[Row], results: list[RowResult]) -> None:
+        """Appends each row's result to `results` as soon as it is measured."""
         started = time.monotonic()
         for number, row in enumerate(rows):
             if len(rows) > 1:
@@ -138,36 +140,36 @@ class _Bench:
             result = self._measure(row)
             while row.key == NAIVE_KEY and result.problem == OUT_OF_MEMORY and self._windows % 2 == 0:
                 self._windows //= 2
-                self._say(f"out of memory; all rows get a --mini_batch_size of {self._windows}")
+                self._say(f"out of memory; measuring all rows with --mini_batch_size {self._windows}")
                 result = self._measure(row)
             if result.problem and len(rows) > 1:
                 self._say(f"  {result.problem}")
             results.append(result)
 
-    def _measure(self, row: Row) -> Result:
+    def _measure(self, row: Row) -> RowResult:
         if self._windows % row.micro_batches:
-            problem = f"needs a mini_batch_size that {row.micro_batches} divides, not {self._windows}"
-            return Result(row, None, problem)
+            problem = f"needs a mini_batch_size divisible by {row.micro_batches}, not {self._windows}"
+            return RowResult(row, None, problem)
         sizes = {"mini_batch_size": self._windows // row.micro_batches, "total_batch_size": self._tokens_per_step}
         arguments = [self._recipe, *format_flags({**self._flags, **row.flags, **sizes})]
         trials = TimedTrials(self._folder, arguments, self.warm_up + self.steps, self.steps, self._say)
         try:
-            return Result(row, trials.measure(f"{row.key}-{self._windows}"))
+            return RowResult(row, trials.measure(f"{row.key}-{self._windows}"))
         except UserError as error:
-            return Result(row, None, describe_failure(error))
+            return RowResult(row, None, describe_failure(error))
 
     def _write_data(self, folder: Path) -> dict[str, Any]:
-        """Tokens for all steps, without repeating any where that is not too many."""
+        """Writes random tokens for all steps, up to MAX_RANDOM_TOKENS before they repeat."""
         data, window, step = self._config.data, self._config.model.context_length, self._tokens_per_step
         tokens = max(min(step * (self.warm_up + self.steps + 1), MAX_RANDOM_TOKENS), 2 * step)
         write_random_corpus(folder, data.tokenizer or DEFAULT_TOKENIZER, tokens + window, 2 * window + 1)
-        order = "shuffle" if data.order == "curriculum" else data.order  # nobody has scored them
+        order = "shuffle" if data.order == "curriculum" else data.order  # random documents have no scores
         return {"data_dir": str(folder), "order": order}
 
 
 @contextmanager
-def _always_report(results: list[Result], bench: _Bench, request: BenchRequest, say: Say) -> Iterator[None]:
-    """Tells what there is in the end, an end by Ctrl-C included."""
+def _always_report(results: list[RowResult], bench: _Bench, request: BenchRequest, say: Say) -> Iterator[None]:
+    """Reports all results at the end, after Ctrl-C too."""
     try:
         yield
     finally:
@@ -180,53 +182,53 @@ def _always_report(results: list[Result], bench: _Bench, request: BenchRequest, 
                 say(line)
         commit = find_commit()
         if measured:
-            place = f"commit {commit}" if commit else f"code {measured[0].code}"
-            say(f"gptmill {measured[0].version} ({place}), torch {measured[0].torch_version}, {measured[0].device}")
+            code = f"commit {commit}" if commit else f"code {measured[0].code}"
+            say(f"gptmill {measured[0].version} ({code}), torch {measured[0].torch_version}, {measured[0].device}")
         if request.json is not None and results:
             rows = [_make_record(result) for result in results]
             _write_json(request.json, {**bench.make_record(), "commit": commit, "rows": rows})
 
 
-def _make_record(result: Result) -> dict[str, Any]:
+def _make_record(result: RowResult) -> dict[str, Any]:
     row, measurement = result.row, result.measurement
-    told = {"problem": result.problem} if measurement is None else asdict(measurement)
-    return {"row": row.key, "title": row.title, "flags": row.flags, "micro_batches": row.micro_batches, **told}
+    outcome = {"problem": result.problem} if measurement is None else asdict(measurement)
+    return {"row": row.key, "title": row.title, "flags": row.flags, "micro_batches": row.micro_batches, **outcome}
 
 
-def _write_json(place: str, record: dict[str, Any]) -> None:
+def _write_json(path: str, record: dict[str, Any]) -> None:
     try:
-        Path(place).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {place}: {error.strerror or error}; choose another --json") from None
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another path for --json") from None
 
 
 def _check_request(flags: dict[str, Any], request: BenchRequest) -> None:
     for name in flags:
         if name in SET_HERE:
-            raise UserError(f"--{name} is set by the bench itself; leave it out (--steps says how many are measured)")
+            raise UserError(f"--{name} is set by the bench itself; leave it out (--steps sets the measured steps)")
         if request.ablate and name in ALL:
-            raise UserError(f"--{name} is what the rows of --ablate differ in; leave one of the two out")
+            raise UserError(f"--{name} is varied by the rows of --ablate; leave out one of the two")
     if request.rows is not None and not request.ablate:
-        raise UserError("--rows chooses rows of --ablate; add it")
+        raise UserError("--rows selects rows of --ablate; add --ablate")
     if request.steps < 1:
-        raise UserError(f"--steps {request.steps}: at least one step has to be measured")
+        raise UserError(f"--steps {request.steps}: must be at least 1")
     if request.json is not None:
-        place = Path(request.json).absolute()
-        if not request.json or place.is_dir() or not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
-            raise UserError(f"--json {request.json}: no file can be written there; name another")
+        path = Path(request.json).absolute()
+        if not request.json or path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise UserError(f"--json {request.json}: cannot write this file; choose another path")
     if "RANK" in os.environ:
-        raise UserError("the bench starts processes of its own; call it without torchrun")
+        raise UserError("the bench starts its own processes; run it without torchrun")
 
 
-def suit_precision(flags: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Mixed precision in the format that the device has, or none."""
+def adapt_precision(flags: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Replaces bf16 in a row's flags by the mixed precision that the device supports."""
     if flags["precision"] != "bf16" or (device.type != "cuda" and not is_slow("bf16", device)):
         return flags
     return {**flags, "precision": choose_precision("auto", device)}
 
 
 def _shorten(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """What is different in a run that is only measured: nothing but steps, all of one size."""
+    """Returns the flags of a measured run: only steps, all of one size, without evaluation or checkpoints."""
     return {
         "max_steps": MANY_STEPS,
         "eval_freq": MANY_STEPS,

@@ -1,1 +1,1 @@
-"""The search for the fastest settings: which to try next, how long a trial is, and what it shows."""
+"""gptmill tune: the search for the fastest settings by short trials."""

@@ -1,1 +1,1 @@
-"""Checkpoints: complete, checksummed, in tiers that are links to the same bytes. No pickle is ever read."""
+"""Checkpoints: atomic, checksummed, and named by tiers, which are links to the same bytes. Never reads a pickle."""

@@ -1,4 +1,4 @@
-"""What a checkpoint is, in memory. Knows no files' formats."""
+"""A checkpoint in memory. Knows no file formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gptmill.config.errors import UserError
 
-SHOWN = 3  # of many names that are wrong in the same way
+MAX_LISTED = 3  # of the names with the same problem
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What can be told of a checkpoint without loading it."""
+    """What a checkpoint's manifest says, without loading tensors."""
 
     path: Path
     step: int
@@ -35,32 +35,32 @@ class CheckpointInfo:
     val_loss: float | None
 
 
-def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: str) -> None:
-    """Raises UserError unless `found`, read from `place`, has the names, shapes and types of `expected`."""
+def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: str) -> None:
+    """Raises UserError unless `found`, read from `source`, has the names, shapes and dtypes of `expected`."""
     both = sorted(found.keys() & expected.keys())
-    complaints = {
+    problems = {
         "missing:": sorted(expected.keys() - found.keys()),
-        "unknown:": [f"{name!r:.100}" for name in sorted(found.keys() - expected.keys())],
-        "of another shape:": [
-            f"{name} is {_show(found[name])}, not {_show(expected[name])}"
+        "unexpected:": [f"{name!r:.100}" for name in sorted(found.keys() - expected.keys())],
+        "different shape:": [
+            f"{name} is {_format_shape(found[name])}, not {_format_shape(expected[name])}"
             for name in both
             if found[name].shape != expected[name].shape
         ],
-        "of another type:": [
+        "different dtype:": [
             f"{name} is {found[name].dtype}, not {expected[name].dtype}"
             for name in both
             if found[name].dtype != expected[name].dtype
         ],
     }
-    if any(complaints.values()):
-        reasons = "; ".join(f"{what} {_enumerate(names)}" for what, names in complaints.items() if names)
-        raise UserError(f"the tensors in {place} are not those of its config: {reasons}; use another checkpoint")
+    if any(problems.values()):
+        reasons = "; ".join(f"{what} {_enumerate(names)}" for what, names in problems.items() if names)
+        raise UserError(f"the tensors in {source} do not match its config: {reasons}; use another checkpoint")
 
 
-def _show(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "a single number"
+def _format_shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "a scalar"
 
 
 def _enumerate(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more

@@ -1,4 +1,4 @@
-"""Room on the disk for checkpoints: looked at before training, and made by dropping what matters least."""
+"""Disk space for checkpoints: checked before training, and freed by deleting the least important checkpoints."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ MARGIN_BYTES = 1_000_000  # for the logs, which share the disk
 
 
 def free_bytes(folder: Path) -> int:
-    """What this user may still write on the disk of a folder, which need not exist yet. Quotas are not seen."""
+    """Returns the free disk space for a folder, which need not exist yet. Does not know about quotas."""
     absolute = folder.absolute()
     existing = next(parent for parent in (absolute, *absolute.parents) if parent.is_dir())
     return shutil.disk_usage(existing).free
 
 
 def check_disk_space(folder: Path, needed_bytes: int, keep: int) -> str:
-    """Raises UserError where not even one checkpoint fits; else a warning if `keep` of them will not, or ""."""
-    free, droppable = free_bytes(folder) - MARGIN_BYTES, droppable_bytes(folder)
-    if needed_bytes > free + droppable:
+    """Raises UserError if not even one checkpoint fits; returns a warning if `keep` of them do not, or ""."""
+    free, deletable = free_bytes(folder) - MARGIN_BYTES, deletable_bytes(folder)
+    if needed_bytes > free + deletable:
         raise UserError(
-            f"a checkpoint takes {show_bytes(needed_bytes)} and logs {show_bytes(MARGIN_BYTES)}, but only "
-            f"{show_bytes(free + MARGIN_BYTES + droppable)} are free at {folder}; make room there or choose another "
+            f"a checkpoint takes {format_bytes(needed_bytes)} and logs {format_bytes(MARGIN_BYTES)}, but only "
+            f"{format_bytes(free + MARGIN_BYTES + deletable)} are free in {folder}; free disk space or choose another "
             f"--logdir"
         )
-    fitting = (free + droppable + _measure_latest(folder)) // max(1, needed_bytes)
-    if fitting > keep:  # the new one is written before the oldest goes
+    fitting = (free + deletable + _measure_latest(folder)) // max(1, needed_bytes)
+    if fitting > keep:  # the new one is written before the oldest is deleted
         return ""
     return (
-        f"{folder} has room for {fitting} checkpoints of {show_bytes(needed_bytes)}, and keep_checkpoints {keep} needs "
-        f"{keep + 1}: the oldest will be dropped when the disk is full; make room there"
+        f"{folder} has disk space for {fitting} checkpoints of {format_bytes(needed_bytes)}, but keep_checkpoints "
+        f"{keep} needs {keep + 1}: the oldest will be deleted when the disk is full; free disk space"
     )
 
 
-def droppable_bytes(folder: Path, in_use: InUse = lambda _: False) -> int:
-    """How much room there is to be made."""
-    return sum(_measure(path) for path in _list_droppable(folder) if not in_use(path))
+def deletable_bytes(folder: Path, in_use: InUse = lambda _: False) -> int:
+    """Returns how much disk space could be freed."""
+    return sum(_measure(path) for path in _list_deletable(folder) if not in_use(path))
 
 
-def drop_oldest_rolling(folder: Path, in_use: InUse = lambda _: False) -> Path | None:
-    """Deletes the oldest folder that at most rolling and latest_backup point to, and never latest's.
+def delete_oldest_rolling(folder: Path, in_use: InUse = lambda _: False) -> Path | None:
+    """Deletes the oldest checkpoint that only rolling tiers or latest_backup link to, never that of latest.
 
-    Returns what it deleted; None if there is nothing to drop, or nothing that could do without it: a sound one, every
-    byte of which is as it was saved, must remain.
+    Returns what it deleted; None if there is nothing to delete, or if no valid checkpoint (all checksums verified)
+    would remain.
     """
-    oldest = next((path for path in _list_droppable(folder) if not in_use(path)), None)
+    oldest = next((path for path in _list_deletable(folder) if not in_use(path)), None)
     if oldest is None:
         return None
     latest = read_tiers(folder).get(LATEST)
@@ -69,12 +69,12 @@ def drop_oldest_rolling(folder: Path, in_use: InUse = lambda _: False) -> Path |
     return oldest
 
 
-def show_bytes(size: int) -> str:
+def format_bytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def _list_droppable(folder: Path) -> list[Path]:
-    """Folders that may go, the oldest first."""
+def _list_deletable(folder: Path) -> list[Path]:
+    """Returns the folders that may be deleted, the oldest first."""
     folders, tiers = list_step_folders(folder), read_tiers(folder)
     held = {path for name, path in tiers.items() if name != BACKUP and not name.startswith(ROLLING)}
     held.update(find_unlinked(folder) if LATEST in tiers else folders[-1:])
@@ -90,4 +90,4 @@ def _measure(path: Path) -> int:
     try:
         return sum(file.lstat().st_size for file in path.iterdir())
     except OSError:
-        return 0  # gone meanwhile
+        return 0  # deleted meanwhile

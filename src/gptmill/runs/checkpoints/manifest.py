@@ -1,6 +1,6 @@
-"""checkpoint.json: what a checkpoint holds and the checksums of its files. Trusted by nobody who reads it.
+"""checkpoint.json: the content of a checkpoint and the checksums of its files. Readers do not trust it.
 
-Whoever made it can have made its checksums fit. So every type, name and size is looked at before it is used.
+Whoever made it can have made its checksums match, so every type, name and size is validated before use.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 
 from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.content import Checkpoint
-from gptmill.runs.checkpoints.plain_files import open_plain
-from gptmill.runs.checkpoints.tensor_files import FileSum, write_all
-from gptmill.runs.finite import replace_non_finite
+from gptmill.runs.checkpoints.regular_files import open_regular
+from gptmill.runs.checkpoints.tensor_files import FileDigest, write_all
+from gptmill.runs.events import replace_non_finite
 
 FORMAT = "gptmill-checkpoint"
 VERSION = 1
 MANIFEST = "checkpoint.json"
-MAX_BYTES = 64 << 20  # most of it the tokenizer: the largest published ones take a sixth of this
+MAX_BYTES = 64 << 20  # mostly the tokenizer; the largest published ones take a sixth of this
 MAX_STEP = 2**63 - 1
-END_OF_TIME = 253_402_300_800.0  # the year 10,000, which no calendar in Python knows
+MAX_TIME = 253_402_300_800.0  # the year 10,000, which datetime cannot represent
 FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}\.safetensors")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 LOSSES = ("train_loss", "val_loss")
@@ -35,16 +35,16 @@ PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
 @dataclass(frozen=True)
 class Manifest:
-    """The sound content of a checkpoint.json."""
+    """The validated content of a checkpoint.json."""
 
     step: int
     saved_at: float
-    files: dict[str, FileSum]
+    files: dict[str, FileDigest]
     values: dict[str, Any]
 
 
-def make_manifest(checkpoint: Checkpoint, files: dict[str, FileSum]) -> bytes:
-    """The text of a checkpoint.json that says now as its time."""
+def make_manifest(checkpoint: Checkpoint, files: dict[str, FileDigest]) -> bytes:
+    """Returns the text of a checkpoint.json, with the current time."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -54,19 +54,19 @@ def make_manifest(checkpoint: Checkpoint, files: dict[str, FileSum]) -> bytes:
         "values": replace_non_finite(checkpoint.values),
     }
     text = _dump({**content, "sha256": _hash_content(content)})
-    assert len(text) <= MAX_BYTES, "no one could read it again"
+    assert len(text) <= MAX_BYTES, "read_manifest would refuse it"
     return text
 
 
 def write_manifest(folder: Path, text: bytes) -> None:
-    """Writes and flushes; the files that it speaks of must be durable by now."""
+    """Writes and flushes the manifest; the files that it lists must be durable already."""
     with (folder / MANIFEST).open("xb", buffering=0) as file:
         write_all(file, text)
         os.fsync(file.fileno())
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint's folder; raises UserError unless it is as some gptmill wrote it, to the byte."""
+    """Reads the manifest of a checkpoint; raises UserError unless it is byte for byte as gptmill wrote it."""
     try:
         text = _read_text(path)
     except OSError as error:
@@ -74,7 +74,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         content = json.loads(text)
         if not isinstance(content, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
         if (content["format"], content["version"]) != (FORMAT, VERSION):
             found = f"{content['format']!r:.50} version {content['version']!r:.50}"
             raise UserError(f"{path / MANIFEST} is {found}; this gptmill reads {FORMAT} version {VERSION}")
@@ -90,11 +90,11 @@ def read_manifest(path: Path) -> Manifest:
 def _read_text(path: Path) -> bytes:
     if path.is_file():
         _refuse_pickle(path)
-        raise UserError(f"{path} is a file; a checkpoint of gptmill is a folder with {MANIFEST} in it")
+        raise UserError(f"{path} is a file; a gptmill checkpoint is a folder with a {MANIFEST}")
     if path.is_dir() and not os.path.lexists(path / MANIFEST):
         for other in path.iterdir():
             _refuse_pickle(other)
-    with open_plain(path / MANIFEST) as file:
+    with open_regular(path / MANIFEST) as file:
         text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise UserError(f"{path / MANIFEST} has more than {MAX_BYTES >> 20} MB; use another checkpoint")
@@ -103,32 +103,32 @@ def _read_text(path: Path) -> bytes:
 
 def _refuse_pickle(path: Path) -> None:
     if path.suffix in PICKLES:
-        raise UserError(f"{path} is a pickle, which could run code; gptmill does not open those")
+        raise UserError(f"{path} is a pickle, which can execute code; gptmill does not load pickles")
 
 
 def _check_content(content: dict[str, Any]) -> Manifest:
-    """Raises ValueError, or KeyError for what is missing."""
+    """Raises ValueError for invalid content, and KeyError for missing content."""
     step, saved_at, files, values = (content[name] for name in ("step", "saved_at", "files", "values"))
     if not _is_count(step) or step > MAX_STEP:
-        raise ValueError("its step is no number of a step")
-    if not _is_number(saved_at) or not 0 <= saved_at < END_OF_TIME:
-        raise ValueError("its saved_at is no time")
+        raise ValueError("its step is not a valid step")
+    if not _is_number(saved_at) or not 0 <= saved_at < MAX_TIME:
+        raise ValueError("its saved_at is not a valid time")
     if not isinstance(files, dict) or not isinstance(values, dict):
-        raise ValueError("its files or values are no object")
+        raise ValueError("its files or values are not an object")
     for name in LOSSES:
         if values.get(name) is not None and not _is_number(values[name]):
-            raise ValueError(f"its {name} is no number")
+            raise ValueError(f"its {name} is not a finite number")
     return Manifest(step, saved_at, {name: _check_file(name, file) for name, file in files.items()}, values)
 
 
-def _check_file(name: str, file: Any) -> FileSum:
+def _check_file(name: str, file: Any) -> FileDigest:
     if not FILE_NAME.fullmatch(name):
-        raise ValueError(f"{name[:100]!r} is no plain NAME.safetensors")
+        raise ValueError(f"{name[:100]!r} is not a plain NAME.safetensors")
     if not isinstance(file, dict) or not isinstance(file["sha256"], str) or not SHA256.fullmatch(file["sha256"]):
-        raise ValueError(f"the sha256 of {name} is none")
+        raise ValueError(f"the sha256 of {name} is invalid")
     if not _is_count(file["bytes"]):
-        raise ValueError(f"the bytes of {name} are no number of bytes")
-    return FileSum(file["sha256"], file["bytes"])
+        raise ValueError(f"the bytes of {name} are not a valid size")
+    return FileDigest(file["sha256"], file["bytes"])
 
 
 def _is_count(value: Any) -> bool:

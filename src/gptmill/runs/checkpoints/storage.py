@@ -1,7 +1,7 @@
-"""Checkpoints on disk: safetensors and JSON in a folder that appears by one rename and is never written to again.
+"""Checkpoints on disk: safetensors and JSON in a folder that appears by one atomic rename and never changes.
 
 `step_000250/` holds model.safetensors, optimizer.safetensors and checkpoint.json; the JSON is written last and
-bears the checksums of the others. Step 250 of a second life of the run, after it went back, is `step_000250_2/`.
+holds the checksums of the others. Step 250 saved again after a rollback is `step_000250_2/`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gptmill.data.files import flush_to_disk
 from gptmill.runs.checkpoints.content import Checkpoint as Checkpoint
 from gptmill.runs.checkpoints.content import CheckpointInfo
 from gptmill.runs.checkpoints.manifest import FILE_NAME, make_manifest, read_manifest, write_manifest
-from gptmill.runs.checkpoints.tensor_files import FileSum, check_file, measure_tensors, read_tensors, write_tensors
+from gptmill.runs.checkpoints.tensor_files import FileDigest, check_file, measure_tensors, read_tensors, write_tensors
 
 STEP_FOLDER = re.compile(r"step_([0-9]+)(?:_([0-9]+))?")
 LEFTOVERS = (".step_*.partial", ".step_*.deleted")
-OPTIONAL_GROUPS = ("ema",)  # which only runs with an average of the weights have
-BLOCK_BYTES = 4096  # what file systems round up to
-UNKNOWN = FileSum("0" * 64, 2**63 - 1)
+OPTIONAL_GROUPS = ("ema",)  # only in runs with EMA weights
+BLOCK_BYTES = 4096  # file systems round file sizes up to this
+PLACEHOLDER = FileDigest("0" * 64, 2**63 - 1)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> CheckpointInfo:
-    """Writes beside, flushes, and renames: a reader sees the whole checkpoint or none.
+    """Writes to a temporary folder, flushes and renames, so that readers see the complete checkpoint or none.
 
-    Raises OSError as it comes, and has then taken back what it had written.
+    Raises OSError if that fails, after deleting what it has written.
     """
     remove_leftovers(folder)
     if not folder.is_dir():
@@ -55,7 +55,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> CheckpointInfo:
 
 
 def load_checkpoint(path: Path, groups: tuple[str, ...]) -> Checkpoint:
-    """Reads a checkpoint and the tensor groups asked for; raises UserError unless every byte is as it was saved."""
+    """Reads a checkpoint with these tensor groups; raises UserError unless all checksums match."""
     manifest = read_manifest(path)
     _check_name(path, manifest.step)
     tensors = {}
@@ -70,7 +70,7 @@ def load_checkpoint(path: Path, groups: tuple[str, ...]) -> Checkpoint:
 
 
 def read_info(path: Path) -> CheckpointInfo:
-    """What the manifest says; raises UserError if that is unsound."""
+    """Returns what the manifest says; raises UserError if it is invalid."""
     manifest = read_manifest(path)
     size_bytes = sum(file.size_bytes for file in manifest.files.values())
     losses = (manifest.values.get("train_loss"), manifest.values.get("val_loss"))
@@ -78,7 +78,7 @@ def read_info(path: Path) -> CheckpointInfo:
 
 
 def find_damage(path: Path, *, thorough: bool) -> str:
-    """What is wrong with a checkpoint, "" if nothing is; the files' bytes are only read if thorough."""
+    """Describes what is wrong with a checkpoint, "" if nothing; verifies tensor checksums only if thorough."""
     try:
         manifest = read_manifest(path)
         _check_name(path, manifest.step)
@@ -92,41 +92,41 @@ def find_damage(path: Path, *, thorough: bool) -> str:
 
 
 def list_step_folders(folder: Path) -> list[Path]:
-    """Folders named like checkpoints, oldest first; nothing in them is read."""
+    """Returns the folders named like checkpoints, by step, without reading them."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as error:  # a run must not take it for a folder without checkpoints and begin again
+    except OSError as error:  # a run must not mistake it for an empty folder and start over
         raise UserError(f"cannot read {folder}: {error.strerror or error}; try again when it can be read") from None
-    return sorted((folder / name for name in names if STEP_FOLDER.fullmatch(name)), key=_read_place)
+    return sorted((folder / name for name in names if STEP_FOLDER.fullmatch(name)), key=_parse_name)
 
 
 def read_step(path: Path) -> int:
-    """The step that a checkpoint's folder is named after."""
-    return _read_place(path)[0]
+    """Returns the step in the name of a checkpoint's folder."""
+    return _parse_name(path)[0]
 
 
 def delete_checkpoint(path: Path) -> None:
-    """Out of sight first: a kill in the middle must not leave half a checkpoint that looks whole."""
+    """Renames, then deletes: a kill in between must not leave a partial checkpoint that looks complete."""
     hidden = path.with_name(f".{path.name}.deleted")
     _remove(hidden)
     path.rename(hidden)
-    _remove(hidden)  # what a reader still holds open goes with the next save
+    _remove(hidden)  # files that a reader still holds open are deleted with the next save
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Deletes what saves and deletions that were killed have left behind."""
+    """Deletes what interrupted saves and deletions have left behind."""
     for pattern in LEFTOVERS:
         for leftover in folder.glob(pattern):
             _remove(leftover)
 
 
 def measure_checkpoint(checkpoint: Checkpoint) -> int:
-    """The bytes that saving it will take, rounded up as file systems do."""
+    """Returns the disk space that saving it takes, rounded up to file-system blocks."""
     files = {f"{group}.safetensors": measure_tensors(tensors) for group, tensors in checkpoint.tensors.items()}
-    manifest = len(make_manifest(checkpoint, dict.fromkeys(files, UNKNOWN)))
+    manifest = len(make_manifest(checkpoint, dict.fromkeys(files, PLACEHOLDER)))
     return sum(files.values()) + manifest + BLOCK_BYTES * (len(files) + 2)
 
 
@@ -140,8 +140,8 @@ def _find_free_path(folder: Path, step: int) -> Path:
     return next(folder / candidate for candidate in names if not os.path.lexists(folder / candidate))
 
 
-def _read_place(path: Path) -> tuple[int, int, str]:
-    """From the millionth step on, names no longer sort like numbers."""
+def _parse_name(path: Path) -> tuple[int, int, str]:
+    """Returns a sort key: from the millionth step on, names do not sort like numbers."""
     match = STEP_FOLDER.fullmatch(path.name)
     if match is None:
         raise UserError(f"{path} is not named like a checkpoint, such as {make_checkpoint_name(250)}")
@@ -149,10 +149,10 @@ def _read_place(path: Path) -> tuple[int, int, str]:
 
 
 def _check_name(path: Path, step: int) -> None:
-    """A folder that took another's name would be taken for that step."""
-    real = path.resolve()  # of a tier, the folder that it points to
+    """Raises UserError for a folder whose name says another step than its manifest."""
+    real = path.resolve()  # a tier's target
     if STEP_FOLDER.fullmatch(real.name) and read_step(real) != step:
-        raise UserError(f"checkpoint {path} is not what its name says: it was saved at step {step}; name it so")
+        raise UserError(f"checkpoint {path} is misnamed: it was saved at step {step}; rename it")
 
 
 def _remove(path: Path) -> None:

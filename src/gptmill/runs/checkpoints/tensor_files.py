@@ -1,7 +1,7 @@
-"""Tensors in safetensors files. Reading is the library's work; writing is ours, to hash the bytes on their way.
+"""Reads and writes safetensors files. The library reads; we write, in order to hash the bytes as they are written.
 
-So the checksum is that of the tensors in memory, not of what the disk gave back, and nothing is read again. No tensor
-is copied, and Python's lock, which the thread that trains needs too, is free while a piece is hashed or written.
+The checksum is thus that of the tensors in memory, and the file need not be read back. No tensor is copied, and the
+GIL, which the training thread needs too, is released while a chunk is hashed or written.
 Format: the header's length in 8 bytes, little-endian; a JSON header; the tensors' bytes, one after the other.
 """
 
@@ -22,9 +22,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.runs.checkpoints.plain_files import measure_plain, open_plain
+from gptmill.runs.checkpoints.regular_files import measure_regular, open_regular
 
-# Widest first, as the tensors lie in the file: each then begins at a multiple of its elements' size.
+# Widest first, the order of the tensors in the file: each then starts at a multiple of its element size.
 DTYPES = {
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -44,51 +44,51 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-PIECE_BYTES = 16 << 20  # getting the lock back from a busy thread takes 5 ms, twice a piece
+CHUNK_BYTES = 16 << 20  # reacquiring the GIL from a busy thread takes 5 ms, twice per chunk
 LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 32 << 20  # 200,000 tensors and more
+MAX_HEADER_BYTES = 32 << 20  # enough for 200,000 tensors
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 @dataclass(frozen=True)
-class FileSum:
-    """What tells a file from every other."""
+class FileDigest:
+    """The checksum and size of a file."""
 
     sha256: str
     size_bytes: int
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileSum:
-    """Writes a new file, flushed to the disk, and hashes what it writes. Holds one contiguous copy at most."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileDigest:
+    """Writes and flushes a new file, hashing what it writes. Copies at most one non-contiguous tensor at a time."""
     digest, size_bytes = hashlib.sha256(), 0
     with path.open("xb", buffering=0) as file:
-        for piece in _cut(tensors):
-            digest.update(piece)
-            write_all(file, piece)
-            size_bytes += len(piece)
+        for chunk in _make_chunks(tensors):
+            digest.update(chunk)
+            write_all(file, chunk)
+            size_bytes += len(chunk)
         os.fsync(file.fileno())
-    return FileSum(digest.hexdigest(), size_bytes)
+    return FileDigest(digest.hexdigest(), size_bytes)
 
 
 def measure_tensors(tensors: Mapping[str, Tensor]) -> int:
-    """The size of the file that `write_tensors` makes."""
+    """Returns the size of the file that `write_tensors` would write."""
     return len(_make_header(tensors)) + sum(tensor.nbytes for tensor in tensors.values())
 
 
-def read_tensors(path: Path, expected: FileSum) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU; raises UserError unless the file is the expected one, and safe to open."""
+def read_tensors(path: Path, expected: FileDigest) -> dict[str, Tensor]:
+    """Reads the tensors of a file to the CPU; raises UserError unless it has the expected checksum and is valid."""
     check_file(path, expected)
     _check_header(path)
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is no sound safetensors file ({error!s:.200}); use another checkpoint") from None
+        raise UserError(f"{path} is not a valid safetensors file ({error!s:.200}); use another checkpoint") from None
     return tensors
 
 
-def check_file(path: Path, expected: FileSum, *, thorough: bool = True) -> None:
-    """Raises UserError unless it is a plain file of the expected size and, if thorough, checksum."""
-    size_bytes = measure_plain(path)
+def check_file(path: Path, expected: FileDigest, *, thorough: bool = True) -> None:
+    """Raises UserError unless it is a regular file of the expected size and, if thorough, checksum."""
+    size_bytes = measure_regular(path)
     if size_bytes != expected.size_bytes:
         raise UserError(
             f"checkpoint {path.parent} is damaged: {path.name} has {size_bytes:,} bytes, not {expected.size_bytes:,}"
@@ -96,7 +96,7 @@ def check_file(path: Path, expected: FileSum, *, thorough: bool = True) -> None:
     if not thorough:
         return
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"cannot read checkpoint {path}: {error.strerror or error}") from None
@@ -104,29 +104,29 @@ def check_file(path: Path, expected: FileSum, *, thorough: bool = True) -> None:
         raise UserError(f"checkpoint {path.parent} is damaged: the checksum of {path.name} is wrong")
 
 
-def write_all(file: RawIOBase, piece: bytes | memoryview) -> None:
-    """An unbuffered file may take less than it is given."""
-    view = memoryview(piece)
+def write_all(file: RawIOBase, data: bytes | memoryview) -> None:
+    """Writes all bytes to an unbuffered file, which may accept fewer per call."""
+    view = memoryview(data)
     while view:
         view = view[file.write(view) :]
 
 
-def _cut(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The file's bytes in pieces that lie where the tensors do."""
+def _make_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Yields the file's bytes in chunks that are views of the tensors."""
     yield _make_header(tensors)
     for _, tensor in _sort(tensors):
         dense = tensor.detach().to("cpu").contiguous()
         flat = dense.as_strided((dense.numel(),), (1,))  # reshape would keep a single element's stride
         view = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-        for start in range(0, len(view), PIECE_BYTES):
-            yield view[start : start + PIECE_BYTES]
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield view[start : start + CHUNK_BYTES]
 
 
 def _make_header(tensors: Mapping[str, Tensor]) -> bytes:
-    """The header behind its length, padded with spaces so that the tensors begin at a multiple of 8."""
+    """Returns the header after its length, padded with spaces so that the tensors start at a multiple of 8."""
     entries, end = {}, 0
     for name, tensor in _sort(tensors):
-        assert name != "__metadata__", "the format keeps this name for itself"
+        assert name != "__metadata__", "the format reserves this name"
         start, end = end, end + tensor.nbytes
         entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
@@ -135,30 +135,30 @@ def _make_header(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _sort(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    order = {dtype: place for place, dtype in enumerate(DTYPES)}
+    order = {dtype: index for index, dtype in enumerate(DTYPES)}
     return sorted(tensors.items(), key=lambda item: (order[item[1].dtype], item[0]))
 
 
 def _check_header(path: Path) -> None:
-    """Refuses what is no such file at all, and what the library would open with too much memory or too little care."""
-    with open_plain(path) as file:
+    """Raises UserError for pickles, and for headers that are too large, are not JSON or repeat a name."""
+    with open_regular(path) as file:
         start = file.read(LENGTH_BYTES)
         length = int.from_bytes(start, "little")
         header = file.read(length) if length <= MAX_HEADER_BYTES else b""
     if start.startswith(PICKLES) and not header.startswith(b"{"):
-        raise UserError(f"{path} is a pickle, which could run code; gptmill does not open those")
+        raise UserError(f"{path} is a pickle, which can execute code; gptmill does not load pickles")
     try:
         if length > MAX_HEADER_BYTES:
-            raise ValueError(f"{length:,} bytes are too many")
-        json.loads(header, object_pairs_hook=_refuse_doubles)
+            raise ValueError(f"{length:,} bytes are too large")
+        json.loads(header, object_pairs_hook=_refuse_duplicates)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} is no sound safetensors file (its header: {error!s:.200}); use another checkpoint"
+            f"{path} is not a valid safetensors file (its header: {error!s:.200}); use another checkpoint"
         ) from None
 
 
-def _refuse_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name occurs twice")
     return entries

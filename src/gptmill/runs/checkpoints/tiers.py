@@ -1,8 +1,8 @@
-"""Tiers: names such as latest and best_model that point to a checkpoint's folder, and what goes when none does.
+"""Tiers: names such as latest and best_model that link to a checkpoint, which is deleted once no tier does.
 
-A tier is a relative link to a `step_*` folder beside it; where the file system has no links, a small text file that
-holds the folder's name. Whatever else bears a tier's name is ignored. Knows nothing of what a checkpoint holds,
-except its losses and when it was saved.
+A tier is a relative symlink to a `step_*` folder beside it or, where the file system has no symlinks, a small text
+file with the folder's name. Anything else with a tier's name is ignored. Of a checkpoint's content, only the losses
+and the time of the save are known here.
 """
 
 from __future__ import annotations
@@ -49,82 +49,82 @@ def make_milestone_name(step: int) -> str:
 
 
 def make_abandoned_name(step: int) -> str:
-    """Of the checkpoint that a run was told to go back behind: kept until it is pruned."""
+    """Returns the tier of a checkpoint later than the one the user resumed from; kept until it is pruned."""
     return f"{ABANDONED}{step:06d}"
 
 
 def find_tier_names(values: object) -> list[str]:
-    """Those of a checkpoint's own words that name tiers; a stranger's others could lead anywhere."""
+    """Returns the valid tier names in a checkpoint's values, which are untrusted: others could be paths to anywhere."""
     names = values if isinstance(values, list) else []
     return [name for name in names if isinstance(name, str) and TIER.fullmatch(name)]
 
 
 def read_tiers(folder: Path) -> dict[str, Path]:
-    """Each tier's folder, for those tiers whose folder is there."""
-    found = {name: folder / target for name, target in _read_pointers(folder).items()}
+    """Returns the folder of each tier whose folder exists."""
+    found = {name: folder / target for name, target in _read_links(folder).items()}
     return {name: path for name, path in found.items() if path.is_dir() and not path.is_symlink()}
 
 
 def find_unlinked(folder: Path) -> list[Path]:
-    """Folders saved after latest's that no tier points to, the newest first: a kill came before they were linked.
+    """Returns the folders saved after latest that no tier links to, the newest first: a kill came before linking.
 
-    Later in time, not in steps: after going back, the steps of the past that was given up are higher ones.
+    Later in time, not in steps: after a rollback, abandoned checkpoints have higher steps.
     """
     tiers = read_tiers(folder)
     if LATEST not in tiers:
         return []
-    # A latest that cannot be read says nothing of its age: all that is old would look newer.
+    # If latest cannot be read, its age is unknown, and all old folders would look newer.
     newest = max(_read_age(tiers[tier]) for tier in (LATEST, BACKUP) if tier in tiers)
     if newest[0] == -math.inf:
         return []
-    loose = [(_read_age(path), path) for path in set(list_step_folders(folder)) - set(tiers.values())]
-    return [path for age, path in sorted(loose, reverse=True) if age > newest]
+    unlinked = [(_read_age(path), path) for path in set(list_step_folders(folder)) - set(tiers.values())]
+    return [path for age, path in sorted(unlinked, reverse=True) if age > newest]
 
 
-def point(folder: Path, tier: str, target: Path) -> None:
-    """Makes a tier point to a folder: a reader or a kill finds the old target or the new one."""
+def link_tier(folder: Path, tier: str, target: Path) -> None:
+    """Links a tier to a folder, atomically."""
     assert TIER.fullmatch(tier), tier
-    path, fresh = folder / tier, folder / f".{tier}.partial"
-    fresh.unlink(missing_ok=True)
+    path, partial = folder / tier, folder / f".{tier}.partial"
+    partial.unlink(missing_ok=True)
     try:
-        fresh.symlink_to(target.name)
+        partial.symlink_to(target.name)
     except (OSError, NotImplementedError):
-        fresh.write_text(target.name + "\n", encoding="utf-8")
-        flush_to_disk(fresh)
-    if path.is_dir() and not path.is_symlink():  # a copy that followed the links; it is the user's
+        partial.write_text(target.name + "\n", encoding="utf-8")
+        flush_to_disk(partial)
+    if path.is_dir() and not path.is_symlink():  # from a copy that followed the links; the user's to delete
         path.rename(next(aside for n in count(1) if not (aside := folder / f"{tier}.old_{n}").exists()))
-    fresh.replace(path)
+    partial.replace(path)
 
 
 def link_tiers(
     folder: Path, target: Path, tiers: Sequence[str], keep: int, in_use: InUse = lambda _: False
 ) -> list[Path]:
-    """Makes a durable checkpoint the latest, gives it its tiers, and deletes what then no tier holds.
+    """Makes a durable checkpoint the latest, links its tiers, and deletes the checkpoints that no tier links to.
 
-    What was saved for the same or a later step is of a past that was given up, and goes. Returns the folders that
-    are deleted; one that is `in_use` goes with a later save. Killed anywhere, it leaves `latest` or what
-    `find_unlinked` finds newer than it.
+    Checkpoints of the same or a later step were abandoned by a rollback and are deleted too. Returns the deleted
+    folders; one that is `in_use` is deleted with a later save. If this is killed, `latest` or `find_unlinked` still
+    finds the newest checkpoint.
     """
-    _adopt(folder, target)
+    _link_untiered(folder, target)
     before = read_tiers(folder)
-    given_up = [path for path in list_step_folders(folder) if path != target and read_step(path) >= read_step(target)]
+    abandoned = [path for path in list_step_folders(folder) if path != target and read_step(path) >= read_step(target)]
     old = before.get(LATEST)
-    if old is not None and old != target and old not in given_up and not find_damage(old, thorough=False):
-        point(folder, BACKUP, old)
-    point(folder, LATEST, target)
+    if old is not None and old != target and old not in abandoned and not find_damage(old, thorough=False):
+        link_tier(folder, BACKUP, old)
+    link_tier(folder, LATEST, target)
     for tier in tiers:
-        point(folder, tier, target)
-    _leave_past(folder, given_up)
-    _drop_rolling(folder, keep)
+        link_tier(folder, tier, target)
+    _unlink_abandoned(folder, abandoned)
+    _unlink_old_rolling(folder, keep)
     flush_to_disk(folder)
-    held = set(read_tiers(folder).values())
-    return [path for path in list_step_folders(folder) if path not in held and not in_use(path) and _delete(path)]
+    linked = set(read_tiers(folder).values())
+    return [path for path in list_step_folders(folder) if path not in linked and not in_use(path) and _delete(path)]
 
 
 def prune(folder: Path, keep: int) -> list[Path]:
-    """Deletes what the run went back behind, what no tier holds, and rolling checkpoints beyond the newest `keep`.
+    """Deletes abandoned checkpoints, those that no tier links to, and rolling ones beyond the newest `keep`.
 
-    Returns what it deleted. Raises UserError where the checkpoint that would remain as the latest is damaged.
+    Returns the deleted folders. Raises UserError if the checkpoint that would remain as the latest is damaged.
     """
     folders = list_step_folders(folder)
     if not folders:
@@ -133,7 +133,7 @@ def prune(folder: Path, keep: int) -> list[Path]:
     target = (unlinked or [read_tiers(folder).get(LATEST, folders[-1])])[0]
     if damage := find_damage(target, thorough=True):
         raise UserError(
-            f"{damage}; nothing is deleted, since an older checkpoint may be the last sound one: go on with --resume "
+            f"{damage}; nothing is deleted, since an older checkpoint may be the last valid one: resume with --resume "
             f"latest until the next save, then prune"
         )
     _unlink(folder, [name for name in read_tiers(folder) if name.startswith(ABANDONED)])
@@ -141,69 +141,69 @@ def prune(folder: Path, keep: int) -> list[Path]:
 
 
 def remove_tiers(folder: Path, target: Path) -> None:
-    """Removes all that points to a folder."""
-    _unlink(folder, (name for name, pointed in _read_pointers(folder).items() if pointed == target.name))
+    """Removes all tiers that link to a folder."""
+    _unlink(folder, (name for name, linked in _read_links(folder).items() if linked == target.name))
 
 
-def _read_pointers(folder: Path) -> dict[str, str]:
-    """What each tier points to, there or not. Only plain names count: a stranger's link could lead anywhere."""
-    pointers = {}
+def _read_links(folder: Path) -> dict[str, str]:
+    """Returns the target name of each tier, existing or not. Links to elsewhere are ignored: they are untrusted."""
+    links = {}
     for name in sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else ():
-        if TIER.fullmatch(name) and STEP_FOLDER.fullmatch(pointed := _read_pointer(folder / name)):
-            pointers[name] = pointed
-    return pointers
+        if TIER.fullmatch(name) and STEP_FOLDER.fullmatch(target := _read_link(folder / name)):
+            links[name] = target
+    return links
 
 
-def _read_pointer(path: Path) -> str:
+def _read_link(path: Path) -> str:
     try:
         if path.is_symlink():
             return str(path.readlink())
         if path.is_file() and path.stat().st_size <= MAX_POINTER_BYTES:
             return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
-        pass  # gone meanwhile, or no pointer
+        pass  # deleted meanwhile, or not a link
     return ""
 
 
 def _read_age(path: Path) -> tuple[float, int]:
-    """Sorts folders by when they were saved; one that cannot be read counts as the oldest."""
+    """Returns a sort key by the time of the save; a folder that cannot be read counts as the oldest."""
     try:
         return read_info(path).saved_at, read_step(path)
     except UserError:
         return -math.inf, read_step(path)
 
 
-def _adopt(folder: Path, target: Path) -> None:
-    """Folders from before there were tiers, or from before the first one was linked, count as rolling checkpoints."""
-    if not _read_pointers(folder):
+def _link_untiered(folder: Path, target: Path) -> None:
+    """Links folders as rolling checkpoints if there is no tier at all: they were saved before any tier was linked."""
+    if not _read_links(folder):
         older = [path for path in list_step_folders(folder) if path != target]
         for path in reversed(older):
-            point(folder, make_rolling_name(read_step(path)), path)
+            link_tier(folder, make_rolling_name(read_step(path)), path)
         if older:
-            point(folder, LATEST, older[-1])
+            link_tier(folder, LATEST, older[-1])
 
 
-def _leave_past(folder: Path, given_up: list[Path]) -> None:
-    """Removes tiers of folders that are given up or gone; best_model and latest_backup go to others that remain."""
-    lost = {name: folder / pointed for name, pointed in _read_pointers(folder).items()}
+def _unlink_abandoned(folder: Path, abandoned: list[Path]) -> None:
+    """Removes tiers of abandoned or missing folders; best_model and latest_backup are linked to remaining ones."""
+    lost = {name: folder / target for name, target in _read_links(folder).items()}
     lost = {
         name: path
         for name, path in lost.items()
-        if not path.is_dir() or (path in given_up and not name.startswith(ABANDONED))
+        if not path.is_dir() or (path in abandoned and not name.startswith(ABANDONED))
     }
-    remaining = {path for path in read_tiers(folder).values() if path not in given_up}
+    remaining = {path for path in read_tiers(folder).values() if path not in abandoned}
     if BEST in lost and (best := _find_best(remaining)):
-        point(folder, BEST, best)
+        link_tier(folder, BEST, best)
         del lost[BEST]
     others = sorted(remaining - {read_tiers(folder)[LATEST]}, key=read_step)
     if BACKUP in lost and others:
-        point(folder, BACKUP, others[-1])
+        link_tier(folder, BACKUP, others[-1])
         del lost[BACKUP]
     _unlink(folder, lost)
 
 
 def _find_best(paths: Iterable[Path]) -> Path | None:
-    """The folder with the lowest validation loss; the earliest of them, since a loss stays until the next is known."""
+    """Returns the folder with the lowest validation loss; the earliest, since later saves repeat the last loss."""
     losses = []
     for path in paths:
         with suppress(UserError):
@@ -212,7 +212,7 @@ def _find_best(paths: Iterable[Path]) -> Path | None:
     return min(losses)[-1] if losses else None
 
 
-def _drop_rolling(folder: Path, keep: int) -> None:
+def _unlink_old_rolling(folder: Path, keep: int) -> None:
     rolling = {name: path for name, path in read_tiers(folder).items() if name.startswith(ROLLING)}
     oldest_first = sorted(rolling, key=lambda name: read_step(rolling[name]))
     _unlink(folder, oldest_first[: max(0, len(oldest_first) - keep)])
@@ -227,5 +227,5 @@ def _delete(path: Path) -> bool:
     try:
         delete_checkpoint(path)
     except OSError:
-        return False  # it goes with a later save; the new checkpoint is durable all the same
+        return False  # deleted with a later save; the new checkpoint is durable regardless
     return True

@@ -1,4 +1,4 @@
-"""Trackers: each is fed every event of a run and writes it where people look. `open_trackers` lists them all."""
+"""Trackers: each receives every event of a run and records it in its own format. `open_trackers` lists them all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gptmill.runs.trackers.tensorboard import TensorBoard
 def open_trackers(
     run: RunDirectory, config: TrackingConfig, resumed_at: int, *, is_evaluated: bool = True
 ) -> TrackerGroup:
-    """The run's trackers, set back to the step that it goes on from, so that no step is told twice."""
+    """Opens the run's trackers, rewound to the step it resumes from, so that no step is recorded twice."""
     trackers: list[Tracker] = [
-        HistoryFile(run),  # first: it looks for signs of a crash in what the others cut back
+        HistoryFile(run),  # first: it looks for a crash in the events that the next one truncates
         JsonLines(run.events, resumed_at, is_evaluated=is_evaluated),
         TextLog(run.text_log, resumed_at, is_evaluated=is_evaluated),
         SampleFiles(run.samples, resumed_at),

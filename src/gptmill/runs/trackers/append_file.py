@@ -1,4 +1,4 @@
-"""A file of lines that a full disk leaves no hole in."""
+"""An append-only text file that loses no line when the disk is full."""
 
 from __future__ import annotations
 
@@ -11,98 +11,98 @@ from pathlib import Path
 
 from gptmill.data.files import flush_to_disk, write_durably
 
-MAX_WAITING_BYTES = 16_000_000
+MAX_PENDING_BYTES = 16_000_000
 
 
-class AppendedFile:
-    """Lines, each on the disk when `write_line` returns; those that the disk refuses wait in memory for its next call.
+class AppendOnlyFile:
+    """Writes each line before `write_line` returns; lines that the disk refuses are kept in memory and retried.
 
-    Nothing else may write to the file meanwhile. `durable` lines survive a power cut as well.
+    Nothing else may write to the file meanwhile. `durable` lines are flushed to disk and survive a power failure.
     """
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
         self._path = path
         self._is_durable = durable
         self._descriptor: int | None = None
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
-        self._begun_bytes = 0  # of the first waiting line, already in the file
-        self._refused = ""
+        self._pending: deque[bytes] = deque()
+        self._pending_bytes = 0
+        self._written_bytes = 0  # of the first pending line
+        self._failure = ""
         self._lost_lines = 0
 
     def write_line(self, line: str) -> None:
         self._push(line.encode() + b"\n")
-        self._write_waiting()
+        self._write_pending()
 
     def keep_only(self, is_kept: Callable[[str], bool]) -> None:
-        """Drops all other lines, and one that was cut short; a disk that is full does not prevent it."""
+        """Drops all other lines, and an incomplete last line; works on a full disk too."""
         self._close_descriptor()
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        self._waiting_bytes = self._begun_bytes = 0
+        pending = list(self._pending)
+        self._pending.clear()
+        self._pending_bytes = self._written_bytes = 0
         if self._path.exists():
             self._rewrite(is_kept)
-        for line in waiting:
+        for line in pending:
             if is_kept(_read(line)):
                 self._push(line)
-        self._write_waiting()
+        self._write_pending()
 
     def close(self) -> None:
-        self._write_waiting()
+        self._write_pending()
         self._close_descriptor()
-        if self._waiting:
-            lost = len(self._waiting) + self._lost_lines
-            _warn(f"{self._path} lacks its last {lost} lines: {self._refused}")
-            self._waiting.clear()
+        if self._pending:
+            lost = len(self._pending) + self._lost_lines
+            _warn(f"{self._path} lacks its last {lost} lines: {self._failure}")
+            self._pending.clear()
 
     def _push(self, line: bytes) -> None:
-        self._waiting.append(line)
-        self._waiting_bytes += len(line)
-        while self._waiting_bytes > MAX_WAITING_BYTES and len(self._waiting) > 2:
-            # The first may be half in the file, and its other half must follow.
-            self._waiting_bytes -= len(self._waiting[1])
-            del self._waiting[1]
+        self._pending.append(line)
+        self._pending_bytes += len(line)
+        while self._pending_bytes > MAX_PENDING_BYTES and len(self._pending) > 2:
+            # The first line may be partly written; the rest of it must follow.
+            self._pending_bytes -= len(self._pending[1])
+            del self._pending[1]
             self._lost_lines += 1
 
-    def _write_waiting(self) -> None:
+    def _write_pending(self) -> None:
         try:
-            while self._waiting:
+            while self._pending:
                 self._write_first()
             if self._is_durable and self._descriptor is not None:
                 os.fsync(self._descriptor)
         except OSError as error:
-            if not self._refused:
-                _warn(f"{self._path}: {error.strerror or error}; its lines wait in memory until it can be written")
-            self._refused = error.strerror or str(error)
+            if not self._failure:
+                _warn(f"{self._path}: {error.strerror or error}; its lines are kept in memory until it can be written")
+            self._failure = error.strerror or str(error)
             return
-        if self._refused:
-            lost = f", without {self._lost_lines} lines that were too many to wait" if self._lost_lines else ""
+        if self._failure:
+            lost = f", except for {self._lost_lines} lines that did not fit in memory" if self._lost_lines else ""
             _warn(f"{self._path} can be written again and is complete{lost}")
-            self._refused, self._lost_lines = "", 0
+            self._failure, self._lost_lines = "", 0
 
     def _write_first(self) -> None:
-        line = self._waiting[0]
+        line = self._pending[0]
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        while self._begun_bytes < len(line):
-            self._begun_bytes += os.write(self._descriptor, line[self._begun_bytes :])
-        self._waiting.popleft()
-        self._waiting_bytes -= len(line)
-        self._begun_bytes = 0
+        while self._written_bytes < len(line):
+            self._written_bytes += os.write(self._descriptor, line[self._written_bytes :])
+        self._pending.popleft()
+        self._pending_bytes -= len(line)
+        self._written_bytes = 0
 
     def _rewrite(self, is_kept: Callable[[str], bool]) -> None:
-        """Cuts off where that is enough; else replaces the file, or has its later lines wait where there is no room."""
+        """Truncates the file if that is enough, else replaces it; on a full disk, the later lines stay pending."""
         whole = self._path.read_bytes()
         lines = [line + b"\n" for line in whole.split(b"\n")[:-1]]
         kept = [is_kept(_read(line)) for line in lines]
-        unbroken = kept.index(False) if False in kept else len(kept)
-        later = [line for line, is_wanted in zip(lines[unbroken:], kept[unbroken:], strict=True) if is_wanted]
+        prefix = kept.index(False) if False in kept else len(kept)
+        later = [line for line, is_wanted in zip(lines[prefix:], kept[prefix:], strict=True) if is_wanted]
         if later:
             with suppress(OSError):
-                write_durably(self._path, b"".join([*lines[:unbroken], *later]).decode(errors="replace"))
+                write_durably(self._path, b"".join([*lines[:prefix], *later]).decode(errors="replace"))
                 return
             self._path.with_name(self._path.name + ".partial").unlink(missing_ok=True)
-        length = sum(map(len, lines[:unbroken]))
+        length = sum(map(len, lines[:prefix]))
         if length < len(whole):
             os.truncate(self._path, length)
             flush_to_disk(self._path)
@@ -120,5 +120,5 @@ def _read(line: bytes) -> str:
 
 
 def _warn(message: str) -> None:
-    with suppress(OSError):  # the pipe may be gone
+    with suppress(OSError):  # stderr may be a closed pipe
         sys.stderr.write(f"warning: {message}\n")

@@ -1,4 +1,4 @@
-"""The run in the terminal: a live display for people, plain lines for files and pipes."""
+"""The console tracker: a live display in a terminal, plain lines in files and pipes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gptmill.runs.events import (
 )
 from gptmill.runs.trackers.protocol import Tracker
 
-PLAIN_SECONDS = 5.0  # a line in a log file every so often, whatever the speed
-MAX_SKIP_LINES = 10  # then one every so often as well: a run may skip for hours
+PLAIN_SECONDS = 5.0  # between two lines, whatever the speed
+MAX_SKIP_LINES = 10  # before they are limited to one per PLAIN_SECONDS: a run may skip for hours
 
 
 def build_console() -> Tracker:
-    """The display that suits where standard output goes."""
+    """Returns a live display if standard output is a terminal, else plain lines."""
     console = _Console(highlight=False)
     is_live = console.is_terminal and not console.is_dumb_terminal
     return LiveDisplay(console) if is_live else PlainLines(console)
@@ -36,12 +36,12 @@ def build_console() -> Tracker:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raises what it is; rich would end the process, and with it the run."""
-        raise BrokenPipeError("nobody reads the output any more")
+        """Raises BrokenPipeError; rich would exit the process, and with it the run."""
+        raise BrokenPipeError("standard output is closed")
 
 
 class PlainLines:
-    """A line for the first and the last step, for every evaluation, and every few seconds in between."""
+    """Prints the first and the last step, every evaluation, and a step every few seconds in between."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -52,21 +52,21 @@ class PlainLines:
 
     def track(self, event: Event) -> None:
         for line in self._incidents.describe(event):
-            self._say(line)
+            self._print(line)
         if isinstance(event, RunStarted):
             self._max_steps = event.max_steps
             self._val_loss = event.val_loss
-            self._say(describe_start(event))
+            self._print(describe_start(event))
         elif isinstance(event, StepLogged):
             now = time.monotonic()
             if now - self._last_line >= PLAIN_SECONDS or event.step == self._max_steps:
                 self._last_line = now
-                self._say(f"step {event.step}/{self._max_steps} | {describe_step(event, self._val_loss)}")
+                self._print(f"step {event.step}/{self._max_steps} | {describe_step(event, self._val_loss)}")
         elif isinstance(event, EvalDone):
             self._val_loss = event.val_loss
-            self._say(describe_eval(event))
+            self._print(describe_eval(event))
         elif isinstance(event, RunFinished):
-            self._say(describe_end(event))
+            self._print(describe_end(event))
 
     def rewind(self, step: int) -> None:
         self._val_loss = None
@@ -75,19 +75,19 @@ class PlainLines:
     def close(self) -> None:
         pass
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
 
 class LiveDisplay:
-    """A progress bar and the newest numbers, with evaluations scrolling past above them."""
+    """Shows a progress bar and the latest metrics, with evaluations scrolling above them."""
 
     def __init__(self, console: Console) -> None:
         columns = (BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("eta {task.fields[eta]}"))
         self._progress = Progress(*columns, console=console)
         self._task = self._progress.add_task("", total=None, eta="…")
         self._console = console
-        self._numbers = Text()
+        self._metrics = Text()
         self._val_loss: float | None = None
         self._incidents = Incidents()
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4)
@@ -102,7 +102,7 @@ class LiveDisplay:
             self._live.start()
         elif isinstance(event, StepLogged):
             self._progress.update(self._task, completed=event.step, eta=_format_seconds(event.seconds_left))
-            self._numbers = Text(describe_step(event, self._val_loss, eta=False))
+            self._metrics = Text(describe_step(event, self._val_loss, eta=False))
         elif isinstance(event, EvalDone):
             self._val_loss = event.val_loss
             self._console.print(describe_eval(event), markup=False)
@@ -119,11 +119,11 @@ class LiveDisplay:
         self._live.stop()
 
     def _render(self) -> Group:
-        return Group(self._progress, self._numbers)
+        return Group(self._progress, self._metrics)
 
 
 class Incidents:
-    """What went wrong, as lines; it counts the updates that were skipped."""
+    """Describes skipped updates, rollbacks and warnings, and counts the skipped updates."""
 
     def __init__(self) -> None:
         self._skipped = 0
@@ -131,11 +131,11 @@ class Incidents:
         self._last_line = -math.inf
 
     def describe(self, event: Event) -> list[str]:
-        """The lines that tell of the event: none for one that is no incident."""
+        """Returns the lines for an event; none if it is not an incident."""
         if isinstance(event, StepLogged):
             self._skipped, self._counted_until = event.skipped, event.step
         elif isinstance(event, UpdateSkipped):
-            if event.step > self._counted_until:  # else the step's own event counted it already
+            if event.step > self._counted_until:  # else the StepLogged event has counted it
                 self._skipped += 1
             return self._describe_skip(event)
         elif isinstance(event, RolledBack):
@@ -198,13 +198,13 @@ def describe_eval(event: EvalDone) -> str:
     parts = [f"step {event.step:,}: val loss {event.val_loss:.4f}, perplexity {perplexity}"]
     parts += [f"{name} {loss:.4f}" for name, loss in event.by_corpus.items()]
     if event.ema_loss is not None:
-        parts.append(f"averaged weights {event.ema_loss:.4f}")
+        parts.append(f"EMA weights {event.ema_loss:.4f}")
     return " | ".join(parts)
 
 
 def describe_rollback(event: RolledBack) -> str:
-    left_out = f"; windows {event.windows[0]:,} to {event.windows[1] - 1:,} are left out" if event.windows else ""
-    return f"step {event.from_step:,}: {event.reason}: back to step {event.step:,}{left_out}"
+    skipped = f"; windows {event.windows[0]:,} to {event.windows[1] - 1:,} are skipped" if event.windows else ""
+    return f"step {event.from_step:,}: {event.reason}: rolled back to step {event.step:,}{skipped}"
 
 
 def describe_end(event: RunFinished) -> str:
@@ -213,14 +213,14 @@ def describe_end(event: RunFinished) -> str:
 
 
 def _describe_compute(event: RunStarted) -> str:
-    """What a token takes, and what the device could do; that this is not known goes without saying of a CPU alone."""
+    """Describes FLOPs per token and the device's peak; says that the peak is unknown, except for a CPU."""
     if not event.flops_per_token:
         return ""
     peak = ""
     if event.peak_tflops is not None:
-        peak = f", at most {format_rate(event.peak_tflops)} per device"
+        peak = f", peak {format_rate(event.peak_tflops)} per device"
     elif not event.device.startswith("CPU"):
-        peak = "; MFU is not known, since the peak rate of this device is not"
+        peak = "; MFU is unknown, since the peak rate of this device is"
     return f"{event.flops_per_token / 1e6:,.1f} MFLOP per token{peak}"
 
 

@@ -1,4 +1,4 @@
-"""What a tracker is, and the group that keeps one tracker's failure from harming the run."""
+"""The tracker protocol, and a group of trackers in which one failure does not affect the run or the others."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gptmill.runs.events import Event
 
 
 class Tracker(Protocol):
-    """Takes events. A tracker that is opened for a resumed run first drops what it holds of later steps."""
+    """Receives events. When opened for a resumed run, a tracker first drops what it holds of later steps."""
 
     def track(self, event: Event) -> None: ...
 
     def rewind(self, step: int) -> None:
-        """Forgets all steps after `step`: the run went back."""
+        """Drops all steps after `step`: the run was rolled back."""
 
     def close(self) -> None: ...
 
 
 class TrackerGroup:
-    """Feeds every tracker; one that raises is reported and left out from then on."""
+    """Passes events to every tracker; one that raises is reported and removed."""
 
     def __init__(self, trackers: list[Tracker]) -> None:
         self._trackers = trackers
@@ -33,9 +33,9 @@ class TrackerGroup:
             self._attempt(tracker, partial(tracker.track, event), f"at step {event.step}")
 
     def rewind(self, step: int) -> None:
-        """Has every tracker forget all steps after `step`; what made the run go back is told afterwards."""
+        """Drops all steps after `step` in every tracker; the RolledBack event follows."""
         for tracker in list(self._trackers):
-            self._attempt(tracker, partial(tracker.rewind, step), f"while going back to step {step}")
+            self._attempt(tracker, partial(tracker.rewind, step), f"while rewinding to step {step}")
 
     def __enter__(self) -> TrackerGroup:
         return self
@@ -50,7 +50,7 @@ class TrackerGroup:
         except (Exception, SystemExit) as error:  # a broken log must not end a run of weeks
             self._trackers.remove(tracker)
             name = type(tracker).__name__
-            with suppress(OSError):  # the pipe that broke may be this one too
-                sys.stderr.write(f"warning: {name} failed {when} ({error}); the run goes on without it\n")
+            with suppress(OSError):  # stderr may be the pipe that broke
+                sys.stderr.write(f"warning: {name} failed {when} ({error}); the run continues without it\n")
             with suppress(Exception):
                 tracker.close()

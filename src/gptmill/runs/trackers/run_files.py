@@ -9,39 +9,39 @@ from contextlib import suppress
 from pathlib import Path
 
 from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged, to_json
-from gptmill.runs.trackers.append_file import AppendedFile
+from gptmill.runs.trackers.append_file import AppendOnlyFile
 
 EVALUATIONS = (EvalDone.__name__, SampleDrawn.__name__)
 
 
 class JsonLines:
-    """Every event, one JSON object a line."""
+    """Writes every event as one JSON object per line."""
 
     def __init__(self, path: Path, resumed_at: int, *, is_evaluated: bool = True) -> None:
-        self._file = AppendedFile(path)
+        self._file = AppendOnlyFile(path)
         self.rewind(resumed_at, is_evaluated=is_evaluated)
 
     def track(self, event: Event) -> None:
         self._file.write_line(to_json(event))
 
     def rewind(self, step: int, *, is_evaluated: bool = True) -> None:
-        """Where the step is yet to be evaluated, what an earlier process said of that goes too."""
+        """Drops later steps; unless `is_evaluated`, the evaluation of this step too, which is to be repeated."""
 
-        def read_place(line: str) -> tuple[int, bool]:
-            record = json.loads(line)
+        def read_position(line: str) -> tuple[int, bool]:
+            record = json.loads(line)  # not an Event: those that a newer version added are kept
             return int(record["step"]), record["event"] in EVALUATIONS
 
-        _drop_later_lines(self._file, (step, is_evaluated), read_place)
+        _drop_later_lines(self._file, (step, is_evaluated), read_position)
 
     def close(self) -> None:
         self._file.close()
 
 
 class TextLog:
-    """`250 train 3.456789` and `250 val 3.4568`."""
+    """Writes lines such as `250 train 3.456789` and `250 val 3.4568`."""
 
     def __init__(self, path: Path, resumed_at: int, *, is_evaluated: bool = True) -> None:
-        self._file = AppendedFile(path)
+        self._file = AppendOnlyFile(path)
         self.rewind(resumed_at, is_evaluated=is_evaluated)
 
     def track(self, event: Event) -> None:
@@ -58,7 +58,7 @@ class TextLog:
 
 
 class SampleFiles:
-    """One text file per sample, named by its step."""
+    """Writes one text file per sample, named by its step."""
 
     def __init__(self, folder: Path, resumed_at: int) -> None:
         self._folder = folder
@@ -88,13 +88,13 @@ class SampleFiles:
 
 
 def _drop_later_lines(
-    file: AppendedFile, last: tuple[int, bool], read_place: Callable[[str], tuple[int, bool]]
+    file: AppendOnlyFile, last: tuple[int, bool], read_position: Callable[[str], tuple[int, bool]]
 ) -> None:
-    """Keeps the lines up to `last`, a step and whether its evaluation; also drops what is no line of ours."""
+    """Keeps the lines up to `last`, a step and whether its evaluation is included; drops invalid lines too."""
 
     def is_kept(line: str) -> bool:
         try:
-            return read_place(line) <= last
+            return read_position(line) <= last
         except (ValueError, KeyError, IndexError, TypeError):
             return False
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class TensorBoard:
-    """An event file per process, and one more each time that the run goes back.
+    """Writes one event file per process, and another one after each rollback.
 
-    A later file tells TensorBoard to forget the steps after its own start.
+    Each file's purge step makes TensorBoard discard the later steps of the files before it.
     """
 
     def __init__(self, folder: Path, resumed_at: int) -> None:
@@ -32,7 +32,7 @@ class TensorBoard:
         if isinstance(event, SampleDrawn):
             self._writer.add_text("sample", _make_block(event.prompt + event.text), event.step, walltime=event.time)
         if isinstance(event, CheckpointSaved):
-            self._writer.flush()  # what the checkpoint holds must not be missing from the curves after a kill
+            self._writer.flush()  # after a kill, no step up to the checkpoint may be missing from the curves
 
     def rewind(self, step: int) -> None:
         self._writer.close()
@@ -43,21 +43,21 @@ class TensorBoard:
 
 
 def _open_writer(folder: Path, purge_step: int | None) -> SummaryWriter:
-    from torch.utils.tensorboard import SummaryWriter  # slow to import, and wanted by few runs
+    from torch.utils.tensorboard import SummaryWriter  # slow to import, and few runs need it
 
-    _wait_for_another_second(folder)
+    _wait_for_new_timestamp(folder)
     return SummaryWriter(str(folder), purge_step=purge_step)
 
 
-def _wait_for_another_second(folder: Path) -> None:
-    """Files are read by the order of their names: the second of their making, then numbers of which 10 is before 9."""
+def _wait_for_new_timestamp(folder: Path) -> None:
+    """Waits for the next second if needed: TensorBoard sorts files by name, and within a second 10 sorts before 9."""
     seconds = [int(found[1]) for path in folder.glob("*") if (found := EVENT_FILE.match(path.name))]
     if int(time.time()) == max(seconds, default=0):
         time.sleep(1 - time.time() % 1)
 
 
 def _make_block(text: str) -> str:
-    """A block of code, since TensorBoard would read the sample as Markdown and run its lines together."""
+    """Returns the text as a Markdown code block: TensorBoard renders Markdown, which would join its lines."""
     return "\n".join("    " + line for line in make_plain(text).split("\n"))
 
 
@@ -92,4 +92,4 @@ def _list_scalars(event: Event) -> dict[str, float]:
 
 
 def _name_by_corpus(name: str, losses: dict[str, float]) -> dict[str, float]:
-    return {f"{name}/{address.strip('/')}": loss for address, loss in losses.items()}
+    return {f"{name}/{corpus.strip('/')}": loss for corpus, loss in losses.items()}

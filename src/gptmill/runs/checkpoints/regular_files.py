@@ -1,4 +1,4 @@
-"""Opens files that a stranger may have put there: regular ones only, and never through a link."""
+"""Opens files of untrusted checkpoints: regular files only, and never through a link."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
-# A pipe would wait for its writer; a link could have taken the file's place since it was looked at.
+# Opening a pipe would block until it has a writer; a link could have replaced the file since it was checked.
 FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
-def measure_plain(path: Path) -> int:
-    """The size of a regular file; raises UserError for anything else."""
+def measure_regular(path: Path) -> int:
+    """Returns the size of a regular file in bytes; raises UserError for anything else."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -30,9 +30,9 @@ def measure_plain(path: Path) -> int:
     return _check_kind(path, status)
 
 
-def open_plain(path: Path) -> BufferedReader:
+def open_regular(path: Path) -> BufferedReader:
     """Opens a regular file; raises UserError for anything else."""
-    measure_plain(path)  # opening alone may already do something to a device
+    measure_regular(path)  # merely opening a device can have side effects
     try:
         file = os.fdopen(os.open(path, FLAGS), "rb")
     except OSError as error:
@@ -47,6 +47,6 @@ def open_plain(path: Path) -> BufferedReader:
 
 def _check_kind(path: Path, status: os.stat_result) -> int:
     if not stat.S_ISREG(status.st_mode):
-        kind = KINDS.get(stat.S_IFMT(status.st_mode), "something special")
-        raise UserError(f"{path} is {kind}, where a checkpoint has plain files; use another checkpoint")
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "a special file")
+        raise UserError(f"{path} is {kind}, where a checkpoint has regular files; use another checkpoint")
     return status.st_size

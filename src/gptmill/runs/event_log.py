@@ -1,0 +1,75 @@
+"""Reads event logs: events.jsonl and ledger.jsonl, one JSON object per line, possibly still growing.
+
+The last line may be incomplete: it is being written, or a kill cut it short. It is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gptmill.runs.events import Event, StepLogged, from_json
+
+TAIL_BYTES = 1 << 16
+
+
+def read_events(path: Path, *, missing_ok: bool = False) -> list[Event]:
+    """Returns every event, skipping lines that are not valid events of this version.
+
+    Raises OSError if the file cannot be read, unless `missing_ok`: then there are no events.
+    """
+    return _parse_lines(_read_lines(path, missing_ok=missing_ok))
+
+
+def read_recent_events(path: Path) -> list[Event]:
+    """Returns the events in the last 64 KiB, or all events where those hold none; none if there is no file."""
+    tail = _read_lines(path, TAIL_BYTES, missing_ok=True)
+    return _parse_lines(tail) or read_events(path, missing_ok=True)
+
+
+def read_last_step(path: Path) -> int:
+    """Returns the step logged last; 0 before the first, or without a file. Cheap enough to poll a growing file."""
+    for last_bytes in (TAIL_BYTES, None):
+        for line in reversed(_read_lines(path, last_bytes, missing_ok=True)):
+            event = parse_event(line)
+            if isinstance(event, StepLogged):
+                return event.step
+    return 0
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Returns every line as it was written, with events and fields that this version does not know.
+
+    Raises OSError if the file cannot be read, and ValueError for a line that is not JSON.
+    """
+    return [json.loads(line) for line in _read_lines(path)[:-1]]
+
+
+def parse_event(line: str) -> Event | None:
+    """Returns the event of a line; None if it is not a valid event, or of a kind that a newer version added."""
+    try:
+        event = from_json(line)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    is_valid = event is not None and isinstance(event.step, int) and isinstance(event.time, int | float)
+    return event if is_valid else None
+
+
+def _parse_lines(lines: list[str]) -> list[Event]:
+    return [event for line in lines if (event := parse_event(line)) is not None]
+
+
+def _read_lines(path: Path, last_bytes: int | None = None, *, missing_ok: bool = False) -> list[str]:
+    """Returns the lines in the last so many bytes; the first may lack its start, the last is "" or incomplete."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - last_bytes) if last_bytes is not None else 0)
+            text = file.read().decode(errors="replace")
+    except OSError:
+        if missing_ok:
+            return []
+        raise
+    return text.split("\n")

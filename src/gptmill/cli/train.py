@@ -42,12 +42,12 @@ def run(arguments: list[str]) -> int:
     from gptmill.training.loop import train
     from gptmill.training.run_request import make_run_request
 
-    launch = make_run_request(recipe, flags, options, presets)
+    request = make_run_request(recipe, flags, options, presets)
     is_main = os.environ.get("RANK", "0") == "0"
-    for change in launch.changes if is_main else ():
+    for change in request.changes if is_main else ():
         sys.stdout.write(f"changed since the run began: {change}\n")
     with show_preparing() as report:
-        outcome = train(launch, report)
+        outcome = train(request, report)
     if is_main:
         try:
             print_outcome(outcome, recipe)
@@ -113,7 +113,7 @@ def wants_to_go_on(recipe: str | None, flags: dict[str, Any]) -> bool:
 
 
 def parse(arguments: list[str]) -> tuple[str | None, dict[str, Any], StartOptions, PresetOptions]:
-    """(recipe, config flags, launch options, presets). The help shows the values of a recipe that is named first."""
+    """(recipe, config flags, start options, presets). The help shows the values of a recipe that is named first."""
     summary = SUMMARY + "\n".join(f"  {name:<24}{title}" for name, title in list_recipes().items())
     command = Command("train", "[RECIPE]", summary, (StartOptions, PresetOptions, RunConfig), find_recipe_problems)
     asks_help = "-h" in arguments or "--help" in arguments

@@ -211,9 +211,7 @@ def test_the_smallest_windows_work(window: int) -> None:
 def test_a_resumed_guard_decides_the_same() -> None:
     generator = random.Random(1)
     observations = [
-        replace(observation, loss=generator.choice([NAN, 30.0, observation.loss]))
-        if generator.random() < 0.2
-        else observation
+        replace(step, loss=generator.choice([NAN, 30.0, step.loss])) if generator.random() < 0.2 else step
         for step in make_course(300, 0.05, seed=1)
     ]
     observations[200:205] = [make_observation(step, NAN, NAN) for step in range(201, 206)]

@@ -143,20 +143,9 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         else TrackerGroup([])
     )
     session = Session(
-        config,
-        plan,
-        world,
-        stream,
-        reader,
-        evaluators,
-        run,
-        checkpointer,
-        stop,
-        watchdog,
-        trackers,
-        state.step,
-        started,
-    )
+        config, plan, world, stream, reader, evaluators, run, checkpointer, stop, watchdog, trackers,
+        first_step=state.step, started=started,
+    )  # fmt: skip
     trackers.track(describe_run(session, state, corpora, request, resume_point))
     return session, state
 

@@ -98,24 +98,24 @@ class SpikeDetector:
         """Number of consecutive rollbacks."""
         return self._counts.rollbacks
 
-    def check(self, step: Observation) -> Verdict:
+    def check(self, newest: Observation) -> Verdict:
         """Decides what to do after a step."""
         if self._config.guard == "off":
             return Verdict("fine")
-        if step.step > self._counts.last_spike_step + self._config.guard_window:
+        if newest.step > self._counts.last_spike_step + self._config.guard_window:
             self._counts = replace(self._counts, rollbacks=0)
-        if not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)):
-            return self._check_skipped(step)
+        if not (math.isfinite(newest.loss) and math.isfinite(newest.grad_norm)):
+            return self._check_skipped(newest)
         self._skips_in_a_row = 0
-        loss_spike, norm_spike = self._find_spikes(step)
+        loss_spike, norm_spike = self._find_spikes(newest)
         spike = ", ".join(filter(None, (loss_spike, norm_spike)))
         is_reported = bool(self._records) and self._records[-1].loss is None
-        self._record(step, is_outlier=bool(spike))
+        self._record(newest, is_outlier=bool(spike))
         if not spike:
             return Verdict("fine")
         if self._config.guard == "rollback" and (norm_spike or self._is_shuffled):
-            return self._roll_back(step, spike, SPIKE_STEPS)
-        return Verdict("fine", "" if is_reported else f"step {step.step}: {spike}")
+            return self._roll_back(newest, spike, SPIKE_STEPS)
+        return Verdict("fine", "" if is_reported else f"step {newest.step}: {spike}")
 
     def note_rollback(self, verdict: Verdict, from_step: int) -> None:
         """Counts a rollback; call after this detector has been restored to an older state with the rest of the run."""
@@ -139,26 +139,26 @@ class SpikeDetector:
         self._records.clear()
         self._records.extend(records)
 
-    def _record(self, step: Observation, *, is_outlier: bool) -> None:
+    def _record(self, newest: Observation, *, is_outlier: bool) -> None:
         # Outliers do not move the median; if they are the new level, they push the older steps out of the window.
-        metrics = () if is_outlier else (step.loss, step.grad_norm)
-        self._records.append(Record(step.step, *step.windows, *metrics))
+        metrics = () if is_outlier else (newest.loss, newest.grad_norm)
+        self._records.append(Record(newest.step, *newest.windows, *metrics))
 
-    def _check_skipped(self, step: Observation) -> Verdict:
-        self._record(step, is_outlier=True)
+    def _check_skipped(self, newest: Observation) -> Verdict:
+        self._record(newest, is_outlier=True)
         self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
-        if step.is_overflow:
+        if newest.is_overflow:
             return Verdict("skipped", "the gradients overflowed fp16; the loss scale has been lowered")
         self._skips_in_a_row += 1
-        metrics = f"loss {step.loss:.4g}, gradient norm {step.grad_norm:.4g}"
+        metrics = f"loss {newest.loss:.4g}, gradient norm {newest.grad_norm:.4g}"
         if self._skips_in_a_row < max(1, self._config.max_skips):
             return Verdict("skipped", metrics)
         reason = f"{self._skips_in_a_row} updates in a row were not finite ({metrics})"
         if self._config.guard == "warn":
             return Verdict("skipped", reason)
-        return self._roll_back(step, reason, self._skips_in_a_row)
+        return self._roll_back(newest, reason, self._skips_in_a_row)
 
-    def _find_spikes(self, step: Observation) -> tuple[str, str]:
+    def _find_spikes(self, newest: Observation) -> tuple[str, str]:
         """Describes spikes of the loss and of the gradient norm; empty if there are none or too few past steps."""
         threshold = self._config.spike_threshold
         losses = [record.loss for record in self._records if record.loss is not None]
@@ -167,39 +167,39 @@ class SpikeDetector:
         loss_spike = norm_spike = ""
         center = median(losses)
         limit = center + max(MIN_RELATIVE_RISE * center, MIN_RISE_NATS)
-        if step.loss > limit:  # the deviation is not needed for most steps
+        if newest.loss > limit:  # the deviation is not needed for most steps
             limit = max(limit, center + threshold * _estimate_noise(losses))
-        if step.loss > limit:
-            loss_spike = f"loss {step.loss:.4f} above the limit of {limit:.4f} (median {center:.4f})"
+        if newest.loss > limit:
+            loss_spike = f"loss {newest.loss:.4f} above the limit of {limit:.4f} (median {center:.4f})"
         norms = [record.grad_norm for record in self._records if record.grad_norm is not None]
         center = max(median(norms), MIN_NORM)
         limit = max(center * MIN_NORM_FACTOR, self._harmless_norm)
-        if step.grad_norm > limit:
+        if newest.grad_norm > limit:
             limit = max(limit, center * math.exp(min(threshold * _estimate_log_deviation(norms, center), MAX_LOG)))
-        if step.grad_norm > limit:
-            norm_spike = f"gradient norm {step.grad_norm:.4g} above the limit of {limit:.4g} (median {center:.4g})"
+        if newest.grad_norm > limit:
+            norm_spike = f"gradient norm {newest.grad_norm:.4g} above the limit of {limit:.4g} (median {center:.4g})"
         return loss_spike, norm_spike
 
-    def _roll_back(self, step: Observation, what: str, skipped_steps: int) -> Verdict:
+    def _roll_back(self, newest: Observation, what: str, skipped_steps: int) -> Verdict:
         """Doubles the skipped data with every consecutive rollback, since skipping less has not helped."""
         done = self._counts.rollbacks
         first = self._records[-min(skipped_steps * 2**done, len(self._records))]
-        windows = (first.first_window, step.windows[1])
-        last_spike_step = max(self._counts.last_spike_step, step.step)
+        windows = (first.first_window, newest.windows[1])
+        last_spike_step = max(self._counts.last_spike_step, newest.step)
         if done < self._config.max_rollbacks:
             counts = replace(self._counts, rollbacks=done + 1, last_spike_step=last_spike_step)
             return Verdict("rollback", what, first.step, windows, counts)
         counts = replace(self._counts, last_spike_step=last_spike_step)
-        return Verdict("give_up", self._explain(step, what), first.step, windows, counts)
+        return Verdict("give_up", self._explain(newest, what), first.step, windows, counts)
 
-    def _explain(self, step: Observation, what: str) -> str:
+    def _explain(self, newest: Observation, what: str) -> str:
         done = self._counts.rollbacks
         times = "once" if done == 1 else f"{done} times in a row"
         before = f"rolling back and skipping data {times} did not help" if done else "max_rollbacks is 0"
         return (
-            f"step {step.step}: {what}; {before}. Resume from an earlier checkpoint with --resume STEP, "
+            f"step {newest.step}: {what}; {before}. Resume from an earlier checkpoint with --resume STEP, "
             f"--allow_changes and a lower --max_lr, inspect the data (gptmill data show --run RUN --step "
-            f"{max(1, step.step - 1)}), or continue with --guard warn"
+            f"{max(1, newest.step - 1)}), or continue with --guard warn"
         )
 
 

@@ -131,7 +131,7 @@ def test_averaged_weights_write_another_text(tmp_path: Path, monkeypatch: pytest
     texts = {}
     for weights in ("raw", "ema"):
         request = SampleRequest(device="cpu", weights=weights, max_new_tokens=20)  # type: ignore[arg-type]
-        texts[weights] = b"".join(open_sampler("ema", request).draw(0))
+        texts[weights] = b"".join(open_sampler("ema", request).sample(0))
     assert texts["raw"] != texts["ema"]
 
 
@@ -140,7 +140,7 @@ def test_compiling_changes_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gptmill.inference.sampling.generate", partial(generate, backend="eager"))
     plain, compiled = (
-        b"".join(open_sampler("tiny", SampleRequest(device="cpu", compile=is_compiled, max_new_tokens=20)).draw(0))
+        b"".join(open_sampler("tiny", SampleRequest(device="cpu", compile=is_compiled, max_new_tokens=20)).sample(0))
         for is_compiled in (False, True)
     )
     assert plain == compiled

@@ -23,7 +23,7 @@ def test_a_model_outlives_the_file_of_its_own_tokenizer(gptmill: GptMill, text_f
     request = SampleRequest(prompt="the quick", max_new_tokens=4, device="cpu", logdir=str(tmp_path / "runs"))
     sampler = open_sampler("own", request)
     assert sampler.loaded.tokenizer.vocab_size == 300
-    assert len(list(sampler.draw(0))) > 0
+    assert len(list(sampler.sample(0))) > 0
 
 
 def test_an_existing_file_is_replaced_only_when_asked(gptmill: GptMill, text_file: Path, tmp_path: Path) -> None:

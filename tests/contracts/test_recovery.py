@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(
     sampled = inline("sample", "damaged", "--device", "cpu", "--max_new_tokens", "3")
     assert ("using step 24 instead" in sampled.stderr) == (damage is not cut_short)  # which leaves the model whole
     resumed = inline("train", "--run_name", "damaged", "--resume", "latest")
-    assert resumed.stderr.count("going on from step 24 instead") == 2
+    assert resumed.stderr.count("resuming from step 24 instead") == 2
     assert_same_end(tmp_path, "straight", "damaged")
 
 

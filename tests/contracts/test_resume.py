@@ -113,12 +113,12 @@ def test_any_way_of_reading_goes_on_bit_identically(tmp_path: Path, way: str) ->
 
 
 @pytest.mark.usefixtures("_two_corpora")
-def test_a_run_does_not_go_on_with_other_shares(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_does_not_resume_with_other_mixture_weights(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*EXACT_FLAGS, "--max_steps", "2", "--mixture", "first=0.7,second=0.3"]
     assert run_guarded(["train", *flags, "--run_name", "mixed"]) == 0
     again = ["train", "--run_name", "mixed", "--resume", "latest", "--max_steps", "3"]
     assert run_guarded([*again, "--mixture", "first=0.6,second=0.4"]) == 2
-    assert "other shares" in capsys.readouterr().err
+    assert "other mixture weights" in capsys.readouterr().err
     assert run_guarded([*again, "--mixture", "./first=7,./second=3"]) == 0
 
 

@@ -12,7 +12,7 @@ from gptmill.config.model import ModelConfig
 from gptmill.config.run import EvaluationConfig
 from gptmill.data.tokenizers.byte import ByteTokenizer
 from gptmill.evals import samples
-from gptmill.evals.samples import COMPILED_FROM, Samples
+from gptmill.evals.samples import COMPILE_AFTER_TOKENS, Samples
 from gptmill.models.gpt import build_gpt
 from gptmill.runtime.world import World
 
@@ -28,7 +28,7 @@ def test_samples_are_compiled_once_it_pays_and_only_in_a_run_that_is(
         return iter(b"abc")
 
     monkeypatch.setattr(samples, "generate", draw)
-    config = EvaluationConfig(eval_freq=50, sample_tokens=COMPILED_FROM // 4)
+    config = EvaluationConfig(eval_freq=50, sample_tokens=COMPILE_AFTER_TOKENS // 4)
     found = Samples(config, ByteTokenizer(), 0, World(0, 1, torch.device("cpu")), compiled=compiled)
     model = build_gpt(ModelConfig(num_layers=1, embd_size=16, num_heads=2, context_length=8), 320, 0)
     for step in (0, 50, 199, 200, 1000):

@@ -13,12 +13,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from gptmill.config.model import ModelConfig, Rope
-from gptmill.inference.generator import SamplingRule, draw_token, generate
+from gptmill.inference.generator import SamplingConfig, generate, sample_token
 from gptmill.models.gpt import GPT, build_gpt
 
 CONTEXT = 16
 VOCAB, PADDED_VOCAB = 50, 64
-GREEDY = SamplingRule(temperature=0.0)
+GREEDY = SamplingConfig(temperature=0.0)
 PROMPT = [3, 1, 4, 1, 5]
 GRAPHS = 2 * 4  # of texts and of single tokens: what comes first, the first block, the others, the head
 
@@ -38,7 +38,7 @@ def build_wild(context_length: int = CONTEXT, seed: int = 1, config: ModelConfig
     return model
 
 
-def draw(model: GPT, prompt: list[int], count: int, rule: SamplingRule, seed: int = 0) -> list[int]:
+def draw(model: GPT, prompt: list[int], count: int, rule: SamplingConfig, seed: int = 0) -> list[int]:
     return list(generate(model, prompt, count, rule, VOCAB, seed))
 
 
@@ -48,9 +48,9 @@ def find_likeliest(model: GPT, tokens: list[int]) -> int:
     return int(model.eval().logits(torch.tensor([tokens]))[0, -1, :VOCAB].argmax())
 
 
-def count_draws(logits: list[float], rule: SamplingRule, draws: int) -> Counter[int]:
+def count_draws(logits: list[float], rule: SamplingConfig, draws: int) -> Counter[int]:
     generator = torch.Generator().manual_seed(0)
-    return Counter(draw_token(torch.tensor(logits), rule, generator) for _ in range(draws))
+    return Counter(sample_token(torch.tensor(logits), rule, generator) for _ in range(draws))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -66,7 +66,7 @@ def test_greedy_generation_equals_computing_everything_again(seed: int) -> None:
 def test_generation_goes_on_past_the_context(context_length: int, prompt_length: int) -> None:
     model = build_wild(context_length)
     prompt = torch.randint(VOCAB, (prompt_length,), generator=torch.Generator().manual_seed(4)).tolist()
-    for rule in (GREEDY, SamplingRule(temperature=1.0)):
+    for rule in (GREEDY, SamplingConfig(temperature=1.0)):
         tokens = draw(model, prompt, 4 * CONTEXT, rule)
         assert len(tokens) == 4 * CONTEXT
         assert all(0 <= token < VOCAB for token in tokens)
@@ -96,8 +96,8 @@ def test_the_prompt_is_left_as_it_was() -> None:
     assert prompt == PROMPT
 
 
-@pytest.mark.parametrize("rule", [GREEDY, SamplingRule(), SamplingRule(top_k=5), SamplingRule(2.0, top_p=0.9)])
-def test_ids_that_pad_the_vocabulary_are_never_drawn(rule: SamplingRule) -> None:
+@pytest.mark.parametrize("rule", [GREEDY, SamplingConfig(), SamplingConfig(top_k=5), SamplingConfig(2.0, top_p=0.9)])
+def test_ids_that_pad_the_vocabulary_are_never_drawn(rule: SamplingConfig) -> None:
     model = build_wild()
     with torch.no_grad():  # the final state is the same everywhere, and points at the rows of the padding
         model.final_norm.weight.zero_()
@@ -108,41 +108,41 @@ def test_ids_that_pad_the_vocabulary_are_never_drawn(rule: SamplingRule) -> None
     assert all(token < VOCAB for token in draw(model, PROMPT, 100, rule))
 
 
-@pytest.mark.parametrize("rule", [SamplingRule(top_k=1), SamplingRule(top_p=1e-9), SamplingRule(1.7, 50, 1e-4)])
-def test_the_narrowest_rules_are_greedy(rule: SamplingRule) -> None:
+@pytest.mark.parametrize("rule", [SamplingConfig(top_k=1), SamplingConfig(top_p=1e-9), SamplingConfig(1.7, 50, 1e-4)])
+def test_the_narrowest_rules_are_greedy(rule: SamplingConfig) -> None:
     model = build_wild()
     assert draw(model, PROMPT, 2 * CONTEXT, rule, seed=5) == draw(model, PROMPT, 2 * CONTEXT, GREEDY)
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-40, 5e-324])
 def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
-    assert count_draws([1.0, 5.0, -3.0, 4.0], SamplingRule(temperature), 20) == {1: 20}
+    assert count_draws([1.0, 5.0, -3.0, 4.0], SamplingConfig(temperature), 20) == {1: 20}
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_are_drawn_as_often_as_softmax_says(temperature: float) -> None:
     logits = [2.0, 0.0, 1.0, -1.0, 0.5]
-    drawn = count_draws(logits, SamplingRule(temperature), 4000)
+    drawn = count_draws(logits, SamplingConfig(temperature), 4000)
     expected = (torch.tensor(logits) / temperature).softmax(dim=-1).tolist()
     assert [drawn[token] / 4000 for token in range(5)] == pytest.approx(expected, abs=0.03)
 
 
 def test_top_k_leaves_the_others_in_proportion() -> None:
     logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log().tolist()
-    drawn = count_draws(logits, SamplingRule(top_k=2), 3000)
+    drawn = count_draws(logits, SamplingConfig(top_k=2), 3000)
     assert drawn.keys() == {1, 3}
     assert drawn[1] / 3000 == pytest.approx(0.5 / 0.75, abs=0.04)
-    assert count_draws(logits, SamplingRule(top_k=99), 3000).keys() == {0, 1, 2, 3}
+    assert count_draws(logits, SamplingConfig(top_k=99), 3000).keys() == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.4, {1}), (0.6, {1, 3}), (0.8, {1, 2, 3}), (1.0, {0, 1, 2, 3})])
 def test_top_p_keeps_the_fewest_tokens_that_hold_it(top_p: float, kept: set[int]) -> None:
     logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log().tolist()
-    assert count_draws(logits, SamplingRule(top_p=top_p), 1000).keys() == kept
+    assert count_draws(logits, SamplingConfig(top_p=top_p), 1000).keys() == kept
 
 
 def test_the_same_seed_draws_the_same_text_whatever_was_drawn_before() -> None:
-    model, rule = build_wild(), SamplingRule(temperature=1.0)
+    model, rule = build_wild(), SamplingConfig(temperature=1.0)
     with torch.no_grad():
         model.token_embedding.weight.mul_(0.1)  # flatter, so that seeds can differ
     first = draw(model, PROMPT, 40, rule, seed=1)
@@ -152,7 +152,7 @@ def test_the_same_seed_draws_the_same_text_whatever_was_drawn_before() -> None:
 
 
 def test_a_longer_text_begins_with_the_shorter_one() -> None:
-    model, rule = build_wild(), SamplingRule(temperature=1.0)
+    model, rule = build_wild(), SamplingConfig(temperature=1.0)
     longer = generate(model, PROMPT, 3 * CONTEXT, rule, VOCAB, 7)
     assert list(islice(longer, 10)) == draw(model, PROMPT, 10, rule, seed=7)
 

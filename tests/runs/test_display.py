@@ -113,7 +113,7 @@ from gptmill.cli import sample
 from gptmill.inference import sampling
 
 class Sampler:
-    def draw(self, number):
+    def sample(self, number):
         return [bytes([byte]) for byte in "“é” 中…\\x07".encode()]
 
 sampling.open_sampler = lambda run, request: Sampler()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gptmill.config.run import AttentionBackend
-from gptmill.runtime.attention_backend import choose_attention
+from gptmill.runtime.attention_backend import set_attention_backend
 
 
 def list_left() -> set[str]:
@@ -22,11 +22,11 @@ def list_left() -> set[str]:
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     yield
-    choose_attention("auto")
+    set_attention_backend("auto")
 
 
 @pytest.mark.parametrize("backend", get_args(AttentionBackend))
 def test_what_is_chosen_is_left_and_the_plain_formula(backend: AttentionBackend) -> None:
-    choose_attention(backend)
+    set_attention_backend(backend)
     wanted = {"cudnn", "flash", "efficient"} if backend == "auto" else {backend}
     assert list_left() == wanted | {"math"}

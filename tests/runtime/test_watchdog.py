@@ -31,7 +31,7 @@ from pathlib import Path
 from gptmill.runtime import watchdog as module
 
 module.POLL_SECONDS = 0.05
-rank, world_size, least_seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+rank, world_size, min_seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 
 def hang_here():
     time.sleep(300)
@@ -40,7 +40,7 @@ def wait_for(name):
     while not Path(name).exists():
         time.sleep(0.01)
 
-with module.open_watchdog(Path("run"), rank, world_size, 2.0, least_seconds) as watchdog:
+with module.open_watchdog(Path("run"), rank, world_size, 2.0, min_seconds) as watchdog:
     watchdog.note_step_seconds(0.01)
     watchdog.beat(120, "computing")
     {body}
@@ -49,12 +49,12 @@ print("done")
 
 
 def start(
-    folder: Path, body: str, rank: int = 0, world_size: int = 1, least_seconds: float = 0.3
+    folder: Path, body: str, rank: int = 0, world_size: int = 1, min_seconds: float = 0.3
 ) -> subprocess.Popen[str]:
     (folder / "run").mkdir(exist_ok=True)
     script = RANK.replace("{body}", body.replace("\n", "\n    "))
     return subprocess.Popen(
-        [sys.executable, "-c", script, str(rank), str(world_size), str(least_seconds)],
+        [sys.executable, "-c", script, str(rank), str(world_size), str(min_seconds)],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -86,7 +86,7 @@ def test_a_hung_rank_ends_with_a_sentence_and_all_stacks(tmp_path: Path) -> None
 
 def test_a_rank_that_gets_on_is_left_alone(tmp_path: Path) -> None:
     body = 'for batch in range(15):\n    time.sleep(0.1)\n    watchdog.beat(120, "evaluating")'
-    process = start(tmp_path, body, least_seconds=1)
+    process = start(tmp_path, body, min_seconds=1)
     assert process.communicate(timeout=60) == ("done\n", "")
     assert process.returncode == 0
     assert not list((tmp_path / "run").glob("hang_*"))
@@ -102,7 +102,7 @@ def test_stacks_go_to_standard_error_where_the_folder_cannot_be_written(tmp_path
 
 def test_a_rank_that_slept_with_its_machine_is_not_ended_on_waking(tmp_path: Path) -> None:
     body = 'Path("ready").touch()\nwait_for("awake")\nwatchdog.beat(120, "computing")\nPath("seen").touch()'
-    process = start(tmp_path, body, least_seconds=1)
+    process = start(tmp_path, body, min_seconds=1)
     wait_until_exists(tmp_path / "ready")
     process.send_signal(signal.SIGSTOP)
     time.sleep(1.5)  # longer than it may stand still
@@ -130,10 +130,10 @@ def test_of_a_rank_in_c_code_that_holds_the_interpreter_the_stacks_are_written(t
 
 
 def test_of_two_hung_ranks_each_tells_its_view(tmp_path: Path) -> None:
-    behind = start(tmp_path, 'watchdog.beat(120, "waiting for data")\nhang_here()', 1, 2, least_seconds=3)
+    behind = start(tmp_path, 'watchdog.beat(120, "waiting for data")\nhang_here()', 1, 2, min_seconds=3)
     wait_until_exists(tmp_path / "run/heartbeat/rank_00001.json")
     time.sleep(0.5)
-    waiting = start(tmp_path, 'watchdog.beat(120, "exchanging gradients")\nhang_here()', 0, 2, least_seconds=3)
+    waiting = start(tmp_path, 'watchdog.beat(120, "exchanging gradients")\nhang_here()', 0, 2, min_seconds=3)
     errors = [process.communicate(timeout=60)[1].strip() for process in (waiting, behind)]
     assert [waiting.returncode, behind.returncode] == [exit_codes.HUNG, exit_codes.HUNG]
     assert "it has been exchanging gradients; it waits for rank 1, waiting for data after step 120 for " in errors[0]
@@ -147,10 +147,10 @@ def test_a_rank_that_waits_for_one_that_gets_on_does_not_hang(tmp_path: Path) ->
         'while not Path("saved").exists():\n    time.sleep(0.03)\n    watchdog.beat(120, "saving")',
         0,
         2,
-        least_seconds=1,
+        min_seconds=1,
     )
     wait_until_exists(tmp_path / "run/heartbeat/rank_00000.json")
-    waiting = start(tmp_path, 'wait_for("saved")', 1, 2, least_seconds=1)
+    waiting = start(tmp_path, 'wait_for("saved")', 1, 2, min_seconds=1)
     time.sleep(2)
     (tmp_path / "saved").touch()
     for process in (busy, waiting):
@@ -187,7 +187,7 @@ def test_after_the_run_nothing_is_written_and_nobody_ended(tmp_path: Path, monke
 
 
 def test_the_limit_follows_the_usual_step_and_never_falls_below_the_least() -> None:
-    watchdog = Watchdog(factor=50.0, least_seconds=300.0)
+    watchdog = Watchdog(factor=50.0, min_seconds=300.0)
     assert watchdog.limit_seconds == FIRST_STEP_SECONDS, "compiling comes first"
     for _ in range(50):
         watchdog.note_step_seconds(0.5)
@@ -233,7 +233,7 @@ def test_a_dead_process_is_named_before_all_others() -> None:
         "it waits for rank 2 (no heartbeat for 290 s, its process 4711 on node7 may be dead), "
         "last seen waiting for data after step 120"
     )
-    assert describe(own, None) == "it waits for rank 1, which has given no heartbeat at all"
+    assert describe(own, None) == "it waits for rank 1, which has sent no heartbeat"
 
 
 def test_the_rank_that_came_least_far_is_the_one_waited_for() -> None:
@@ -247,10 +247,10 @@ def test_the_rank_that_came_least_far_is_the_one_waited_for() -> None:
 
 def test_ranks_that_stand_in_one_place_blame_none_of_them() -> None:
     own = make_heartbeat(0)
-    assert describe(own, make_heartbeat(1, since=309)) == "so have all 2 ranks: what they exchange does not arrive"
+    assert describe(own, make_heartbeat(1, since=309)) == "so have all 2 ranks: a collective hangs"
 
 
 def test_of_many_dead_ranks_only_some_are_named() -> None:
     text = describe(make_heartbeat(0), *[None] * 63)
-    assert text.count("no heartbeat at all") == 4
+    assert text.count("has sent no heartbeat") == 4
     assert text.endswith("; and 59 more")

@@ -17,7 +17,7 @@ from gptmill.data.batches.data_loader import DataLoader
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.opening import open_shards
 from gptmill.runs.directory import RunDirectory
-from gptmill.training.data_replay import read_step
+from gptmill.training.data_replay import replay_step
 
 RUN = RunDirectory(Path("runs/seen"))
 
@@ -58,7 +58,7 @@ def read_shown(step: int) -> list[list[int]]:
     names = [shard.file for shard in shards.manifest.train.shards]
     return [
         shards.train[names.index(row.shard)][row.start : row.start + row.length].tolist()
-        for row in read_step(RUN, step)
+        for row in replay_step(RUN, step)
     ]
 
 

@@ -38,19 +38,19 @@ def limit_rows(monkeypatch: pytest.MonkeyPatch, most: dict[str, int]) -> None:
     monkeypatch.setattr(GPT, "forward", forward_or_run_out)
 
 
-def rehearse_tiny(tiny: Tiny) -> None:
+def dry_run_tiny(tiny: Tiny) -> None:
     dry_run(tiny.state, tiny.config, tiny.plan, CPU)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "lion"])
-def test_a_rehearsal_changes_nothing(shards: TokenShards, optimizer: str) -> None:
+def test_a_dry_run_changes_nothing(shards: TokenShards, optimizer: str) -> None:
     fields = {"optimizer": optimizer, "dropout": 0.1, "ema_decay": 0.9}
-    rehearsed, untouched = open_tiny(shards, **fields), open_tiny(shards, **fields)
-    rehearsed.step(), untouched.step()
-    rehearse_tiny(rehearsed)
+    tried, untouched = open_tiny(shards, **fields), open_tiny(shards, **fields)
+    tried.step(), untouched.step()
+    dry_run_tiny(tried)
     for _ in range(2):
-        assert rehearsed.step().read() == untouched.step().read()
-    first, second = (tiny.state.make_checkpoint({}) for tiny in (rehearsed, untouched))
+        assert tried.step().read() == untouched.step().read()
+    first, second = (tiny.state.make_checkpoint({}) for tiny in (tried, untouched))
     assert first.values == second.values
     for group, tensors in first.tensors.items():
         assert all(tensor.equal(second.tensors[group][name]) for name, tensor in tensors.items())
@@ -72,7 +72,7 @@ def test_the_advice_is_what_was_tried_and_fits(
     tiny = open_tiny(shards, mini_batch_size=8)
     limit_rows(monkeypatch, most)
     with pytest.raises(UserError, match="out of memory on cpu: one micro-batch of mini_batch_size 8") as caught:
-        rehearse_tiny(tiny)
+        dry_run_tiny(tiny)
     assert advice in str(caught.value)
 
 
@@ -83,7 +83,7 @@ def test_any_other_error_is_not_taken_for_one_of_memory(shards: TokenShards, mon
     tiny = open_tiny(shards)
     monkeypatch.setattr(GPT, "forward", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        rehearse_tiny(tiny)
+        dry_run_tiny(tiny)
 
 
 def spoil_gradients(model: GPT) -> None:
@@ -94,14 +94,14 @@ def test_gradients_of_a_fresh_model_that_are_no_numbers_end_the_run_before_it_be
     tiny = open_tiny(shards)
     spoil_gradients(tiny.state.model)
     with pytest.raises(UserError, match="gradients of a fresh model on random tokens are not finite on cpu"):
-        rehearse_tiny(tiny)
+        dry_run_tiny(tiny)
 
 
-def test_later_it_is_the_guard_that_judges_gradients(shards: TokenShards) -> None:
+def test_later_non_finite_gradients_are_for_the_spike_detector(shards: TokenShards) -> None:
     tiny = open_tiny(shards)
     tiny.step()
     spoil_gradients(tiny.state.model)
-    rehearse_tiny(tiny)
+    dry_run_tiny(tiny)
 
 
 @pytest.mark.parametrize(("device", "bytes_each"), [("cpu", 8), ("cuda", 4)])

@@ -117,10 +117,10 @@ def test_weights_come_back_when_the_evaluation_fails() -> None:
 
 def test_a_run_s_average_does_not_count_a_step_that_was_left_out(text_file: Path) -> None:
     tiny = open_tiny(make_shards(text_file), ema_decay=0.5)
-    assert tiny.state.average is not None
+    assert tiny.state.ema is not None
     tiny.step()
-    before = {name: average.clone() for name, average in tiny.state.average.tensors().items()}
+    before = {name: average.clone() for name, average in tiny.state.ema.tensors().items()}
     handle = tiny.state.model.token_embedding.weight.register_hook(lambda gradient: gradient * math.nan)
     tiny.step()
     handle.remove()
-    assert all(average.equal(before[name]) for name, average in tiny.state.average.tensors().items())
+    assert all(average.equal(before[name]) for name, average in tiny.state.ema.tensors().items())

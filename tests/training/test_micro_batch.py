@@ -1,4 +1,4 @@
-"""Micro-batches that are recorded give what the plain ones give, wherever gradients are and whatever comes between."""
+"""Micro-batches captured as CUDA graphs give the same results as eager ones."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def shards(text_file: Path) -> TokenShards:
     return make_shards(text_file)
 
 
-class Recorder:
-    """A recording as a CPU can have one: what was written down is done again, on what is then in the same places."""
+class FakeGraphs:
+    """Stands in for CUDA graphs on a CPU: a replay runs the captured function again on the same tensors."""
 
     def __init__(self) -> None:
-        self.recorded = 0
+        self.captured = 0
         self.replayed = 0
 
-    def record(self, work: Replay) -> Replay:
-        self.recorded += 1
+    def capture(self, work: Replay) -> Replay:
+        self.captured += 1
 
         def replay() -> Losses:
             self.replayed += 1
@@ -45,12 +45,12 @@ class Recorder:
         return replay
 
 
-def record_passes(tiny: Tiny) -> Recorder:
-    recorder = Recorder()
-    assert isinstance(tiny.state.passes, EagerPass)
-    tiny.state.passes = GraphedPass(tiny.state.passes, tiny.state.model, recorder.record)
+def capture_passes(tiny: Tiny) -> FakeGraphs:
+    graphs = FakeGraphs()
+    assert isinstance(tiny.state.micro_batch_runner, EagerPass)
+    tiny.state.micro_batch_runner = GraphedPass(tiny.state.micro_batch_runner, tiny.state.model, graphs.capture)
     tiny.state.optimizer.keeps_gradients = True
-    return recorder
+    return graphs
 
 
 def train(tiny: Tiny, steps: int) -> list[float]:
@@ -63,48 +63,48 @@ def assert_equal(tiny: Tiny, other: Tiny) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"dropout": 0.3}, {"optimizer": "muon"}, {"label_smoothing": 0.1}])
-def test_recorded_micro_batches_train_alike(shards: TokenShards, fields: dict[str, Any]) -> None:
-    plain, recorded = (open_tiny(shards, **FIELDS, **fields) for _ in range(2))
-    recorder = record_passes(recorded)
-    assert train(recorded, 3) == train(plain, 3)
-    assert_equal(recorded, plain)
-    assert (recorder.recorded, recorder.replayed) == (1, 3 * recorded.plan.count_micro_batches(1) - WARM_UP)
+def test_captured_micro_batches_train_alike(shards: TokenShards, fields: dict[str, Any]) -> None:
+    eager, graphed = (open_tiny(shards, **FIELDS, **fields) for _ in range(2))
+    graphs = capture_passes(graphed)
+    assert train(graphed, 3) == train(eager, 3)
+    assert_equal(graphed, eager)
+    assert (graphs.captured, graphs.replayed) == (1, 3 * graphed.plan.count_micro_batches(1) - WARM_UP)
 
 
 @pytest.mark.parametrize("fields", [{}, {"tied_head": False, "bias": False}, {"optimizer": "muon"}])
 def test_weights_are_cast_once_for_all_micro_batches(shards: TokenShards, fields: dict[str, Any]) -> None:
     """The copies are there while the pass computes only, are the weights of the step, and their gradients the same."""
-    plain, recorded = (open_tiny(shards, **FIELDS, **fields, precision="bf16", max_lr=0.02) for _ in range(2))
-    record_passes(recorded)
-    assert train(recorded, 4) == pytest.approx(train(plain, 4), rel=1e-4)
-    for name, parameter in recorded.copy_parameters().items():
-        torch.testing.assert_close(parameter, plain.copy_parameters()[name], rtol=0, atol=2e-3, msg=name)
-    assert recorded.state.model.head_copy is None
-    assert recorded.state.model.state_dict().keys() == plain.state.model.state_dict().keys()
-    assert all(parameter.dtype == torch.float32 for parameter in recorded.state.model.parameters())
+    eager, graphed = (open_tiny(shards, **FIELDS, **fields, precision="bf16", max_lr=0.02) for _ in range(2))
+    capture_passes(graphed)
+    assert train(graphed, 4) == pytest.approx(train(eager, 4), rel=1e-4)
+    for name, parameter in graphed.copy_parameters().items():
+        torch.testing.assert_close(parameter, eager.copy_parameters()[name], rtol=0, atol=2e-3, msg=name)
+    assert graphed.state.model.head_copy is None
+    assert graphed.state.model.state_dict().keys() == eager.state.model.state_dict().keys()
+    assert all(parameter.dtype == torch.float32 for parameter in graphed.state.model.parameters())
 
 
-def test_gradients_that_moved_are_recorded_anew(shards: TokenShards) -> None:
-    """As they do where a run goes on with another optimizer."""
-    plain, recorded = (open_tiny(shards, **FIELDS) for _ in range(2))
-    recorder = record_passes(recorded)
-    for tiny in (plain, recorded):
+def test_gradients_that_moved_are_captured_again(shards: TokenShards) -> None:
+    """As they do where a run resumes with another optimizer."""
+    eager, graphed = (open_tiny(shards, **FIELDS) for _ in range(2))
+    graphs = capture_passes(graphed)
+    for tiny in (eager, graphed):
         train(tiny, 2)
-        tiny.state.optimizer.forget()
-    assert train(recorded, 2) == train(plain, 2)
-    assert_equal(recorded, plain)
-    assert recorder.recorded == 2
+        tiny.state.optimizer.reset_state()
+    assert train(graphed, 2) == train(eager, 2)
+    assert_equal(graphed, eager)
+    assert graphs.captured == 2
 
 
-def test_what_a_recording_reads_and_writes_stays_where_it_is(shards: TokenShards) -> None:
-    """Through steps, and where a run goes back to a checkpoint: a graph knows its tensors by their addresses alone."""
+def test_what_a_graph_reads_and_writes_stays_where_it_is(shards: TokenShards) -> None:
+    """Through steps and a rollback: a graph knows its tensors by their addresses only."""
     tiny = open_tiny(shards, **FIELDS, precision="bf16")
-    record_passes(tiny)
+    capture_passes(tiny)
 
     def list_addresses() -> list[int]:
-        passes, parameters = tiny.state.passes, list(tiny.state.model.parameters())
-        assert isinstance(passes, GraphedPass)
-        tensors = [*parameters, *passes._weights.copies.values(), *(each.grad for each in parameters)]
+        runner, parameters = tiny.state.micro_batch_runner, list(tiny.state.model.parameters())
+        assert isinstance(runner, GraphedPass)
+        tensors = [*parameters, *runner._weights.copies.values(), *(each.grad for each in parameters)]
         return [each.data_ptr() for each in tensors if each is not None]
 
     train(tiny, 1)
@@ -117,16 +117,16 @@ def test_what_a_recording_reads_and_writes_stays_where_it_is(shards: TokenShards
     assert list_addresses() == before
 
 
-def test_another_shape_is_recorded_anew(shards: TokenShards) -> None:
+def test_another_shape_is_captured_again(shards: TokenShards) -> None:
     stages = {"context_warmup": "8:2"}
-    plain, recorded = (open_tiny(shards, **FIELDS, **stages) for _ in range(2))
-    recorder = record_passes(recorded)
-    assert train(recorded, 4) == train(plain, 4)
-    assert recorder.recorded == 2
+    eager, graphed = (open_tiny(shards, **FIELDS, **stages) for _ in range(2))
+    graphs = capture_passes(graphed)
+    assert train(graphed, 4) == train(eager, 4)
+    assert graphs.captured == 2
 
 
 @pytest.mark.parametrize(
-    ("world", "fields", "complaint"),
+    ("world", "fields", "comeagert"),
     [
         (CPU, {}, "without an NVIDIA GPU"),
         (World(0, 2, torch.device("cuda")), {}, "under torchrun"),
@@ -135,9 +135,9 @@ def test_another_shape_is_recorded_anew(shards: TokenShards) -> None:
         (GPU, {"gradient_checkpointing": "full"}, "with gradient_checkpointing"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_or_left_out(world: World, fields: dict[str, Any], complaint: str) -> None:
+def test_what_cannot_be_captured_is_refused_or_left_out(world: World, fields: dict[str, Any], comeagert: str) -> None:
     assert not choose_cuda_graphs(make_config(**FIELDS, **fields), world, is_small=True)
-    with pytest.raises(UserError, match=complaint):
+    with pytest.raises(UserError, match=comeagert):
         check_cuda_graphs(make_config(**FIELDS, **fields, cuda_graphs="on"), world)
 
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_recorded_is_refused_or_left_out(world: World, fields: di
         ({"compile_mode": "reduce-overhead"}, False, False),
     ],
 )
-def test_small_micro_batches_are_recorded_and_others_where_asked(
+def test_small_micro_batches_are_captured_and_others_where_asked(
     fields: dict[str, Any], is_small: bool, chosen: bool
 ) -> None:
     assert choose_cuda_graphs(make_config(**FIELDS, **fields), GPU, is_small=is_small) == chosen
@@ -163,7 +163,7 @@ def test_small_micro_batches_are_recorded_and_others_where_asked(
     ("recipe", "chosen"),
     [("shakespeare-char", True), ("enwik8", True), ("books-124m-modern", False), ("books-124m", False)],
 )
-def test_recipes_are_recorded_where_the_host_is_the_slower_one(recipe: str, chosen: bool) -> None:
+def test_recipes_are_captured_where_the_host_is_the_slower_one(recipe: str, chosen: bool) -> None:
     config = load_recipe_config(recipe, {})
     assert is_small(config.training.mini_batch_size * config.model.context_length, config.model.embd_size) == chosen
 
@@ -189,7 +189,7 @@ def test_a_gpu_trains_alike_with_graphs_and_without(gptmill: Any, text_file: Pat
             *flags.split(),
         )
         assert done.returncode == 0, done.stderr
-        assert ("recorded as CUDA graphs" in done.stdout) == (choice == "on")
+        assert ("captured as CUDA graphs" in done.stdout) == (choice == "on")
         lines = (tmp_path / choice / "events.jsonl").read_text(encoding="utf-8").splitlines()
         losses[choice] = [event["loss"] for event in map(json.loads, lines) if event["event"] == "StepLogged"]
     assert len(losses["on"]) == 40

@@ -12,7 +12,7 @@ from gptmill.config.optimizer import Muon as MuonConfig
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.training.optimizers import build_optimizer, muon
 from gptmill.training.optimizers.muon import Muon, orthogonalise
-from gptmill.training.optimizers.param_groups import is_muons, list_packed_splits
+from gptmill.training.optimizers.param_groups import list_packed_splits, uses_muon
 
 LR, MOMENTUM, DECAY = 0.02, 0.95, 0.1
 
@@ -113,7 +113,7 @@ def test_it_agrees_with_torchs_muon_as_far_as_bf16_goes(shape: tuple[int, int]) 
 
 def test_matrices_of_blocks_are_muons_and_nothing_else_is() -> None:
     model = Model()
-    chosen = {name for name, parameter in model.named_parameters() if is_muons(name, parameter)}
+    chosen = {name for name, parameter in model.named_parameters() if uses_muon(name, parameter)}
     places = ("blocks.0", "blocks.1", "extra_blocks.0")
     assert chosen == {f"{place}.{name}" for place in places for name in ("qkv.weight", "mlp.gate_up")}
     optimizer = build_optimizer(model, OptimizerConfig(MuonConfig(), weight_decay=DECAY), torch.device("cpu"))

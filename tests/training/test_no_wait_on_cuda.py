@@ -1,4 +1,4 @@
-"""On a GPU, nothing in a training step waits for the device, and the meter waits for the step before alone."""
+"""On a GPU, nothing in a training step waits for the device, and Metrics waits for the previous step only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gptmill.models.fused.fused_gpt import FusedGPT
 from gptmill.runs.events import Event, StepLogged
 from gptmill.runtime.precision import FP8_CAPABILITY, set_matmul_precision
 from gptmill.runtime.signals import StopFlag
-from gptmill.runtime.timing import Moment
+from gptmill.runtime.timing import DeviceTimestamp
 from gptmill.runtime.world import World
 from gptmill.training.metrics import Metrics
 from gptmill.training.plan import make_plan
@@ -90,35 +90,35 @@ def forbid_waiting() -> Iterator[None]:
 
 
 def train(shards: TokenShards, **fields: Any) -> tuple[TrainState, list[Event]]:
-    """A training as the loop does it, forbidden to wait once it is warm; its state, and what was told of it."""
+    """A training as the loop does it, forbidden to wait once it is warm; its state, and what was logged of it."""
     config, corpora = make_config(**{**FIELDS, **fields}), Corpora((shards,))
     world = World(0, 1, torch.device("cuda", torch.cuda.current_device()))
     sampler = build_sampler(config, corpora)
     plan = make_plan(config, sampler, corpora.tokenizer, world)
     set_matmul_precision(plan.precision)
     state = build_state(config, plan, world)
-    told: list[Event] = []
-    meter = Metrics(plan, 1, state.guard, told.append)
+    logged: list[Event] = []
+    metrics = Metrics(plan, 1, state.spike_detector, logged.append)
     starts = make_starts([], 0, 0, plan, 0, 1, sampler.samples_per_batch)
     with open_data_loader(sampler, make_reader(corpora), world.device, starts) as loader:
         while state.step < LAST_STEP:
             with forbid_waiting() if state.step >= WARM_STEPS else nullcontext():
                 stats = train_step(state, loader, config, plan, world, StopFlag())
-            meter.push(stats)
-        meter.flush()
-    return state, told
+            metrics.push(stats)
+        metrics.flush()
+    return state, logged
 
 
-def assert_trained(told: list[Event]) -> None:
-    losses = [event.loss for event in told if isinstance(event, StepLogged)]
+def assert_trained(logged: list[Event]) -> None:
+    losses = [event.loss for event in logged if isinstance(event, StepLogged)]
     assert len(losses) == LAST_STEP
     assert losses[-1] < losses[0]
 
 
 def test_the_check_notices_a_wait() -> None:
-    numbers = torch.ones(2, device="cuda")
+    values = torch.ones(2, device="cuda")
     with forbid_waiting(), pytest.raises(RuntimeError, match="synchroniz"):
-        numbers.sum().item()
+        values.sum().item()
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_the_check_notices_a_wait() -> None:
     ],
 )
 def test_no_step_waits_for_the_device(shards: TokenShards, fields: dict[str, Any]) -> None:
-    _, told = train(shards, **fields)
-    assert_trained(told)
+    _, logged = train(shards, **fields)
+    assert_trained(logged)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
@@ -148,16 +148,16 @@ def test_no_step_with_all_kernels_waits_for_the_device(
     shards: TokenShards, precision: str, compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gptmill.models.fused.dispatch.LEAST_WORK", 0)
-    state, told = train(shards, precision=precision, compile=compile)
+    state, logged = train(shards, precision=precision, compile=compile)
     assert isinstance(state.model, FusedGPT)
-    assert_trained(told)
+    assert_trained(logged)
 
 
 @needs_fp8
 def test_no_step_in_fp8_waits_for_the_device(shards: TokenShards) -> None:
-    state, told = train(shards, precision="fp8", optimizer="muon")
+    state, logged = train(shards, precision="fp8", optimizer="muon")
     assert any(isinstance(module, Fp8Linear) for module in state.model.modules())
-    assert_trained(told)
+    assert_trained(logged)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
@@ -170,27 +170,27 @@ def test_no_step_in_fp8_waits_for_the_device(shards: TokenShards) -> None:
     ],
 )
 def test_no_compiled_step_waits_for_the_device(shards: TokenShards, fields: dict[str, Any]) -> None:
-    _, told = train(shards, compile=True, **fields)
-    assert_trained(told)
+    _, logged = train(shards, compile=True, **fields)
+    assert_trained(logged)
 
 
 def test_the_host_is_at_most_one_step_ahead_and_reads_without_waiting_for_the_newest(shards: TokenShards) -> None:
-    """Behind every step the device is kept busy for a while: the meter must read the step before meanwhile."""
+    """Behind every step the device is kept busy for a while: Metrics must read the previous step meanwhile."""
     config, corpora = make_config(**FIELDS), Corpora((shards,))
     plan = make_plan(config, build_sampler(config, corpora), corpora.tokenizer, World(0, 1, torch.device("cuda")))
-    told: list[Event] = []
-    meter, device = Metrics(plan, 1, SpikeDetector(GuardConfig()), told.append), torch.device("cuda")
+    logged: list[Event] = []
+    metrics, device = Metrics(plan, 1, SpikeDetector(GuardConfig()), logged.append), torch.device("cuda")
     for step in range(1, 5):
-        started = Moment(device)
+        started = DeviceTimestamp(device)
         torch.cuda._sleep(200_000_000)  # a tenth of a second or so
-        numbers = torch.tensor([1.0, 1.0, 0.0, 2.0, 2.0])
-        newest = StepStats(step, 0.1, 8192, 1e-3, numbers, started, Moment(device))
-        meter.push(newest)
-        assert [event.step for event in told] == list(range(1, step))
+        values = torch.tensor([1.0, 1.0, 0.0, 2.0, 2.0])
+        newest = StepStats(step, 0.1, 8192, 1e-3, values, started, DeviceTimestamp(device))
+        metrics.push(newest)
+        assert [event.step for event in logged] == list(range(1, step))
         assert newest.arrived._event is not None
         assert not newest.arrived._event.query(), "the newest step was waited for"
-    meter.flush()
-    assert [event.step for event in told] == [1, 2, 3, 4]
+    metrics.flush()
+    assert [event.step for event in logged] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("log_freq", [1, 3])
@@ -199,19 +199,19 @@ def test_the_speed_logged_is_that_of_the_device(shards: TokenShards, log_freq: i
     config, corpora = make_config(**FIELDS), Corpora((shards,))
     device = torch.device("cuda")
     plan = make_plan(config, build_sampler(config, corpora), corpora.tokenizer, World(0, 1, device))
-    told: list[StepLogged] = []
-    meter = Metrics(plan, log_freq, SpikeDetector(GuardConfig()), told.append)
+    logged: list[StepLogged] = []
+    metrics = Metrics(plan, log_freq, SpikeDetector(GuardConfig()), logged.append)
     torch.cuda.synchronize()
     began = time.perf_counter()
     for step in range(1, LAST_STEP + 1):
-        started = Moment(device)
+        started = DeviceTimestamp(device)
         torch.cuda._sleep(40_000_000)
-        numbers = torch.tensor([1.0, 1.0, 0.0, 2.0, 2.0])
-        meter.push(StepStats(step, 0.1, 8192, 1e-3, numbers, started, Moment(device)))
-    meter.flush()
+        values = torch.tensor([1.0, 1.0, 0.0, 2.0, 2.0])
+        metrics.push(StepStats(step, 0.1, 8192, 1e-3, values, started, DeviceTimestamp(device)))
+    metrics.flush()
     torch.cuda.synchronize()
     elapsed = time.perf_counter() - began
-    seconds = sum(event.seconds for event in told)
-    assert [event.step for event in told][-1] == LAST_STEP
+    seconds = sum(event.seconds for event in logged)
+    assert [event.step for event in logged][-1] == LAST_STEP
     assert 0.5 * elapsed <= seconds <= 1.01 * elapsed
-    assert pytest.approx(sum(event.tokens_per_second * event.seconds for event in told)) == 8192 * LAST_STEP
+    assert pytest.approx(sum(event.tokens_per_second * event.seconds for event in logged)) == 8192 * LAST_STEP

@@ -81,8 +81,8 @@ def test_presets_are_for_runs_that_begin(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="leave them out with --resume"):
         make_run_request("demo", {}, StartOptions(resume="latest"), PresetOptions(size="tiny-moe"))
-    launch = make_run_request("demo", {"run_name": "new"}, StartOptions(resume="auto"), PresetOptions(size="tiny-moe"))
-    assert launch.config.model.feed_forward.tag == "moe"
+    request = make_run_request("demo", {"run_name": "new"}, StartOptions(resume="auto"), PresetOptions(size="tiny-moe"))
+    assert request.config.model.feed_forward.tag == "moe"
 
 
 @pytest.mark.parametrize("tier", HARDWARE_PRESETS)

@@ -29,7 +29,7 @@ def shards(text_file: Path) -> TokenShards:
 
 
 @dataclass
-class HealedRun:
+class RollbackRun:
     """The loop's part: snapshots, and going back to them."""
 
     tiny: Tiny
@@ -39,37 +39,37 @@ class HealedRun:
     windows: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def train(self, steps: int) -> None:
-        state, self.guard = self.tiny.state, SpikeDetector(self.tiny.config.guard)
+        state, self.detector = self.tiny.state, SpikeDetector(self.tiny.config.guard)
         self.keep_snapshot()
         while state.step < steps:
             stats = self.tiny.step()
-            numbers = stats.read()
-            self.losses[stats.step], self.windows[stats.step] = numbers.loss, stats.windows
-            verdict = self.guard.judge(stats.make_entry(numbers))
+            metrics = stats.read()
+            self.losses[stats.step], self.windows[stats.step] = metrics.loss, stats.windows
+            verdict = self.detector.check(stats.make_observation(metrics))
             if verdict.kind != "fine":
                 self.verdicts.append(verdict)
             if verdict.kind == "give_up":
                 return
-            if verdict.kind == "go_back":
-                self.go_back(verdict, stats.step)
+            if verdict.kind == "rollback":
+                self.roll_back(verdict, stats.step)
             elif state.step % 10 == 0:
                 self.keep_snapshot()
 
     def keep_snapshot(self) -> None:
         state = self.tiny.state
-        parts = state.model.state_dict(), state.optimizer.state_tensors(), self.guard.state_dict()
+        parts = state.model.state_dict(), state.optimizer.state_tensors(), self.detector.state_dict()
         self.snapshots.append({"step": state.step, "windows": state.windows_read, "parts": copy.deepcopy(parts)})
 
-    def go_back(self, verdict: Verdict, from_step: int) -> None:
+    def roll_back(self, verdict: Verdict, from_step: int) -> None:
         state = self.tiny.state
         while len(self.snapshots) > 1 and self.snapshots[-1]["step"] >= verdict.first_step:
             self.snapshots.pop()
         snapshot = copy.deepcopy(self.snapshots[-1])
-        model, optimizer, guard = snapshot["parts"]
+        model, optimizer, detector = snapshot["parts"]
         state.model.load_state_dict(model)
         state.optimizer.load_state(optimizer)
-        self.guard.load_state_dict(guard)
-        self.guard.note_rollback(verdict, from_step)
+        self.detector.load_state_dict(detector)
+        self.detector.note_rollback(verdict, from_step)
         state.step, state.windows_read = snapshot["step"], snapshot["windows"]
         state.skipped_windows = add_skip_range(state.skipped_windows, verdict.windows, state.windows_read)
 
@@ -89,7 +89,7 @@ def poison_windows(tiny: Tiny, windows: tuple[int, int], monkeypatch: pytest.Mon
 
 
 def poison_gradients(tiny: Tiny, is_poisoned: Callable[[], bool]) -> None:
-    """Gradients that are no numbers while the step to do is a poisoned one."""
+    """Gradients that are no metrics while the step to do is a poisoned one."""
 
     def spoil(gradient: Tensor) -> Tensor:
         return gradient * math.nan if is_poisoned() else gradient
@@ -97,7 +97,7 @@ def poison_gradients(tiny: Tiny, is_poisoned: Callable[[], bool]) -> None:
     next(tiny.state.model.parameters()).register_hook(spoil)
 
 
-def assert_as_if_left_out_from_the_start(run: HealedRun, shards: TokenShards, steps: int) -> None:
+def assert_as_if_left_out_from_the_start(run: RollbackRun, shards: TokenShards, steps: int) -> None:
     """Bit by bit the run that knew from its start what to leave out."""
     clean = open_tiny(shards, **FIELDS)
     clean.state.skipped_windows = run.tiny.state.skipped_windows
@@ -109,10 +109,10 @@ def assert_as_if_left_out_from_the_start(run: HealedRun, shards: TokenShards, st
 
 
 def test_poisoned_data_is_left_out(shards: TokenShards, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = HealedRun(open_tiny(shards, **FIELDS))
+    run = RollbackRun(open_tiny(shards, **FIELDS))
     poison_windows(run.tiny, POISON, monkeypatch)
     run.train(50)
-    assert [(verdict.kind, verdict.first_step) for verdict in run.verdicts] == [("go_back", 39)]
+    assert [(verdict.kind, verdict.first_step) for verdict in run.verdicts] == [("rollback", 39)]
     assert run.verdicts[0].reason.startswith("loss ")
     assert run.tiny.state.skipped_windows == [(8 * 38, 8 * 40)]
     assert [run.windows[step] for step in (38, 39, 50)] == [(296, 304), (320, 328), (408, 416)]
@@ -120,7 +120,7 @@ def test_poisoned_data_is_left_out(shards: TokenShards, monkeypatch: pytest.Monk
 
 
 def test_without_the_guard_the_poison_is_learnt(shards: TokenShards, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = HealedRun(open_tiny(shards, **FIELDS, guard="off"))
+    run = RollbackRun(open_tiny(shards, **FIELDS, guard="off"))
     poison_windows(run.tiny, POISON, monkeypatch)
     run.train(41)
     assert run.verdicts == []
@@ -128,31 +128,31 @@ def test_without_the_guard_the_poison_is_learnt(shards: TokenShards, monkeypatch
 
 
 def test_single_gradients_that_are_no_numbers_cost_one_update_each(shards: TokenShards) -> None:
-    run = HealedRun(open_tiny(shards, **FIELDS))
+    run = RollbackRun(open_tiny(shards, **FIELDS))
     poison_gradients(run.tiny, lambda: run.tiny.state.step in (0, 19, 20, 30))
     run.train(50)
     assert [verdict.kind for verdict in run.verdicts] == ["skipped"] * 4
-    assert run.guard.skipped == 4
+    assert run.detector.skipped == 4
     assert run.losses[50] < run.losses[25]
     assert run.windows[50] == (8 * 49, 8 * 50)
 
 
 def test_data_whose_gradients_are_no_numbers_is_left_out(shards: TokenShards) -> None:
-    run = HealedRun(open_tiny(shards, **FIELDS))
+    run = RollbackRun(open_tiny(shards, **FIELDS))
     state = run.tiny.state
     poison_gradients(
         run.tiny, lambda: find_unskipped(state.skipped_windows, state.windows_read, 8) in range(8 * 29, 8 * 32)
     )
     run.train(50)
-    assert [verdict.kind for verdict in run.verdicts] == ["skipped", "skipped", "go_back"]
+    assert [verdict.kind for verdict in run.verdicts] == ["skipped", "skipped", "rollback"]
     assert run.tiny.state.skipped_windows == [(8 * 29, 8 * 32)]
-    assert run.guard.skipped == 3
+    assert run.detector.skipped == 3
     assert_as_if_left_out_from_the_start(run, shards, 50)
 
 
 def test_what_comes_again_whatever_is_left_out_ends_the_run(shards: TokenShards) -> None:
-    run = HealedRun(open_tiny(shards, **FIELDS))
+    run = RollbackRun(open_tiny(shards, **FIELDS))
     poison_gradients(run.tiny, lambda: run.tiny.state.step >= 30)
     run.train(50)
-    assert [verdict.kind for verdict in run.verdicts if verdict.kind != "skipped"] == ["go_back"] * 3 + ["give_up"]
+    assert [verdict.kind for verdict in run.verdicts if verdict.kind != "skipped"] == ["rollback"] * 3 + ["give_up"]
     assert "3 times in a row" in run.verdicts[-1].reason

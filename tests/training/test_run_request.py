@@ -60,16 +60,16 @@ def start(recipe: str, steps: tuple[int, ...] = (10,), **flags: Any) -> RunDirec
 
 
 def test_flags_go_before_the_recipe_and_the_recipe_before_the_defaults(recipe: str) -> None:
-    launch = make_run_request(recipe, {"max_lr": 5e-3, "run_name": "r"}, NEW)
-    assert launch.config.optimizer.max_lr == 5e-3
-    assert launch.config.model.num_layers == 3
-    assert launch.config.optimizer.weight_decay == RunConfig().optimizer.weight_decay
-    assert (launch.resumed, launch.changes) == (None, ())
+    request = make_run_request(recipe, {"max_lr": 5e-3, "run_name": "r"}, NEW)
+    assert request.config.optimizer.max_lr == 5e-3
+    assert request.config.model.num_layers == 3
+    assert request.config.optimizer.weight_decay == RunConfig().optimizer.weight_decay
+    assert (request.resumed, request.changes) == (None, ())
 
 
 def test_a_shipped_recipe_is_found_by_its_name() -> None:
-    launch = make_run_request("demo", {"max_steps": 3}, NEW)
-    assert (launch.config.data.corpus, launch.config.training.max_steps) == ("python-stdlib", 3)
+    request = make_run_request("demo", {"max_steps": 3}, NEW)
+    assert (request.config.data.corpus, request.config.training.max_steps) == ("python-stdlib", 3)
 
 
 def test_without_a_recipe_the_defaults_are_taken() -> None:
@@ -116,12 +116,12 @@ def test_force_cpu_is_one_step_of_one_window_per_rank_on_the_cpu(
 def test_a_resumed_run_has_its_saved_config_and_its_newest_checkpoint(recipe: str, logdir: str) -> None:
     run = start(recipe, steps=(10, 20), logdir=logdir, run_name="r", max_lr=7e-3)
     Path(recipe).write_text(RECIPE.replace("num_layers = 3", "num_layers = 6"), encoding="utf-8")
-    launch = make_run_request(recipe, {"logdir": logdir, "run_name": "r"}, RESUME)
-    assert launch.config.model.num_layers == 3
-    assert launch.config.optimizer.max_lr == 7e-3
-    assert (launch.config.tracking.run_name, launch.config.tracking.logdir) == ("r", logdir)
-    assert launch.resumed == run
-    assert launch.changes == ()
+    request = make_run_request(recipe, {"logdir": logdir, "run_name": "r"}, RESUME)
+    assert request.config.model.num_layers == 3
+    assert request.config.optimizer.max_lr == 7e-3
+    assert (request.config.tracking.run_name, request.config.tracking.logdir) == ("r", logdir)
+    assert request.resumed == run
+    assert request.changes == ()
 
 
 def test_every_setting_of_a_run_comes_back_when_it_is_resumed(recipe: str, logdir: str) -> None:
@@ -136,15 +136,15 @@ def test_every_setting_of_a_run_comes_back_when_it_is_resumed(recipe: str, logdi
     }
     begun = make_run_request(recipe, flags, NEW).config
     start(recipe, **flags)
-    launch = make_run_request(None, {"logdir": logdir, "run_name": "r"}, RESUME)
-    assert launch.config == begun
+    request = make_run_request(None, {"logdir": logdir, "run_name": "r"}, RESUME)
+    assert request.config == begun
 
 
 def test_a_run_can_be_resumed_by_its_path(recipe: str, logdir: str) -> None:
     run = start(recipe, logdir=logdir, run_name="r")
-    launch = make_run_request(None, {"run_name": str(run.path)}, RESUME)
-    assert (launch.config.tracking.run_name, launch.config.tracking.logdir) == ("r", logdir)
-    assert launch.changes == ()
+    request = make_run_request(None, {"run_name": str(run.path)}, RESUME)
+    assert (request.config.tracking.run_name, request.config.tracking.logdir) == ("r", logdir)
+    assert request.changes == ()
 
 
 def test_without_a_name_the_newest_run_of_the_recipe_is_resumed(recipe: str, logdir: str) -> None:
@@ -164,10 +164,10 @@ def test_a_recipe_s_own_logdir_and_name_are_where_its_run_is_resumed(recipe: str
 def test_changed_flags_are_taken_and_reported(recipe: str, logdir: str) -> None:
     start(recipe, logdir=logdir, run_name="r")
     flags = {"logdir": logdir, "run_name": "r", "max_steps": 40, "grad_clip": None, "max_lr": 2e-3}
-    launch = make_run_request(None, flags, StartOptions(resume="latest", allow_changes=True))
-    assert launch.config.training.max_steps == 40
-    assert launch.config.optimizer.grad_clip is None
-    assert launch.changes == ("max_steps: 20 -> 40", "grad_clip: 1.0 -> None")
+    request = make_run_request(None, flags, StartOptions(resume="latest", allow_changes=True))
+    assert request.config.training.max_steps == 40
+    assert request.config.optimizer.grad_clip is None
+    assert request.changes == ("max_steps: 20 -> 40", "grad_clip: 1.0 -> None")
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_what_makes_another_run_of_it_is_only_changed_on_purpose(
     flags = {"logdir": logdir, "run_name": "r", name: value}
     with pytest.raises(UserError, match=rf"changes {name} from \S+ to {value}.*--allow_changes"):
         make_run_request(None, flags, RESUME)
-    launch = make_run_request(None, flags, StartOptions(resume="latest", allow_changes=True))
-    assert [change.split(":")[0] for change in launch.changes] == [name]
+    request = make_run_request(None, flags, StartOptions(resume="latest", allow_changes=True))
+    assert [change.split(":")[0] for change in request.changes] == [name]
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,8 @@ def test_a_time_limit_that_is_none_is_refused(recipe: str, text: str) -> None:
 
 def test_the_same_model_and_seed_may_be_repeated(recipe: str, logdir: str) -> None:
     start(recipe, logdir=logdir, run_name="r")
-    launch = make_run_request(recipe, {"logdir": logdir, "run_name": "r", "num_layers": 3, "seed": 5}, RESUME)
-    assert launch.changes == ()
+    request = make_run_request(recipe, {"logdir": logdir, "run_name": "r", "num_layers": 3, "seed": 5}, RESUME)
+    assert request.changes == ()
 
 
 def test_a_change_that_cannot_work_is_refused(recipe: str, logdir: str) -> None:
@@ -265,9 +265,9 @@ def test_a_change_that_cannot_work_is_refused(recipe: str, logdir: str) -> None:
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(recipe: str, logdir: str) -> None:
     start(recipe, steps=(), logdir=logdir, run_name="r")
-    launch = make_run_request(None, {"logdir": logdir, "run_name": "r"}, RESUME)
-    assert launch.resumed is None
-    assert launch.config.model.num_layers == 3
+    request = make_run_request(None, {"logdir": logdir, "run_name": "r"}, RESUME)
+    assert request.resumed is None
+    assert request.config.model.num_layers == 3
 
 
 def test_a_run_that_does_not_exist_is_a_user_error(recipe: str, logdir: str) -> None:
@@ -282,11 +282,11 @@ def test_force_cpu_is_not_silently_ignored_when_a_run_is_resumed(recipe: str, lo
     start(recipe, logdir=logdir, run_name="r", device="cuda")
     options = StartOptions(resume="latest", force_cpu=True)
     try:
-        launch = make_run_request(None, {"logdir": logdir, "run_name": "r"}, options)
+        request = make_run_request(None, {"logdir": logdir, "run_name": "r"}, options)
     except UserError as error:
         assert "force_cpu" in str(error).replace("-", "_")  # noqa: PT017
     else:
-        assert launch.config.machine.device == "cpu"
+        assert request.config.machine.device == "cpu"
 
 
 def test_the_size_of_a_micro_batch_is_fixed_where_it_decides_the_groups(recipe: str, logdir: str) -> None:
@@ -294,8 +294,8 @@ def test_the_size_of_a_micro_batch_is_fixed_where_it_decides_the_groups(recipe: 
     start(recipe, logdir=logdir, run_name="packed")
     with pytest.raises(UserError, match="changes mini_batch_size from 4 to 2"):
         make_run_request(None, {"logdir": logdir, "run_name": "whole", "mini_batch_size": 2}, RESUME)
-    launch = make_run_request(None, {"logdir": logdir, "run_name": "packed", "mini_batch_size": 2}, RESUME)
-    assert launch.config.training.mini_batch_size == 2
+    request = make_run_request(None, {"logdir": logdir, "run_name": "packed", "mini_batch_size": 2}, RESUME)
+    assert request.config.training.mini_batch_size == 2
 
 
 def test_a_flag_that_repeats_a_default_is_no_change(recipe: str, logdir: str) -> None:
@@ -317,12 +317,12 @@ def test_a_run_in_fp8_keeps_the_layers_that_it_began_with(recipe: str, logdir: s
     assert make_run_request(None, {"logdir": logdir, "run_name": "new"}, RESUME).config.machine.fp8_layers == "fused"
     text = new.config.read_text(encoding="utf-8")
     new.config.write_text(text.replace('fp8_layers = "fused"\n', ""), encoding="utf-8")
-    launch = make_run_request(None, {"logdir": logdir, "run_name": "new"}, RESUME)
-    assert (launch.config.machine.fp8_layers, launch.changes) == (None, ())
+    request = make_run_request(None, {"logdir": logdir, "run_name": "new"}, RESUME)
+    assert (request.config.machine.fp8_layers, request.changes) == (None, ())
 
 
 def test_a_run_that_turns_to_fp8_takes_the_default_of_today(recipe: str, logdir: str) -> None:
     start(recipe, logdir=logdir, run_name="plain")
     flags = {"logdir": logdir, "run_name": "plain", "precision": "fp8-emulated"}
-    launch = make_run_request(None, flags, StartOptions(resume="latest", allow_changes=True))
-    assert launch.config.machine.fp8_layers == "fused"
+    request = make_run_request(None, flags, StartOptions(resume="latest", allow_changes=True))
+    assert request.config.machine.fp8_layers == "fused"

@@ -14,8 +14,8 @@ from torch import Tensor
 from gptmill.config.errors import UserError
 from gptmill.data.shards.opening import TokenShards
 from gptmill.runs.checkpoints.storage import Checkpoint, load_checkpoint, save_checkpoint
+from gptmill.training.checkpointing import SnapshotBuffers
 from gptmill.training.session import make_origin
-from gptmill.training.snapshots import Snapshots
 
 GROUPS = ("model", "optimizer")
 
@@ -153,7 +153,7 @@ def test_compiled_and_plain_states_have_the_same_names_and_go_on_from_each_other
 def test_restoring_does_not_tie_the_state_to_what_it_was_restored_from(shards: TokenShards) -> None:
     tiny = open_tiny(shards)
     tiny.step()
-    snapshot = Snapshots(CPU.device, 1).take(tiny.state.make_checkpoint({})).checkpoint
+    snapshot = SnapshotBuffers(CPU.device, 1).take(tiny.state.make_checkpoint({})).checkpoint
     before = {group: {name: tensor.clone() for name, tensor in snapshot.tensors[group].items()} for group in GROUPS}
     tiny.step()
     tiny.state.restore(snapshot, "here")
@@ -164,8 +164,10 @@ def test_restoring_does_not_tie_the_state_to_what_it_was_restored_from(shards: T
 def test_every_number_of_a_state_comes_back(shards: TokenShards, tmp_path: Path) -> None:
     one, other = open_tiny(shards), open_tiny(shards)
     for step in range(3):
-        numbers = (stats := one.step()).read()
-        one.state.guard.judge(stats.make_entry(numbers._replace(loss=float("nan") if step == 1 else numbers.loss)))
+        metrics = (stats := one.step()).read()
+        one.state.spike_detector.check(
+            stats.make_observation(metrics._replace(loss=float("nan") if step == 1 else metrics.loss))
+        )
     one.state.early_stop.note(2, 2.5)
     one.state.early_stop.note(3, 2.75)
     one.state.skipped_windows, one.state.windows_jumped = [(8, 16), (64, 80)], 8
@@ -203,7 +205,7 @@ def test_numbers_that_no_run_could_have_saved_are_refused(shards: TokenShards, n
     tiny.step()
     live = tiny.state.make_checkpoint({})
     tiny.state.restore(live, "here")
-    with pytest.raises(UserError, match="here is no state to go on from"):
+    with pytest.raises(UserError, match="cannot resume from here: "):
         tiny.state.restore(replace(live, values={**live.values, name: value}), "here")
 
 

@@ -218,10 +218,10 @@ def test_an_update_that_is_not_finite_leaves_everything_as_it_was(
     before = copy_everything(tiny)
     assert any(name.endswith("/step") for name in before)
     handle = poison(tiny, value)
-    numbers = tiny.step().read()
-    assert math.isfinite(numbers.loss)
-    assert not math.isfinite(numbers.grad_norm)
-    assert numbers.is_overflow == (precision == "fp16")
+    metrics = tiny.step().read()
+    assert math.isfinite(metrics.loss)
+    assert not math.isfinite(metrics.grad_norm)
+    assert metrics.is_overflow == (precision == "fp16")
     assert are_equal(copy_everything(tiny), before)
     assert (tiny.state.step, tiny.state.windows_read) == (3, 24)
     handle.remove()
@@ -252,9 +252,9 @@ def test_a_loss_that_is_not_finite_is_enough(shards: TokenShards, monkeypatch: p
         return losses._replace(**{part: getattr(losses, part) + math.inf})
 
     monkeypatch.setattr(tiny.state.model, "forward", add_infinity)
-    numbers = tiny.step().read()
-    assert math.isinf(getattr(numbers, "loss" if part == "cross_entropy" else part))
-    assert math.isfinite(numbers.grad_norm)
+    metrics = tiny.step().read()
+    assert math.isinf(getattr(metrics, "loss" if part == "cross_entropy" else part))
+    assert math.isfinite(metrics.grad_norm)
     assert are_equal(copy_everything(tiny), before)
 
 
@@ -276,9 +276,9 @@ def test_the_guard_changes_no_bit_of_a_finite_step(shards: TokenShards, precisio
 def test_an_fp16_gradient_that_stays_infinite_is_no_overflow_for_ever(shards: TokenShards) -> None:
     tiny = open_tiny(shards, precision="fp16")
     poison(tiny, math.inf)
-    numbers = [tiny.step().read() for _ in range(18)]
-    assert [entry.scale for entry in numbers] == [2.0**power for power in range(16, -2, -1)]
-    assert [entry.is_overflow for entry in numbers] == [True] * 16 + [False] * 2
+    metrics = [tiny.step().read() for _ in range(18)]
+    assert [entry.scale for entry in metrics] == [2.0**power for power in range(16, -2, -1)]
+    assert [entry.is_overflow for entry in metrics] == [True] * 16 + [False] * 2
 
 
 def test_a_step_jumps_over_what_is_left_out(shards: TokenShards) -> None:

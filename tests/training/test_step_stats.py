@@ -1,4 +1,4 @@
-"""The numbers of a step: what micro-batches add up to, and what is read of it."""
+"""Metrics of a step: the sums over its micro-batches, and what is read from them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from gptmill.data.batches.batch import Batch
 from gptmill.models.gpt import Losses
 from gptmill.models.losses import IGNORE_INDEX
-from gptmill.runtime.timing import Moment
-from gptmill.training.step_stats import Numbers, StepStats, Totals
+from gptmill.runtime.timing import DeviceTimestamp
+from gptmill.training.step_stats import StepMetrics, StepStats, Totals
 
 CPU = torch.device("cpu")
 
 
-def read(totals: Totals, tokens: int) -> Numbers:
-    numbers = torch.cat([torch.zeros(3), totals.make_numbers(tokens)])
-    moment = Moment(CPU)
-    return StepStats(1, 0.0, tokens, 0.1, numbers, moment, moment, num_corpora=2, num_experts=totals.num_experts).read()
+def read(totals: Totals, tokens: int) -> StepMetrics:
+    values = torch.cat([torch.zeros(3), totals.make_tensor(tokens)])
+    now = DeviceTimestamp(CPU)
+    return StepStats(1, 0.0, tokens, 0.1, values, now, now, num_corpora=2, num_experts=totals.num_experts).read()
 
 
 def make_losses(by_corpus: list[float], experts: list[list[float]]) -> Losses:
@@ -30,10 +30,10 @@ def test_losses_of_corpora_leave_out_padding_and_loads_are_those_of_a_layer() ->
     batch, totals = Batch(targets, targets, None, torch.tensor([0, 1])), Totals(CPU, 2)
     totals.add(make_losses([4.0, 8.0], [[3.0, 1.0], [2.0, 2.0]]), batch)
     totals.add(make_losses([2.0, 4.0], [[1.0, 3.0], [4.0, 0.0]]), batch)
-    numbers = read(totals, tokens=12)
-    assert (numbers.loss, numbers.objective) == (1.0, 1.5)
-    assert numbers.by_corpus == (1.5, 1.5)
-    assert numbers.expert_loads == (1.0, 1.0, 1.5, 0.5)
+    metrics = read(totals, tokens=12)
+    assert (metrics.loss, metrics.objective) == (1.0, 1.5)
+    assert metrics.by_corpus == (1.5, 1.5)
+    assert metrics.expert_loads == (1.0, 1.0, 1.5, 0.5)
 
 
 def test_a_corpus_that_a_step_has_nothing_of_has_no_loss() -> None:

@@ -101,9 +101,9 @@ def print_windows(location: str, request: DataRequest) -> int:
 
 def print_step(run_name: str, step: int, request: DataRequest) -> int:
     from gptmill.runs.directory import find_run
-    from gptmill.training.data_replay import read_step
+    from gptmill.training.data_replay import replay_step
 
-    for number, row in enumerate(read_step(find_run(run_name, request.logdir), step)):
+    for number, row in enumerate(replay_step(find_run(run_name, request.logdir), step)):
         location = f"{row.corpus}/{row.shard}, tokens {row.start:,} to {row.start + row.length - 1:,}"
         sys.stdout.write(f"row {number:,}: {location}\n")
         for extract in row.extracts:

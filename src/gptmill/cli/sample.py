@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> int:
             write("\n" + "─" * 72 + "\n")
         write(request.prompt)
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        for piece in sampler.draw(number):
+        for piece in sampler.sample(number):
             write(decoder.decode(piece))
             sys.stdout.flush()
         write(decoder.decode(b"", final=True) + "\n")

@@ -1,17 +1,31 @@
-"""A model in, events out. `Evaluator` is what training calls; a new one is added to `build_evaluators`."""
+"""Evaluation during training: validation loss and samples. Add a new evaluator to `build_evaluators`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
 
 from gptmill.config.run import RunConfig
 from gptmill.data.run_corpora import Corpora
 from gptmill.evals.loss import ValidationLoss
-from gptmill.evals.protocol import Evaluator
 from gptmill.evals.samples import Samples
+from gptmill.models.gpt import GPT
+from gptmill.runs.events import Event
 from gptmill.runtime.world import World
 
 
+class Evaluator(Protocol):
+    """Evaluates a model on every rank; the loop sets evaluation mode and disables gradients.
+
+    An evaluator that runs on rank 0 only returns None on the others. A slow one polls `is_stopped` and returns early
+    once it is true; the result is then discarded.
+    """
+
+    def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool]) -> Event | None: ...
+
+
 def build_evaluators(config: RunConfig, corpora: Corpora, world: World) -> list[Evaluator]:
-    """The evaluators of a run, in the order in which they are asked."""
+    """The evaluators of a run, in the order in which they run."""
     evaluators: list[Evaluator] = [ValidationLoss(config, corpora, world)]
     if config.evaluation.sample_tokens:
         compiled, seed = config.machine.compile, config.training.seed

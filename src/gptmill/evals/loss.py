@@ -1,4 +1,4 @@
-"""Validation loss: fixed windows in a fixed order, the same numbers on any number of ranks."""
+"""Validation loss over a fixed set of windows, the same on any number of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gptmill.runtime.world import World
 
 
 class ValidationLoss:
-    """Mean cross-entropy per token, that of each corpus too; across documents only where training goes across."""
+    """Mean cross-entropy per token, overall and per corpus; masked at document boundaries unless packed."""
 
     def __init__(self, config: RunConfig, corpora: Corpora, world: World) -> None:
         self._world = world
@@ -27,18 +27,18 @@ class ValidationLoss:
         context_length = config.model.context_length
         self._windows = ValWindows(corpora, context_length, config.evaluation.eval_tokens // context_length)
         self._separator = None if config.data.documents == "packed" else corpora.tokenizer.end_of_text
-        # The mean of a single corpus is the loss itself.
+        # With a single corpus, its loss is the overall loss.
         self._locations = [shards.location for shards in corpora.shards] if len(corpora.shards) > 1 else []
         self._precision = choose_precision(config.machine.precision, world.device)
 
     def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
         started = time.monotonic()
         world, size = self._world, self._batch_size
-        sums = torch.zeros(1 + len(self._locations), device=world.device)  # of all, and of each corpus
-        # Every rank runs the same number of batches: a rank past the end scores windows that are all ignored.
+        sums = torch.zeros(1 + len(self._locations), device=world.device)  # overall, then per corpus
+        # Every rank runs the same number of batches: past the end, it evaluates windows whose targets are ignored.
         for first in range(0, self._windows.num_chosen, size * world.size):
             if is_stopped():
-                break  # and still meet the other ranks below, who may not know yet
+                break  # but still join the all-reduce below, since other ranks may not have been stopped
             rows = self._windows.read(first + world.rank * size, size).to(world.device)
             batch = make_batch(rows, IGNORE_INDEX, self._separator)
             with make_autocast(self._precision, world.device):
@@ -47,11 +47,11 @@ class ValidationLoss:
             if losses.per_domain_G is not None:
                 sums[1:] += losses.per_domain_G
         tokens = self._windows.num_chosen * self._windows.context_length
-        total, *by_corpus = world.sum_over_ranks(sums).tolist()
+        total, *by_corpus = world.all_reduce_sum(sums).tolist()
         return EvalDone(step, total / tokens, tokens, time.monotonic() - started, self._make_means(by_corpus))
 
     def _make_means(self, sums: list[float]) -> dict[str, float]:
-        """The mean of each corpus that has windows here; none from a model that was not told to keep groups apart."""
+        """The mean loss of each corpus with validation windows; empty if the model computes no per-domain loss."""
         if not any(sums):
             return {}
         parts = zip(self._locations, sums, self._windows.counts, strict=True)

@@ -1,4 +1,4 @@
-"""Samples during training: the quickest way for a person to see what the model has learnt."""
+"""Text samples during training."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import EvaluationConfig
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import decode
-from gptmill.inference.generator import SamplingRule, generate
+from gptmill.inference.generator import SamplingConfig, generate
 from gptmill.models.gpt import GPT
 from gptmill.runs.events import SampleDrawn
 from gptmill.runtime.world import World
 
-RULE = SamplingRule(temperature=0.8, top_k=50)
-# Tokens that a run has drawn. On two CPU cores, to compile 12 narrow layers takes 23 s, and saves 5 ms a token.
-COMPILED_FROM = 4_000
+SAMPLING = SamplingConfig(temperature=0.8, top_k=50)
+# Sampled tokens after which compiling pays off: for 12 narrow layers on two CPU cores it takes 23 s and saves 5 ms a
+# token.
+COMPILE_AFTER_TOKENS = 4_000
 
 
 class Samples:
-    """One continuation of the prompt, from the same seed every time; drawn on the main rank alone.
+    """Samples one continuation of the prompt on rank 0, with the same seed every time.
 
-    Where the run is compiled, so are they, once there have been so many that it pays: known by the step alone, so that
-    a run that was interrupted writes the same.
+    In a compiled run, generation is compiled too once enough tokens have been sampled. That depends on the step alone,
+    so that a resumed run samples the same text.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class Samples:
         if not self._is_main:
             return None
         count, vocab_size = self._config.sample_tokens, self._tokenizer.vocab_size
-        compiled = self._compiled and step // self._config.eval_freq * count >= COMPILED_FROM
-        tokens = generate(model, self._prompt, count, RULE, vocab_size, self._seed, compiled=compiled)
+        compiled = self._compiled and step // self._config.eval_freq * count >= COMPILE_AFTER_TOKENS
+        tokens = generate(model, self._prompt, count, SAMPLING, vocab_size, self._seed, compiled=compiled)
         end = self._tokenizer.end_of_text
         document = list(takewhile(lambda token: token != end and not is_stopped(), tokens))
         return SampleDrawn(step, self._config.sample_prompt, decode(self._tokenizer, document))

@@ -1,1 +1,1 @@
-"""A checkpoint, used: loading and generating."""
+"""Inference with a checkpoint: loading, generation with a KV cache, scoring."""

@@ -1,4 +1,4 @@
-"""Opens the model inside a checkpoint, which may be a stranger's."""
+"""Loads the model of a checkpoint, which may come from an untrusted source."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from gptmill.runs.checkpoints.selection import has_checkpoints, load_chosen
 from gptmill.runs.checkpoints.storage import load_checkpoint
 from gptmill.runs.directory import RunDirectory
 
-AVERAGE = "ema"  # the group of tensors that holds the moving average of the weights
+EMA = "ema"  # the tensor group of the weights' exponential moving average
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to use, with the tokenizer that it was trained with."""
+    """A model in evaluation mode with the tokenizer that it was trained with."""
 
     model: GPT
     tokenizer: Tokenizer
@@ -41,13 +41,13 @@ class LoadedModel:
 def load_run_model(
     run: RunDirectory, wanted: str, device: torch.device, weights: Literal["raw", "ema"] = "raw"
 ) -> LoadedModel:
-    """The model of a run's checkpoint: latest, best, or a step's. A damaged latest is passed over, with a warning.
+    """Loads a checkpoint of a run: latest, best, or a step. A damaged latest one is passed over with a warning.
 
-    `weights` "ema" takes the moving average that was kept beside the weights.
+    `weights` "ema" loads the exponential moving average instead of the weights.
     """
     if not has_checkpoints(run.checkpoints):
         raise UserError(f"{run.path} has no checkpoint yet; let it train until its first one is saved")
-    group = "model" if weights == "raw" else AVERAGE
+    group = "model" if weights == "raw" else EMA
     chosen = load_chosen(run.checkpoints, wanted, groups=(group,))
     if group not in chosen.checkpoint.tensors:
         raise UserError(f"checkpoint {chosen.path} was trained without ema_decay; use its raw weights")
@@ -57,44 +57,44 @@ def load_run_model(
 
 
 def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
-    """The model of a checkpoint on a device."""
+    """Loads the model of a checkpoint onto a device."""
     return build_loaded(load_checkpoint(checkpoint, groups=("model",)), f"checkpoint {checkpoint}", device)
 
 
-def build_loaded(saved: Checkpoint, place: str, device: torch.device, group: str = "model") -> LoadedModel:
-    """The model of a checkpoint's weights, ready to use; the optimizer's state is not asked for."""
+def build_loaded(saved: Checkpoint, source: str, device: torch.device, group: str = "model") -> LoadedModel:
+    """Builds the model from the weights in `group`; raises UserError, naming `source`, for an invalid checkpoint."""
     for name in ("config", "tokenizer", "tokenizer_fingerprint"):
         if name not in saved.values:
-            raise UserError(f"{place} holds no {name}; use one that gptmill train has saved")
-    config = read_model_config(saved.values["config"], place)
-    tokenizer = restore_tokenizer(saved.values["tokenizer"], place)
-    check_fingerprint(str(saved.values["tokenizer_fingerprint"])[:200], make_fingerprint(tokenizer), place)
+            raise UserError(f"{source} holds no {name}; use a checkpoint saved by gptmill train")
+    config = read_model_config(saved.values["config"], source)
+    tokenizer = restore_tokenizer(saved.values["tokenizer"], source)
+    check_fingerprint(str(saved.values["tokenizer_fingerprint"])[:200], make_fingerprint(tokenizer), source)
     tensors = saved.tensors[group]
-    check_size(config, pad_vocab(tokenizer.vocab_size), tensors, place)
+    check_size(config, pad_vocab(tokenizer.vocab_size), tensors, source)
     with torch.device("meta"), SkipInit():
         model = GPT(config, pad_vocab(tokenizer.vocab_size))
-    check_tensors(tensors, model.state_dict(), place)
+    check_tensors(tensors, model.state_dict(), source)
     model.load_state_dict(tensors, assign=True)
     return LoadedModel(model.to(device).eval(), tokenizer, saved.step)
 
 
-def read_model_config(values: Any, place: str) -> ModelConfig:
-    """The model's part of a config that was saved in `place`; raises UserError for one that no run could have had."""
-    config = build_config(ModelConfig, read_settings(ModelConfig, values, place))
+def read_model_config(values: Any, source: str) -> ModelConfig:
+    """The model section of a saved config; raises UserError, naming `source`, for an invalid one."""
+    config = build_config(ModelConfig, read_settings(ModelConfig, values, source))
     if problems := find_problems(replace(RunConfig(), model=config)):
-        # Of what is no part of the model, only the defaults are looked at, and may not suit its context_length.
+        # The other sections have their defaults here, which may not suit the model's context_length.
         own = [problem for problem in problems if problem.where.partition(" ")[0] in list_values(config)]
         if own:
-            raise UserError(f"the config in {place} is damaged: {own[0]!s:.200}")
+            raise UserError(f"the config in {source} is damaged: {own[0]!s:.200}")
     return config
 
 
-def check_size(config: ModelConfig, padded_vocab_size: int, tensors: Mapping[str, Tensor], place: str) -> None:
-    """A model of a thousand million layers must not be built only to find that the file holds none of them."""
+def check_size(config: ModelConfig, padded_vocab_size: int, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raises UserError if the tensors are far too small for the config, before a huge model is built in vain."""
     needed = count_parameters(config, padded_vocab_size)
     modules = config.num_layers + config.value_embeddings + config.mtp_heads
     sizes = [tensor.numel() for tensor in tensors.values()]
-    # Tensors that are missing or too many are named later; here it is only the order of magnitude that counts.
+    # Missing and extra tensors are reported later; here only the order of magnitude matters.
     is_small = needed.total > 2 * sum(sizes) or needed.token_embedding > max(sizes, default=0)
     if modules > len(tensors) or is_small:
-        raise UserError(f"the tensors in {place} are fewer or smaller than its config says; use another checkpoint")
+        raise UserError(f"the tensors in {source} are fewer or smaller than its config says; use another checkpoint")

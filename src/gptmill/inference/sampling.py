@@ -1,4 +1,4 @@
-"""Samples from a run, as asked for."""
+"""Samples text from a run, as requested on the command line."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from dataclasses import dataclass
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import SampleRequest
 from gptmill.config.validation import MAX_SEED
-from gptmill.inference.generator import SamplingRule, generate
+from gptmill.inference.generator import SamplingConfig, generate
 from gptmill.inference.loading import LoadedModel, load_run_model
 from gptmill.runs.directory import find_run
 from gptmill.runtime.device import choose_device
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """A loaded model and what to do with it."""
+class TextSampler:
+    """A loaded model with the prompt and the settings of a request."""
 
     loaded: LoadedModel
     request: SampleRequest
     prompt: list[int]
 
-    def draw(self, number: int) -> Iterator[bytes]:
-        """The UTF-8 bytes of sample `number`, token by token, up to the end of the document."""
+    def sample(self, number: int) -> Iterator[bytes]:
+        """Yields the UTF-8 bytes of sample `number`, token by token, up to the end of the document."""
         request, tokenizer = self.request, self.loaded.tokenizer
-        rule = SamplingRule(request.temperature, request.top_k, request.top_p)
+        sampling = SamplingConfig(request.temperature, request.top_k, request.top_p)
         seed, count = request.seed + number, request.max_new_tokens
         for token in generate(
-            self.loaded.model, self.prompt, count, rule, tokenizer.vocab_size, seed, compiled=request.compile
+            self.loaded.model, self.prompt, count, sampling, tokenizer.vocab_size, seed, compiled=request.compile
         ):
             if token == tokenizer.end_of_text:
                 return
             yield tokenizer.decode_bytes([token])
 
 
-def open_sampler(run_name: str, request: SampleRequest) -> Sampler:
-    """Raises UserError for settings, runs and prompts that cannot be used."""
+def open_sampler(run_name: str, request: SampleRequest) -> TextSampler:
+    """Loads the model; raises UserError for invalid settings, runs and prompts."""
     if problems := find_problems(request):
         raise ConfigError(problems)
     run = find_run(run_name, request.logdir)
@@ -45,7 +45,7 @@ def open_sampler(run_name: str, request: SampleRequest) -> Sampler:
         prompt = [loaded.tokenizer.end_of_text, *loaded.tokenizer.encode(request.prompt).tolist()]
     except UserError as error:
         raise UserError(f"--prompt {request.prompt!r}: {error}") from None
-    return Sampler(loaded, request, prompt)
+    return TextSampler(loaded, request, prompt)
 
 
 def find_problems(request: SampleRequest) -> list[Problem]:

@@ -1,4 +1,7 @@
-"""Scores the documents of a corpus by how well a model predicts them."""
+"""Scores the documents of a corpus by the loss of a model.
+
+N = B x T tokens, C channels.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,16 @@ from gptmill.models.gpt import GPT
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.precision import choose_precision, make_autocast
 
-ROWS = 8  # full windows at once
-LOGITS_AT_ONCE = 1024  # positions whose logits are held: a vocabulary wide, they would fill the memory first
+ROWS = 8  # full windows per batch
+LOGIT_CHUNK = 1024  # positions whose logits are in memory at once: they dominate memory use
 
 Report = Callable[[int, int], None]
-"""Told (tokens done, tokens in all)."""
+"""Called with (tokens done, total tokens)."""
 
 
 @torch.no_grad()
 def score_by_loss(loaded: LoadedModel, shards: TokenShards, report: Report) -> ScoreArray:
-    """The mean loss per token of each training document; documents longer than a context in pieces."""
+    """The mean loss per token of each training document; documents longer than the context are split."""
     check_fingerprint(make_fingerprint(loaded.tokenizer), shards.manifest.fingerprint, "the model")
     context = loaded.model.config.context_length
     device = loaded.model.token_embedding.weight.device
@@ -44,10 +47,10 @@ def score_by_loss(loaded: LoadedModel, shards: TokenShards, report: Report) -> S
     for number in range(groups.num_groups):
         chosen, width, _ = groups.find(number)
         lengths = pieces.lengths[chosen]
-        places = RowLocations(
+        locations = RowLocations(
             np.zeros_like(chosen), pieces.shards[chosen].astype(np.int64), pieces.starts[chosen], width, lengths
         )
-        batch = make_batch(reader.read(places).to(device), IGNORE_INDEX)
+        batch = make_batch(reader.read(locations).to(device), IGNORE_INDEX)
         np.add.at(losses, owners[chosen], _sum_losses(loaded.model, batch).double().cpu().numpy())
         np.add.at(counts, owners[chosen], lengths)
         report(int(counts.sum()), int(pieces.lengths.sum()))
@@ -55,14 +58,12 @@ def score_by_loss(loaded: LoadedModel, shards: TokenShards, report: Report) -> S
 
 
 def _sum_losses(model: GPT, batch: Batch) -> Tensor:
-    """The summed loss of each row."""
+    """The summed loss of each row, with chunked cross-entropy."""
     device = batch.tokens.device
     with make_autocast(choose_precision("auto", device), device):
         x_NC = model.hidden_states(batch.tokens).flatten(0, 1)
         parts = [
             F.cross_entropy(model.lm_head(x).float(), targets, reduction="none", ignore_index=IGNORE_INDEX)
-            for x, targets in zip(
-                x_NC.split(LOGITS_AT_ONCE), batch.targets.flatten().split(LOGITS_AT_ONCE), strict=True
-            )
+            for x, targets in zip(x_NC.split(LOGIT_CHUNK), batch.targets.flatten().split(LOGIT_CHUNK), strict=True)
         ]
     return torch.cat(parts).view(batch.targets.shape).sum(dim=1)

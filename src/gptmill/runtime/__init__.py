@@ -1,1 +1,1 @@
-"""The machine: ranks, devices, precision, seeds, signals. Knows no model and no data."""
+"""The machine: ranks, devices, precision, seeds, signals, hang detection. Knows no model and no data."""

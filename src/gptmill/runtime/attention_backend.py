@@ -1,4 +1,4 @@
-"""Which of PyTorch's implementations computes attention, in this process."""
+"""Selects the backend of scaled_dot_product_attention for this process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from gptmill.config.run import AttentionBackend
 
 
-def choose_attention(backend: AttentionBackend) -> None:
-    """Leaves one implementation to choose from, or all. The plain formula stays: it serves what the others do not."""
+def set_attention_backend(backend: AttentionBackend) -> None:
+    """Enables one fused backend, or all. The math backend stays enabled for inputs that the others do not support."""
     cuda = torch.backends.cuda
     cuda.enable_cudnn_sdp(backend in ("auto", "cudnn"))
     cuda.enable_flash_sdp(backend in ("auto", "flash"))

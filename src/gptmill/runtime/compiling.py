@@ -1,4 +1,4 @@
-"""torch.compile, without what is known to give wrong numbers. It is imported only where something is compiled."""
+"""Options for torch.compile, avoiding known miscompilations. Imports the compiler only where it is used."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from gptmill.config.run import CompileMode
 
-VERSIONS = 64
-NO_LEAF = "The .grad attribute of a Tensor that is not a leaf"
-COMPILER_ERROR = "TorchDynamoException"  # by its name
+RECOMPILE_LIMIT = 64
+NON_LEAF_WARNING = "The .grad attribute of a Tensor that is not a leaf"
+COMPILER_ERROR = "TorchDynamoException"  # compared by name, to avoid importing the compiler
 
 
 @cache
 def load_compiler() -> Thread:
-    """Imports torch's compiler, which takes seconds, in a thread: meanwhile a GPU can be woken and a corpus opened.
+    """Imports torch's compiler, which takes seconds, in a thread while the GPU and the corpus are opened.
 
-    Whoever may import parts of it too joins the thread first: two imports at once get in each other's way.
+    Join the thread before importing parts of the compiler: concurrent imports interfere with each other.
     """
     thread = Thread(target=_import_compiler, name="compiler", daemon=True)
     thread.start()
@@ -32,12 +32,12 @@ def _import_compiler() -> None:
 
 
 def list_compile_options(mode: CompileMode = "default") -> dict[str, Any]:
-    """Options for torch.compile, those of a mode included, but for CUDA graphs: training.passes records its own.
+    """Options of a mode for torch.compile, without CUDA graphs, which training.micro_batch captures itself.
 
-    Torch's go wrong where gradients of several micro-batches are added up: pytorch/pytorch#169545.
+    Inductor's CUDA graphs are wrong under gradient accumulation: pytorch/pytorch#169545.
 
-    Reductions over rows and columns in one kernel, which torch has from 2.10 on, left parts of gradients unwritten in
-    models with norms and biases: pytorch/pytorch#190796 and #193061.
+    Mixed-order reductions, new in torch 2.10, left parts of gradients unwritten in models with norms and biases:
+    pytorch/pytorch#190796 and #193061.
     """
     from torch._inductor import config, list_mode_options
 
@@ -48,10 +48,9 @@ def list_compile_options(mode: CompileMode = "default") -> dict[str, Any]:
 
 
 def keep_compiled_gradients() -> None:
-    """Has torch.compile find again, in a later process, what it made of a model that has gradients of its own.
+    """Lets torch.compile cache models with custom autograd functions across processes, which is off by default.
 
-    It keeps only models without them by default. What it keeps is told apart by the code of both ways; for operations
-    that it does not look into, models.kernels.compiler sees to that.
+    Its cache key covers the code of forward and backward; models.kernels.compiler adds that of opaque custom ops.
     """
     from torch._functorch import config as aot_config
 
@@ -60,16 +59,16 @@ def keep_compiled_gradients() -> None:
 
 
 def allow_parts() -> None:
-    """Lets torch.compile keep as many versions of a part as a model may need: by layer, way of running and shape.
+    """Raises torch.compile's recompile limit to what the parts of a model may need: by layer, mode and shape.
 
-    It looks at the gradients of all that a part is given, and then warns that some have none.
+    Also silences its warning about the .grad of non-leaf inputs, which dynamo itself reads.
     """
     from torch._dynamo import config as dynamo_config
 
-    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, VERSIONS)
-    warnings.filterwarnings("ignore", NO_LEAF)
+    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, RECOMPILE_LIMIT)
+    warnings.filterwarnings("ignore", NON_LEAF_WARNING)
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Whether torch.compile failed, as it does when a signal to all processes ends a compiler that it has started."""
+    """Whether torch.compile failed, as it does when a signal to the process group kills its worker processes."""
     return any(kind.__name__ == COMPILER_ERROR for kind in type(error).__mro__)

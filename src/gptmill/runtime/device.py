@@ -1,4 +1,4 @@
-"""Chooses the device, and never silently a worse one than the machine has."""
+"""Selects the device; never falls back to a slower one silently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHOOSE_CPU = "or add --device cpu to use the CPU on purpose (gptmill train --for
 
 
 def choose_device(wanted: DeviceName, local_rank: int = 0) -> torch.device:
-    """The device asked for, or a UserError that says why it cannot be had and what the options are."""
+    """The requested device; raises UserError with the reason and the alternatives if it is not available."""
     if wanted == "cpu":
         return torch.device("cpu")
     if wanted in ("auto", "cuda") and torch.cuda.is_available():
@@ -27,7 +27,7 @@ def choose_device(wanted: DeviceName, local_rank: int = 0) -> torch.device:
     if wanted in ("auto", "mps") and torch.backends.mps.is_available():
         return torch.device("mps")
     if wanted in ("auto", "cuda") and (gpus := find_nvidia_gpus()):
-        raise UserError(f"{gpus}, but torch cannot use it: {explain_no_cuda()}; repair that, {CHOOSE_CPU}")
+        raise UserError(f"{gpus}, but torch cannot use it: {explain_no_cuda()}; fix that, {CHOOSE_CPU}")
     if wanted == "auto":
         return torch.device("cpu")
     missing = f"an NVIDIA GPU, and there is none here ({explain_no_cuda()})" if wanted == "cuda" else "Apple's MPS"
@@ -35,9 +35,9 @@ def choose_device(wanted: DeviceName, local_rank: int = 0) -> torch.device:
 
 
 def find_nvidia_gpus() -> str:
-    """What the driver says of NVIDIA GPUs, whatever torch thinks; empty if there are none.
+    """Describes the machine's NVIDIA GPUs according to the driver, not to torch; empty if there are none.
 
-    A driver that answers with an error counts as a GPU: that is how one looks that has fallen off.
+    A driver error counts as a GPU: that is what a GPU that has fallen off the bus looks like.
     """
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -46,16 +46,16 @@ def find_nvidia_gpus() -> str:
         listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"this machine has nvidia-smi, which does not answer ({error})"
-    said = " ".join((listing.stdout + listing.stderr).split())
-    if listing.returncode != 0 and "No devices were found" not in said:
-        return f"this machine has nvidia-smi, which says {said!r}"
+    output = " ".join((listing.stdout + listing.stderr).split())
+    if listing.returncode != 0 and "No devices were found" not in output:
+        return f"this machine has nvidia-smi, which reports {output!r}"
     lines = [line for line in listing.stdout.splitlines() if line.startswith("GPU ")]
     names = [line.partition(":")[2].partition("(")[0].strip() for line in lines]
     return f"this machine has {', '.join(names)}" if names else ""
 
 
 def _has_nvidia_hardware() -> bool:
-    """Whether an NVIDIA display device is plugged in, as Linux lists it."""
+    """Whether Linux lists an NVIDIA display device on the PCI bus."""
     for device in Path("/sys/bus/pci/devices").glob("*"):
         with suppress(OSError):
             is_display = (device / "class").read_text().startswith("0x03")
@@ -65,7 +65,7 @@ def _has_nvidia_hardware() -> bool:
 
 
 def explain_no_cuda() -> str:
-    """Why torch does not see the GPU, as far as can be told."""
+    """The most likely reason why torch does not see the GPU."""
     if not torch.backends.cuda.is_built():
         return f"torch {torch.__version__} was built without CUDA (install a CUDA build of torch)"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -73,13 +73,13 @@ def explain_no_cuda() -> str:
         return f"CUDA_VISIBLE_DEVICES={visible!r} hides it (unset the variable)"
     try:
         torch.cuda.init()
-    except Exception as error:  # whatever the driver says is the answer
+    except Exception as error:  # the driver's message is the answer
         return " ".join(str(error).split())
     return "CUDA starts but offers no device (check the driver with nvidia-smi)"
 
 
 def describe_device(device: torch.device) -> str:
-    """The device as a person would name it."""
+    """The device's name for people."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
     if device.type == "cpu":

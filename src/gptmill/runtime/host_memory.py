@@ -1,4 +1,4 @@
-"""Host memory that a GPU can copy into on its own, allocated once and used again and again."""
+"""Pinned host memory for asynchronous copies from a GPU, allocated once and reused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ALIGNMENT = 64
 PAGE_BYTES = mmap.PAGESIZE
 
 
-class HostCopy:
-    """Room for a copy of some tensors in host memory: page-locked where they come from a GPU."""
+class HostBuffer:
+    """A host copy of a set of tensors: in pinned (page-locked) memory if they are on a GPU."""
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         offsets, size = {}, 0
@@ -21,40 +21,40 @@ class HostCopy:
             offsets[name] = size
             size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         self._memory = memory = _allocate(size)
-        self._is_locked = _lock(memory, device)
+        self._is_pinned = _pin(memory, device)
         self._views = {
             name: memory[offset : offset + tensors[name].nbytes].view(tensors[name].dtype).view(tensors[name].shape)
             for name, offset in offsets.items()
         }
 
     def __del__(self) -> None:
-        if self._is_locked:  # else the next to be given this memory could not lock it
+        if self._is_pinned:  # otherwise the next owner of this memory could not pin it
             torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
 
     def fits(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether tensors of these names, shapes and types have their place here."""
+        """Whether the buffer was allocated for these names, shapes and dtypes."""
         return self._views.keys() == tensors.keys() and all(
             self._views[name].shape == tensor.shape and self._views[name].dtype == tensor.dtype
             for name, tensor in tensors.items()
         )
 
     def fill(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Starts copying: the device does it in the order of its other work, while the host goes on."""
+        """Enqueues the copies on the current stream without waiting for them; returns the host tensors."""
         for name, tensor in tensors.items():
             self._views[name].copy_(tensor.detach(), non_blocking=True)
         return dict(self._views)
 
 
 def _allocate(size: int) -> Tensor:
-    """Whole pages of its own, of no more than this size: torch's page-locked memory comes in powers of two."""
-    room = -(-size // PAGE_BYTES) * PAGE_BYTES
-    memory = torch.empty(room + PAGE_BYTES, dtype=torch.uint8)
+    """Whole pages for `size` bytes. torch's own pinned allocator rounds up to a power of two."""
+    padded = -(-size // PAGE_BYTES) * PAGE_BYTES
+    memory = torch.empty(padded + PAGE_BYTES, dtype=torch.uint8)
     offset = -memory.data_ptr() % PAGE_BYTES
-    return memory[offset : offset + room].zero_()  # pages must exist before they can be locked
+    return memory[offset : offset + padded].zero_()  # touch the pages: only resident ones can be pinned
 
 
-def _lock(memory: Tensor, device: torch.device) -> bool:
-    """Locks the pages for a GPU; where the system does not allow that, copies are slower and nothing else."""
+def _pin(memory: Tensor, device: torch.device) -> bool:
+    """Pins the pages for a GPU. Where the system does not allow it, copies are merely slower."""
     if device.type != "cuda" or not memory.numel():
         return False
     return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)) == 0

@@ -1,4 +1,4 @@
-"""The machine's memory: how much a GPU has, how much was used at most, and what running out of it looks like."""
+"""Memory of the GPU and the host: capacity, peak use, and recognising out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import torch
 
 try:
     import resource
-except ImportError:  # Windows tells no peak this way
+except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 KIBIBYTE = 1024
-NO_MEMORY = ("can't allocate memory", "not enough memory")  # torch on x86 CPUs, and on others
+NO_MEMORY = ("can't allocate memory", "not enough memory")  # torch's messages on x86 CPUs and on others
 MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def read_device_memory(device: torch.device) -> int | None:
-    """All the memory that a GPU has, in bytes; None for devices that share the machine's."""
+    """Total memory of a GPU in bytes; None for devices that use host memory."""
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def read_host_memory(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int | None:
-    """All the memory of the machine, or of the container or job, that this process may use, in bytes.
+    """Host memory that this process may use, in bytes: the machine's, or the limit of its container or job.
 
-    None where the system does not tell.
+    None if the system does not report it.
     """
     limits = list(_list_limits(membership, groups))
     with suppress(AttributeError, OSError, ValueError):
@@ -39,10 +39,10 @@ def read_host_memory(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> in
 
 
 def _list_limits(membership: Path, groups: Path) -> Iterator[int]:
-    """What the control groups of this process allow, of either version: each of them and all above it."""
+    """Memory limits of this process's cgroups (v1 or v2) and of all their ancestors."""
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
-    except OSError:  # other systems have no such groups
+    except OSError:  # no cgroups on this system
         return
     for line in lines:
         _, controllers, inside = line.split(":", 2)
@@ -53,14 +53,14 @@ def _list_limits(membership: Path, groups: Path) -> Iterator[int]:
         for group in (path, *path.parents):
             try:
                 yield int((top / group / name).read_text(encoding="utf-8"))
-            except (OSError, ValueError):  # none there, or "max"
+            except (OSError, ValueError):  # no limit, or "max"
                 continue
 
 
 def read_peak_memory(device: torch.device) -> int:
-    """The most bytes held at once so far: by tensors on a GPU, by the whole process elsewhere. Waits for nothing.
+    """Peak memory in bytes: allocated by tensors on a GPU, resident for the process elsewhere. Does not synchronise.
 
-    0 where the system does not tell.
+    0 if the system does not report it.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -71,7 +71,7 @@ def read_peak_memory(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on whatever device."""
+    """Whether an error means out of memory, on any device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)

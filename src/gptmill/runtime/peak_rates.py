@@ -1,7 +1,7 @@
-"""The most that a GPU can multiply in a second, by its name: what MFU is a share of.
+"""Peak FLOP/s of GPUs by name, for MFU (model FLOPs utilisation).
 
-Vendors' figures for dense matrices that are summed up in fp32. What sparsity promises is left out, and so is what
-GeForce cards reach by summing up in fp16, which no training does.
+Vendors' figures for dense matmuls with fp32 accumulation: without sparsity, and without the fp16 accumulation of
+GeForce GPUs, which training does not use.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from gptmill.config.run import PrecisionName
 
 
 class Rates(NamedTuple):
-    """TFLOP/s by number format, of one device as torch counts them."""
+    """Peak TFLOP/s by precision, of one device as torch counts devices."""
 
     half: float
     """bf16 and fp16."""
     tf32: float
-    """That of fp32 where there is no such format."""
+    """That of fp32 on GPUs without TF32."""
     fp32: float
     has_bf16: bool = True
 
 
 def _make_geforce(fp32: float) -> Rates:
-    """Since Ampere, their tensor cores are twice as fast as plain fp32 in half precision, and as fast in TF32."""
+    """GeForce since Ampere: tensor cores are twice as fast as fp32 in half precision, and as fast in TF32."""
     return Rates(2 * fp32, fp32, fp32)
 
 
@@ -33,7 +33,7 @@ HOPPER_PCIE = Rates(756.0, 378.0, 51.2)
 HOPPER_NVL = Rates(835.5, 417.5, 60.0)
 H20 = Rates(148.0, 74.0, 44.0)
 A100 = Rates(312.0, 156.0, 19.5)
-MI250X_DIE = Rates(191.5, 47.9, 47.9)  # a card has two, and torch sees each as a device
+MI250X_DIE = Rates(191.5, 47.9, 47.9)  # a GPU has two dies, and torch sees each as a device
 MI300 = Rates(1307.4, 653.7, 163.4)
 
 RATES = {
@@ -96,19 +96,19 @@ RATES = {
     "MI325X": MI300,
 }
 
-# Who made it, how much memory it has, and where it stands: (cuda:0).
-SAYS_NOTHING = re.compile(r"NVIDIA|AMD|TESLA|GEFORCE|INSTINCT|GENERATION|OAM|VF|\d+GB?|HBM\d+E?")
-PLACE = re.compile(r"\(.*\)$")
+# Words that do not identify the GPU: vendor, memory size and the device index, as in "(cuda:0)".
+IGNORED_WORD = re.compile(r"NVIDIA|AMD|TESLA|GEFORCE|INSTINCT|GENERATION|OAM|VF|\d+GB?|HBM\d+E?")
+DEVICE_INDEX = re.compile(r"\(.*\)$")
 
 
 def find_peak_rate(device_name: str, precision: PrecisionName) -> float | None:
-    """FLOP/s of a device, by the name that torch or `describe_device` has for it; None for one that is not listed.
+    """Peak FLOP/s of a device by the name that torch or `describe_device` gives it; None for an unlisted one.
 
-    A name must fit whole: a part of a GPU, or its laptop's namesake, has another rate. fp8 is judged by bf16's, since
-    only some of the matmuls are in fp8, and figures stay comparable.
+    The whole name must match: a MIG slice or a laptop variant has another peak. fp8 is measured against the bf16 peak,
+    since only some matmuls run in fp8, which also keeps MFU comparable.
     """
-    words = re.split(r"[\s/-]+", PLACE.sub("", device_name).strip().upper())
-    rates = RATES.get(" ".join(word for word in words if word and not SAYS_NOTHING.fullmatch(word)))
+    words = re.split(r"[\s/-]+", DEVICE_INDEX.sub("", device_name).strip().upper())
+    rates = RATES.get(" ".join(word for word in words if word and not IGNORED_WORD.fullmatch(word)))
     if rates is None:
         return None
     if precision in ("fp32", "tf32"):

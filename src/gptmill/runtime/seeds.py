@@ -1,7 +1,7 @@
-"""All randomness of a step as a pure function of (seed, step, rank).
+"""Random numbers as a pure function of (seed, step, rank).
 
-Seeding anew at every step means that no generator's state has to be saved: a resumed run draws what the
-unbroken one would have drawn.
+Reseeding at every step means that no generator state has to be saved: a resumed run draws the same numbers as an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 
 
 def make_step_seed(seed: int, step: int, rank: int) -> int:
-    """A 32-bit seed, the most that NumPy takes, well mixed so that neighbouring steps share nothing."""
+    """A 32-bit seed, the largest that NumPy accepts, hashed so that neighbouring steps are independent."""
     (value,) = np.random.SeedSequence((seed, step, rank)).generate_state(1)
     return int(value)
 
 
 def seed_everything(seed: int, device: torch.device) -> None:
-    """Python, NumPy, and torch on the CPU and on the current device of a type.
+    """Seeds Python, NumPy, and torch on the CPU and on the current device of this type.
 
-    `torch.manual_seed` does that for every type, and for those that do not work it writes down who has called it, in
-    case that they ever will: so much in every step that small models feel it.
+    `torch.manual_seed` seeds every device type and records a stack trace for each that is not initialised, which is
+    slow enough to matter in every step of a small model.
     """
     random.seed(seed)
     np.random.seed(seed)

@@ -1,4 +1,4 @@
-"""The wish to stop, as a flag that the loop looks at when it is safe to."""
+"""Graceful stop: signals (Ctrl-C, preemption) and time limits set a flag that the loop checks between steps."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from types import FrameType
 
 from gptmill.config import exit_codes
 
-OTHERS_SIGNAL = signal.SIGTERM  # what a rank calls it that was not asked itself
+DEFAULT_SIGNAL = signal.SIGTERM  # reported by a rank that stops because another one was signalled
 
 
 @dataclass
 class StopFlag:
-    """True once a signal has asked the run to stop or its time is nearly up, and from then on."""
+    """Becomes true, for good, once a signal has arrived or the deadline is near."""
 
     signal_number: int = 0
-    """The first signal that asked; 0 while none has."""
+    """The first signal received; 0 before."""
     deadline: float | None = None
-    """When the run must have ended, on time.monotonic()."""
+    """When the process must have exited, on time.monotonic()."""
     margin_seconds: float = 0.0
-    """How long before its deadline the run has to stop, so that it can still be saved."""
-    _has_run_out: bool = field(default=False, init=False, repr=False)
+    """How long before the deadline to stop, so that the state can still be saved."""
+    _is_past_deadline: bool = field(default=False, init=False, repr=False)
 
     def __bool__(self) -> bool:
         return self.signal_number != 0 or self.is_time_up
 
     @property
     def is_time_up(self) -> bool:
-        """Whether it was the time limit, and not a signal before it, that asked."""
-        if self.deadline is not None and not self.signal_number and not self._has_run_out:
-            self._has_run_out = time.monotonic() >= self.deadline - self.margin_seconds
-        return self._has_run_out
+        """Whether the time limit, and not an earlier signal, is the reason to stop."""
+        if self.deadline is not None and not self.signal_number and not self._is_past_deadline:
+            self._is_past_deadline = time.monotonic() >= self.deadline - self.margin_seconds
+        return self._is_past_deadline
 
     def describe(self) -> str:
-        """What asked, to be read after "stopped". Where nothing has, another rank was asked."""
+        """The reason, to follow the word "stopped". Without a reason of its own, another rank was signalled."""
         if self.is_time_up:
             return "by its time limit"
-        return f"by {signal.Signals(self.signal_number or OTHERS_SIGNAL).name}"
+        return f"by {signal.Signals(self.signal_number or DEFAULT_SIGNAL).name}"
 
     @property
     def exit_code(self) -> int:
-        """What a process ends with that has stopped for this."""
+        """The exit code of a process that stops for this reason."""
         if self.is_time_up:
             return exit_codes.TIME_UP
-        return 128 + (self.signal_number or OTHERS_SIGNAL)
+        return 128 + (self.signal_number or DEFAULT_SIGNAL)
 
 
 @contextmanager
 def listen_for_stop(deadline: float | None = None) -> Iterator[StopFlag]:
-    """Turns the first Ctrl-C, SIGTERM, SIGUSR1, SIGUSR2 or lost connection into the flag; the deadline too.
+    """Sets the flag on SIGINT (Ctrl-C), SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP, and near the deadline.
 
-    A second Ctrl-C interrupts at once, and nothing else does. A terminal's Ctrl-C under torchrun reaches a rank
-    twice, as SIGINT and then as torchrun's SIGTERM: the second of these must not cut the save short.
+    Only a second Ctrl-C interrupts at once. Under torchrun a Ctrl-C reaches each rank twice, as SIGINT and then as
+    torchrun's SIGTERM: the latter must not interrupt the save.
     """
     flag = StopFlag(deadline=deadline)
     was_interrupted = False
@@ -76,9 +76,9 @@ def listen_for_stop(deadline: float | None = None) -> Iterator[StopFlag]:
 
 
 def list_stop_signals() -> list[signal.Signals]:
-    """The signals that ask a run to save and stop; schedulers send SIGUSR1 or SIGUSR2 some time before they kill."""
+    """The signals that request a save and stop; schedulers send SIGUSR1 or SIGUSR2 ahead of preemption."""
     names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    # A lost connection is ignored already under nohup.
+    # nohup ignores SIGHUP already; keep it so.
     is_ignored = hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in numbers if not (is_ignored and number == signal.SIGHUP)]

@@ -1,4 +1,4 @@
-"""Moments on the device's own timeline: the host runs ahead of a GPU, so its clock would measure the wrong thing."""
+"""Timestamps on the device's timeline, by CUDA events: the host runs ahead of the GPU and cannot time it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 import torch
 
 
-class Moment:
-    """When the device comes to this point of its work; on a device without a timeline of its own, now."""
+class DeviceTimestamp:
+    """The time at which a GPU reaches this point of its stream; the current time on other devices."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
@@ -18,16 +18,16 @@ class Moment:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether the host may run ahead of it."""
+        """Whether the host can run ahead of it."""
         return self._event is not None
 
     def wait(self) -> None:
-        """Returns once the device is there, whatever it has been given to do after."""
+        """Blocks until the device has reached this point, but not for work enqueued later."""
         if self._event is not None:
             self._event.synchronize()
 
-    def seconds_after(self, earlier: Moment) -> float:
-        """The time between two moments that have both come."""
+    def seconds_after(self, earlier: DeviceTimestamp) -> float:
+        """Seconds between two timestamps that the device has reached."""
         if self._event is not None and earlier._event is not None:
             return float(earlier._event.elapsed_time(self._event)) / 1000
         return self._host_seconds - earlier._host_seconds

@@ -1,6 +1,6 @@
-"""A watch over each rank: heartbeats that others can read, and an end with all stacks for one that hangs.
+"""Hang detection: each rank writes heartbeats, and a rank that hangs dumps its stacks and exits.
 
-Knows no torch and no loop: it is told what the rank does, and when a step has taken how long.
+Knows no torch and no loop: the main thread reports what it is doing and how long steps take.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import IO, NamedTuple, TypeVar
 from gptmill.config import exit_codes
 
 POLL_SECONDS = 1.0
-# Before the first step is done nothing is usual, and compiling a large model takes minutes.
+# The limit for the first step, whose duration is unknown and which may compile a large model for minutes.
 FIRST_STEP_SECONDS = 1800.0
-USUAL_STEPS = 50
+STEP_HISTORY = 50
 PAUSE_POLLS = 10
-SILENT_SECONDS = 4.0  # of heartbeats that come every second
-STORAGE_SECONDS = 20.0
+SILENT_SECONDS = 4.0  # heartbeats are written every second
+STORAGE_TIMEOUT_SECONDS = 20.0
 MAX_NAMED_RANKS = 4
 T = TypeVar("T")
 
 
 class Beat(NamedTuple):
-    """What a rank began to do, when, and after how many steps."""
+    """What a rank started doing, when, and after how many steps."""
 
     seconds: float
     step: int
@@ -43,7 +43,7 @@ class Beat(NamedTuple):
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A rank's file: where it stands, and for how many seconds it has stood there."""
+    """A rank's heartbeat file: what it has been doing, and for how many seconds."""
 
     rank: int
     step: int
@@ -54,38 +54,38 @@ class Heartbeat:
     pid: int
 
     def measure_silence(self, now: float) -> float:
-        """Seconds since the file was written; clocks of other machines may be ahead."""
+        """Seconds since the file was written; at least 0, since the clocks of other machines may be ahead."""
         return max(0.0, now - self.time)
 
 
 class Watchdog:
-    """What the main thread tells of itself. Both methods cost microseconds."""
+    """Receives the progress reports of the main thread. Both methods take microseconds."""
 
-    def __init__(self, factor: float | None, least_seconds: float) -> None:
+    def __init__(self, factor: float | None, min_seconds: float) -> None:
         self._factor = factor
-        self._least_seconds = least_seconds
-        self._step_seconds: deque[float] = deque(maxlen=USUAL_STEPS)
-        self._usual_seconds = math.nan
+        self._min_seconds = min_seconds
+        self._step_seconds: deque[float] = deque(maxlen=STEP_HISTORY)
+        self._median_seconds = math.nan
         self.beat(0, "starting")
 
     def beat(self, step: int, doing: str) -> None:
-        """The rank has got somewhere: after `step` steps it begins, or goes on with, `doing`."""
-        # One assignment, so that the watching thread never sees half of it.
+        """Reports progress: after `step` steps the rank starts, or continues, `doing`."""
+        # A single assignment, so that the monitoring threads never see a partial update.
         self.last_beat = Beat(time.monotonic(), step, doing)
 
     def note_step_seconds(self, seconds: float) -> None:
-        """How long a step took."""
+        """Records the duration of a step."""
         self._step_seconds.append(seconds)
-        self._usual_seconds = sorted(self._step_seconds)[len(self._step_seconds) // 2]
+        self._median_seconds = sorted(self._step_seconds)[len(self._step_seconds) // 2]
 
     @property
     def limit_seconds(self) -> float:
-        """How long the rank may stand still; infinite where it is never ended."""
+        """How long the rank may go without progress; infinite if hang detection is off."""
         if self._factor is None:
             return math.inf
-        if math.isnan(self._usual_seconds):
-            return max(FIRST_STEP_SECONDS, self._least_seconds)
-        return max(self._least_seconds, self._factor * self._usual_seconds)
+        if math.isnan(self._median_seconds):
+            return max(FIRST_STEP_SECONDS, self._min_seconds)
+        return max(self._min_seconds, self._factor * self._median_seconds)
 
 
 @contextmanager
@@ -94,73 +94,74 @@ def open_watchdog(
     rank: int,
     world_size: int,
     factor: float | None,
-    least_seconds: float,
-    end: Callable[[int], None] = os._exit,
+    min_seconds: float,
+    exit_process: Callable[[int], None] = os._exit,
 ) -> Iterator[Watchdog]:
-    """Watches this process; one that stands still for too long writes its stacks into `folder` and ends.
+    """Writes heartbeats; if this process makes no progress for too long, dumps its stacks into `folder` and exits.
 
-    Too long is `factor` times the usual step, but at least `least_seconds`; with no factor it only gives heartbeats.
-    A rank that waits for another one which gets on does not hang.
+    The limit is `factor` times the median step, but at least `min_seconds`; without a factor there are only heartbeats.
+    A rank that waits for another rank which makes progress does not hang.
     """
-    watchdog = Watchdog(factor, least_seconds)
-    watch = _Watch(watchdog, folder, rank, world_size, end)
-    # Two threads: storage that does not answer may hold the heartbeats up, and is what a rank may hang on.
-    threads = [Thread(target=task, daemon=True, name="watchdog") for task in (watch.give_heartbeats, watch.judge)]
+    watchdog = Watchdog(factor, min_seconds)
+    monitor = _Monitor(watchdog, folder, rank, world_size, exit_process)
+    # Two threads: unresponsive storage may block the heartbeats, and may itself be the cause of the hang.
+    tasks = (monitor.write_heartbeats, monitor.detect_hang)
+    threads = [Thread(target=task, daemon=True, name="watchdog") for task in tasks]
     for thread in threads:
         thread.start()
     try:
         yield watchdog
     finally:
-        watch.close()
+        monitor.close()
         for thread in threads:
             thread.join(POLL_SECONDS)
 
 
-class _Watch:
-    """The threads' side of it."""
+class _Monitor:
+    """The background threads of a watchdog."""
 
     def __init__(
-        self, watchdog: Watchdog, folder: Path, rank: int, world_size: int, end: Callable[[int], None]
+        self, watchdog: Watchdog, folder: Path, rank: int, world_size: int, exit_process: Callable[[int], None]
     ) -> None:
         self._watchdog = watchdog
         self._folder = folder
         self._rank = rank
         self._world_size = world_size
-        self._end = end
+        self._exit_process = exit_process
         self._closed = Event()
-        self._setting = Lock()
+        self._timer_lock = Lock()
         self._host, self._pid = socket.gethostname(), os.getpid()
-        self._last_resort = self._open_last_resort()
+        self._stacks_file = self._open_stacks_file()
 
     def close(self) -> None:
-        with self._setting:
+        with self._timer_lock:
             self._closed.set()
-            if self._last_resort is not None:
+            if self._stacks_file is not None:
                 faulthandler.cancel_dump_traceback_later()
-                self._last_resort.close()
+                self._stacks_file.close()
 
-    def give_heartbeats(self) -> None:
+    def write_heartbeats(self) -> None:
         while True:
-            with suppress(OSError):  # a full disk or a folder that is gone are for others to tell
+            with suppress(OSError):  # a full disk or a deleted directory is reported elsewhere
                 write_heartbeat(self._folder, self._make_heartbeat(self._watchdog.last_beat))
             if self._closed.wait(POLL_SECONDS):
                 return
 
-    def judge(self) -> None:
-        """Ends the process once neither it nor any rank that it could wait for has got anywhere for too long."""
+    def detect_hang(self) -> None:
+        """Exits the process once neither it nor any other rank has made progress for too long."""
         counted_from = polled_at = time.monotonic()
         while not self._closed.wait(POLL_SECONDS):
             now, beat, limit = time.monotonic(), self._watchdog.last_beat, self._watchdog.limit_seconds
             if now - polled_at > min(PAUSE_POLLS * POLL_SECONDS, max(2 * POLL_SECONDS, limit / 2)):
-                counted_from = now  # the whole process slept: a closed lid, Ctrl-Z, a debugger
+                counted_from = now  # the whole process was suspended: sleep, Ctrl-Z, a debugger
             polled_at = now
-            self._set_last_resort(3 * limit)
+            self._restart_dump_timer(3 * limit)
             if now - max(beat.seconds, counted_from) <= limit:
                 continue
-            others = _call_within(STORAGE_SECONDS, self._read_others) or {}
-            if not any(_gets_on(other, limit) for other in others.values()):
+            others = _call_within(STORAGE_TIMEOUT_SECONDS, self._read_others) or {}
+            if not any(_makes_progress(other, limit) for other in others.values()):
                 self._report(beat, others)
-                self._end(exit_codes.HUNG)
+                self._exit_process(exit_codes.HUNG)
                 return
             polled_at = time.monotonic()
 
@@ -172,21 +173,21 @@ class _Watch:
         return Heartbeat(self._rank, beat.step, beat.doing, since, time.time(), self._host, self._pid)
 
     def _report(self, beat: Beat, others: dict[int, Heartbeat | None]) -> None:
-        """Says what is wrong, and writes it with all Python stacks into the run's folder."""
+        """Prints what hangs, and writes it with all Python stacks into the run's directory."""
         sentence = f"gptmill: {describe_hang(self._make_heartbeat(beat), others)}\n"
-        # Not through sys.stderr, which a live display may have replaced and the thread that hangs may hold.
+        # Not through sys.stderr, which a live display may have replaced and the hanging thread may have locked.
         with suppress(OSError):
             os.write(2, sentence.encode(errors="replace"))
         path = self._folder / f"hang_step_{beat.step:06d}_rank_{self._rank:05d}.txt"
-        if not _call_within(STORAGE_SECONDS, lambda: _write_stacks(path, sentence)):
+        if not _call_within(STORAGE_TIMEOUT_SECONDS, lambda: _write_stacks(path, sentence)):
             with suppress(OSError):
                 faulthandler.dump_traceback(file=2, all_threads=True)
 
-    def _open_last_resort(self) -> IO[str] | None:
-        """A file for the stacks of a process in which no Python thread can run, which only C code can still write.
+    def _open_stacks_file(self) -> IO[str] | None:
+        """A file for faulthandler, which can dump the stacks even if no Python thread can run.
 
-        faulthandler's own thread is that C code. Its clock runs on while the process is stopped, so that it cannot
-        tell a hang from sleep, and ends nothing; where a terminal can stop the process (Ctrl-Z) it is not even set.
+        Its timer runs on while the process is suspended and cannot tell a hang from sleep: so it never exits the
+        process, and is not used where a terminal can suspend it (Ctrl-Z).
         """
         if math.isinf(self._watchdog.limit_seconds) or sys.platform != "linux" or _has_terminal():
             return None
@@ -196,18 +197,18 @@ class _Watch:
             return path.open("a", encoding="utf-8")
         return None
 
-    def _set_last_resort(self, seconds: float) -> None:
-        """Writes the stacks unless it is set anew within that time.
+    def _restart_dump_timer(self, seconds: float) -> None:
+        """Dumps the stacks unless called again within `seconds`.
 
-        C code that never gives the GIL back, such as a driver that does not answer, stops this thread as well.
+        Covers C code that never releases the GIL, such as an unresponsive driver, which blocks this thread as well.
         """
-        with self._setting:
-            if self._last_resort is not None and not self._closed.is_set():
-                faulthandler.dump_traceback_later(seconds, exit=False, file=self._last_resort)
+        with self._timer_lock:
+            if self._stacks_file is not None and not self._closed.is_set():
+                faulthandler.dump_traceback_later(seconds, exit=False, file=self._stacks_file)
 
 
 def describe_hang(own: Heartbeat, others: dict[int, Heartbeat | None]) -> str:
-    """Which rank stands still, in what, and which rank it waits for."""
+    """Names the rank that hangs, what it is doing, and the rank that it waits for."""
     what = f"rank {own.rank} has made no progress for {own.since:.0f} s: after step {own.step} it has been {own.doing}"
     silent = {rank: other for rank, other in others.items() if other is None or _is_silent(other, own.time)}
     if silent:
@@ -215,12 +216,12 @@ def describe_hang(own: Heartbeat, others: dict[int, Heartbeat | None]) -> str:
     ranks = [own, *(other for other in others.values() if other is not None)]
     last_step = min(rank.step for rank in ranks)
     longest = max(rank.since for rank in ranks if rank.step == last_step)
-    # Ranks go in step: all wait for those that have come least far. Heartbeats are as old as the pause between them.
+    # Ranks run in lockstep: all wait for those that are furthest behind. Heartbeats lag by up to a polling interval.
     behind = [rank for rank in ranks if rank.step == last_step and rank.since >= longest - 2 * POLL_SECONDS]
     if len(ranks) == 1:
         return what
     if len(behind) == len(ranks):
-        return f"{what}; so have all {len(ranks)} ranks: what they exchange does not arrive"
+        return f"{what}; so have all {len(ranks)} ranks: a collective hangs"
     if own in behind:
         return f"{what}; the other ranks wait for it"
     culprits = [
@@ -231,7 +232,7 @@ def describe_hang(own: Heartbeat, others: dict[int, Heartbeat | None]) -> str:
 
 
 def write_heartbeat(folder: Path, heartbeat: Heartbeat) -> None:
-    """Replaces the rank's file, so that a reader never finds a piece."""
+    """Replaces the rank's file atomically, so that a reader never sees a partial one."""
     path = _make_path(folder, heartbeat.rank, "json")
     path.parent.mkdir(exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
@@ -240,7 +241,7 @@ def write_heartbeat(folder: Path, heartbeat: Heartbeat) -> None:
 
 
 def read_heartbeat(folder: Path, rank: int) -> Heartbeat | None:
-    """The rank's last heartbeat; None where there is none, or nothing that makes sense."""
+    """The rank's last heartbeat; None if there is none or it is malformed."""
     try:
         heartbeat = Heartbeat(**json.loads(_make_path(folder, rank, "json").read_text(encoding="utf-8")))
         return replace(heartbeat, rank=rank, since=float(heartbeat.since), time=float(heartbeat.time))
@@ -248,11 +249,11 @@ def read_heartbeat(folder: Path, rank: int) -> Heartbeat | None:
         return None
 
 
-def _make_path(folder: Path, rank: int, ending: str) -> Path:
-    return folder / "heartbeat" / f"rank_{rank:05d}.{ending}"
+def _make_path(folder: Path, rank: int, suffix: str) -> Path:
+    return folder / "heartbeat" / f"rank_{rank:05d}.{suffix}"
 
 
-def _gets_on(other: Heartbeat | None, limit: float) -> bool:
+def _makes_progress(other: Heartbeat | None, limit: float) -> bool:
     return other is not None and other.since + other.measure_silence(time.time()) <= limit
 
 
@@ -262,7 +263,7 @@ def _is_silent(other: Heartbeat, now: float) -> bool:
 
 def _describe_silent(rank: int, last: Heartbeat | None, now: float) -> str:
     if last is None:
-        return f"rank {rank}, which has given no heartbeat at all"
+        return f"rank {rank}, which has sent no heartbeat"
     silence = f"no heartbeat for {last.measure_silence(now):.0f} s"
     process = f"its process {last.pid} on {last.host} may be dead"
     return f"rank {rank} ({silence}, {process}), last seen {last.doing} after step {last.step}"
@@ -274,7 +275,7 @@ def _join(texts: list[str]) -> str:
 
 
 def _write_stacks(path: Path, sentence: str) -> bool:
-    """Whether the file could be written."""
+    """Writes the sentence and all stacks; returns whether that worked."""
     with suppress(OSError), path.open("w", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n")
         file.flush()
@@ -284,7 +285,7 @@ def _write_stacks(path: Path, sentence: str) -> bool:
 
 
 def _has_terminal() -> bool:
-    """Whether a terminal's keys can stop this process."""
+    """Whether a terminal can suspend this process."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -293,7 +294,7 @@ def _has_terminal() -> bool:
 
 
 def _call_within(seconds: float, action: Callable[[], T]) -> T | None:
-    """What it returns; None if it does not return in time, as from storage that does not answer."""
+    """The action's result; None if it does not return in time, as with unresponsive storage."""
     results: list[T] = []
     thread = Thread(target=lambda: results.append(action()), daemon=True)
     thread.start()

@@ -1,1 +1,1 @@
-"""The loop and what only it needs."""
+"""The training loop and its parts: step, state, plan, checkpointing, metrics, spike recovery, optimizers, schedules."""

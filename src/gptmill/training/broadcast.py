@@ -1,4 +1,4 @@
-"""One rank reads a state, all of them get it: a run's folder need not be on every machine, nor be read by all."""
+"""Broadcasts a checkpoint from rank 0, so that only rank 0 needs access to the run's directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gptmill.runtime.world import World
 
 
 def broadcast_checkpoint(checkpoint: Checkpoint | None, world: World) -> Checkpoint | None:
-    """What the main rank holds, on every rank, in host memory."""
+    """The checkpoint of rank 0 in the host memory of every rank; None if rank 0 has none."""
     if world.size == 1:
         return checkpoint
     described = _broadcast_json(_describe(checkpoint), world)
@@ -24,11 +24,11 @@ def broadcast_checkpoint(checkpoint: Checkpoint | None, world: World) -> Checkpo
     for group, entries in described["tensors"].items():
         for name, dtype, shape in entries:
             if checkpoint is not None:
-                moving = checkpoint.tensors[group][name].to(world.device)
+                buffer = checkpoint.tensors[group][name].to(world.device)
             else:
-                moving = torch.empty(shape, dtype=getattr(torch, dtype), device=world.device)
-            dist.broadcast(moving, src=0)
-            tensors[group][name] = moving.cpu()  # one at a time: the device may have no room for all
+                buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=world.device)
+            dist.broadcast(buffer, src=0)
+            tensors[group][name] = buffer.cpu()  # one at a time: they may not all fit on the device
     return checkpoint or Checkpoint(described["step"], tensors, described["values"])
 
 
@@ -43,7 +43,7 @@ def _describe(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
 
 
 def _broadcast_json(value: Any, world: World) -> Any:
-    """The main rank's value on every rank. As JSON: torch's own way to send objects unpickles what arrives."""
+    """The value of rank 0 on every rank. As JSON, because torch's broadcast_object_list unpickles."""
     content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(world.device)
     length = torch.tensor(len(content), device=world.device)
     dist.broadcast(length, src=0)

@@ -1,4 +1,4 @@
-"""What a step of a run was trained on: the answer that an order without state gives at any time."""
+"""Data replay: the rows that a given step of a run was trained on, recomputed from its config."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gptmill.training.skip_ranges import find_step_windows
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a step's batches, and where it stands."""
+    """One row of a step's batch and its position in the corpus."""
 
     corpus: str
     shard: str
@@ -31,8 +31,8 @@ class Row:
     extracts: list[Extract]
 
 
-def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
-    """The rows of a step that the run has done, on the tokens that it was trained on."""
+def replay_step(run: RunDirectory, step: int) -> Iterator[Row]:
+    """Yields the rows of a step; raises UserError if the run has not done it or the tokens have changed."""
     config = build_config(RunConfig, load_recipe(str(run.config)))
     if step < 1:
         raise UserError(f"--step {step}: the first step of a run is 1")
@@ -51,21 +51,21 @@ def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
     sampler = build_sampler(config, corpora)
     training = config.training
     if step <= starts[0].step:
-        raise UserError(f"--step {step}: run {run.path} began at step {starts[0].step}, with {starts[0].parent}")
-    # A run may go on with another total_batch_size; mini_batch_size changes the micro-batch of a row, not its place.
-    # What came before the run, in one that it began with, is taken to have had batches like its first.
+        raise UserError(f"--step {step}: run {run.path} started at step {starts[0].step}, from {starts[0].parent}")
+    # total_batch_size may change on resume; mini_batch_size only changes which micro-batch a row is in.
+    # Steps of the parent run, if there is one, are assumed to have the batch size of this run's first step.
     stages = parse_stages(training.batch_size_warmup, "") if training.batch_size_warmup else ()
     sizes = [
         (find_stage(stages, number) or _find_tokens(starts, number)) // config.model.context_length
         for number in range(1, step + 1)
     ]
     readers = [SplitReader(shards, "train") for shards in corpora.shards]
-    rows_per_unit = training.mini_batch_size // sampler.samples_per_batch  # a window, or a group of documents
-    first, end = find_step_windows(skipped_windows, [size // rows_per_unit for size in sizes])
-    for start_unit in range(first, end, sampler.samples_per_batch):
-        places = sampler.find(start_unit)
-        lengths = [places.width] * len(places.starts) if places.lengths is None else places.lengths.tolist()
-        for corpus, shard, start, length in zip(places.corpora, places.shards, places.starts, lengths, strict=True):
+    rows_per_sample = training.mini_batch_size // sampler.samples_per_batch  # of a window, or a group of documents
+    first, end = find_step_windows(skipped_windows, [size // rows_per_sample for size in sizes])
+    for sample in range(first, end, sampler.samples_per_batch):
+        rows = sampler.find(sample)
+        lengths = [rows.width] * len(rows.starts) if rows.lengths is None else rows.lengths.tolist()
+        for corpus, shard, start, length in zip(rows.corpora, rows.shards, rows.starts, lengths, strict=True):
             if length:
                 shards = corpora.shards[corpus]
                 name = shards.manifest.train.shards[shard].file
@@ -74,5 +74,5 @@ def read_step(run: RunDirectory, step: int) -> Iterator[Row]:
 
 
 def _find_tokens(starts: list[RunStarted], step: int) -> int:
-    """Tokens of a step outside all stages, by what the process said that did it."""
+    """Tokens of a step outside the batch-size warm-up, as logged by the process that did it."""
     return next((start.tokens_per_step for start in reversed(starts) if start.step < step), starts[0].tokens_per_step)

@@ -1,6 +1,6 @@
-"""A micro-batch of the largest shape before the first step: what does not fit, or does not work, shows at once.
+"""Dry run: one micro-batch of the largest shape before the first step, to find out-of-memory errors early.
 
-Nothing of a run is written yet, and nothing of its state changes.
+Nothing has been written to the run's directory yet, and the state does not change.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gptmill.training.state import TrainState
 
 @contextmanager
 def refuse_too_large(parameters: int, device: torch.device) -> Iterator[None]:
-    """Raises UserError where a model of so many parameters does not fit even before its first micro-batch."""
+    """Raises UserError if the weights and the optimizer state do not fit into memory."""
     too_large = UserError(
-        f"out of memory on {device}: the model and its optimizer do not fit; free what else holds memory there, or "
+        f"out of memory on {device}: the model and its optimizer do not fit; free memory on the device, or "
         f"use a smaller model"
     )
-    # Weights are drawn in the host's memory; on a CPU their gradients join them. A system may give away more memory
-    # than it has, and then kill who uses it, without a word.
+    # Weights are initialised in host memory; on a CPU their gradients need as much again. The system may overcommit
+    # memory and then kill the process without an error.
     if parameters * (8 if device.type == "cpu" else 4) > (read_host_memory() or math.inf):
         raise too_large
     try:
@@ -44,35 +44,36 @@ def refuse_too_large(parameters: int, device: torch.device) -> Iterator[None]:
 
 
 def dry_run(state: TrainState, config: RunConfig, plan: TrainPlan, world: World) -> None:
-    """Raises UserError where a micro-batch does not fit, with a setting that does, found by trying."""
-    rows, passes = config.training.mini_batch_size, state.passes
-    # Each rank by itself: one that runs out of memory would leave the others waiting for its gradients.
-    alone = replace(passes if isinstance(passes, EagerPass) else passes.plain, forward=state.model)
+    """Raises UserError if a micro-batch does not fit, naming settings that were tried and do fit."""
+    rows, runner = config.training.mini_batch_size, state.micro_batch_runner
+    # Without DDP: a rank that runs out of memory would leave the others waiting in the all-reduce.
+    local = replace(runner if isinstance(runner, EagerPass) else runner.eager, forward=state.model)
     with autotune_run_gemms(world):
-        norm = _try_rows(state, config, plan, world, rows, alone if isinstance(passes, EagerPass) else passes)
-    if world.is_any(norm is None):
+        norm = _try_rows(state, config, plan, world, rows, local if isinstance(runner, EagerPass) else runner)
+    if world.any_rank(norm is None):
         if norm is not None:
             raise UserError("stopped, because another rank ran out of memory")
         raise UserError(
             f"out of memory on {world.device}: one micro-batch of mini_batch_size {rows} x context_length "
-            f"{config.model.context_length} does not fit; {_find_advice(state, config, plan, world, alone)}"
+            f"{config.model.context_length} does not fit; {_find_advice(state, config, plan, world, local)}"
         )
-    # Later it is the guard that judges, and fp16 looks for its scale. But fresh weights have gradients of numbers.
+    # Non-finite gradients of a trained model are for the spike detector; fp16 may still be searching its loss scale.
     is_fresh = state.step == 0 and not state.scaler.is_enabled()
-    if is_fresh and world.is_any(norm is None or not math.isfinite(norm)):
+    if is_fresh and world.any_rank(norm is None or not math.isfinite(norm)):
         raise UserError(
-            f"the gradients of a fresh model on random tokens are not finite on {world.device}: what computes them is "
-            f"broken; try --no_compile, another --precision, or an empty compile cache (TORCHINDUCTOR_CACHE_DIR)"
+            f"the gradients of a fresh model on random tokens are not finite on {world.device}: a kernel is broken; "
+            f"try --no_compile, another --precision, or an empty compile cache (TORCHINDUCTOR_CACHE_DIR)"
         )
 
 
-def _find_advice(state: TrainState, config: RunConfig, plan: TrainPlan, world: World, alone: EagerPass) -> str:
+def _find_advice(state: TrainState, config: RunConfig, plan: TrainPlan, world: World, local: EagerPass) -> str:
+    """Settings with which a micro-batch fits, found by trying."""
     rows, own = config.training.mini_batch_size, config.machine.gradient_checkpointing
     for recompute in dict.fromkeys((own, "full")):
         state.model.set_activation_checkpointing(recompute)
         smaller = rows // 2 if recompute == own else rows
         while smaller:
-            if rows % smaller == 0 and _try_rows(state, config, plan, world, smaller, alone) is not None:
+            if rows % smaller == 0 and _try_rows(state, config, plan, world, smaller, local) is not None:
                 flags = [f"--mini_batch_size {smaller}"] if smaller < rows else []
                 flags += [f"--gradient_checkpointing {recompute}"] if recompute != own else []
                 return f"{' '.join(flags)} does (total_batch_size stays as it is)"
@@ -81,16 +82,16 @@ def _find_advice(state: TrainState, config: RunConfig, plan: TrainPlan, world: W
 
 
 def _try_rows(
-    state: TrainState, config: RunConfig, plan: TrainPlan, world: World, rows: int, passes: EagerPass | GraphedPass
+    state: TrainState, config: RunConfig, plan: TrainPlan, world: World, rows: int, runner: EagerPass | GraphedPass
 ) -> float | None:
-    """The norm of the gradients of so many windows; None where they do not fit."""
+    """The gradient norm of a micro-batch of `rows` windows; None if it does not fit."""
     norm: float | None = None
     try:
-        norm = _run_micro_batch(state, config, plan, world, rows, passes)
+        norm = _run_micro_batch(state, config, plan, world, rows, runner)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    # Outside of the except: the error's traceback would hold all that was computed.
+    # Outside of the except block, where the traceback would keep the activations alive.
     state.optimizer.zero_grad()
     if norm is None:
         gc.collect()
@@ -100,15 +101,15 @@ def _try_rows(
 
 
 def _run_micro_batch(
-    state: TrainState, config: RunConfig, plan: TrainPlan, world: World, rows: int, passes: EagerPass | GraphedPass
+    state: TrainState, config: RunConfig, plan: TrainPlan, world: World, rows: int, runner: EagerPass | GraphedPass
 ) -> float:
-    """Forward, backward, and an update that is left out; returns the norm of the gradients."""
+    """Forward, backward and a skipped update; returns the gradient norm."""
     shape, device = (rows, config.model.context_length), world.device
     generator = torch.Generator().manual_seed(config.training.seed)
-    # Two tensors: a compiled model that was given one in both places would be compiled again at the first step.
+    # Two tensors: passing one twice would make the compiled model specialise on that, and recompile at the first step.
     tokens, targets = (torch.randint(plan.vocab_size, shape, generator=generator).to(device) for _ in range(2))
     documents = None if plan.separator is None else torch.zeros(shape, dtype=torch.int64, device=device)
     groups = torch.zeros(rows, dtype=torch.int64, device=device) if plan.corpora else None
-    passes.dry_run(Batch(tokens, targets, documents, groups))
+    runner.dry_run(Batch(tokens, targets, documents, groups))
     state.optimizer.step_unless(torch.ones((), dtype=torch.bool, device=device))
     return float(torch.nn.utils.clip_grad_norm_(state.model.parameters(), math.inf))

@@ -1,4 +1,4 @@
-"""WeightAverage: a moving average of the weights, which evaluates better than they do while the rate is high."""
+"""Exponential moving average (EMA) of the weights, which evaluates better than they do at a high learning rate."""
 
 from __future__ import annotations
 
@@ -10,58 +10,59 @@ from torch import Tensor, nn
 
 
 class WeightAverage:
-    """average = decay * average + (1 - decay) * weights after every update; it starts as the weights."""
+    """ema = decay * ema + (1 - decay) * weights after every update, starting as a copy of the weights."""
 
-    def __init__(self, averages: dict[str, Tensor], decay: float) -> None:
-        self._averages = averages
+    def __init__(self, ema: dict[str, Tensor], decay: float) -> None:
+        self._ema = ema
         self._decay = decay
 
     @classmethod
     def build(cls, model: nn.Module, decay: float) -> WeightAverage:
-        """The average of a model that has not been updated yet."""
+        """The EMA of a model before its first update."""
         weights = _list_weights(model)
         assert all(weight.dtype == torch.float32 for weight in weights.values()), "weights are trained in fp32"
         return cls({name: weight.clone() for name, weight in weights.items()}, decay)
 
     @torch.no_grad()
-    def update(self, model: nn.Module, is_bad: Tensor | None = None) -> None:
-        """Takes in the weights, unless `is_bad` holds: an update that was left out counts for nothing.
+    def update(self, model: nn.Module, found_inf: Tensor | None = None) -> None:
+        """Averages in the weights, unless `found_inf` is set: then the update was skipped.
 
-        The device decides and no one waits. Weights must be finite even then, as those that were left alone are.
+        The device decides, without synchronisation. The weights must be finite even if the update was skipped.
         """
-        averages, weights = list(self._averages.values()), list(_list_weights(model).values())
-        if is_bad is None:
-            torch._foreach_lerp_(averages, weights, 1 - self._decay)
+        ema, weights = list(self._ema.values()), list(_list_weights(model).values())
+        if found_inf is None:
+            torch._foreach_lerp_(ema, weights, 1 - self._decay)
         else:
-            rate = is_bad.logical_not() * (1 - self._decay)
-            torch._foreach_lerp_(averages, weights, [rate] * len(averages))
+            rate = found_inf.logical_not() * (1 - self._decay)
+            torch._foreach_lerp_(ema, weights, [rate] * len(ema))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averages by the names of the parameters: the live ones."""
-        return dict(self._averages)
+        """The live EMA tensors by parameter name."""
+        return dict(self._ema)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Becomes what was saved; names and shapes are the caller's to check."""
-        assert tensors.keys() == self._averages.keys(), "averages are those of another model"
-        for name, average in self._averages.items():
-            average.copy_(tensors[name])
+        """Copies saved tensors in; the caller checks names and shapes."""
+        assert tensors.keys() == self._ema.keys(), "the EMA is that of another model"
+        for name, tensor in self._ema.items():
+            tensor.copy_(tensors[name])
 
     @contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:
-        """Inside, the model has the averaged weights, and tensors() the model's own; both come back bit for bit.
+        """Exchanges the model's weights with the EMA within the context, and restores both bit for bit.
 
-        Values move, storages stay, so that compiled and wrapped models go on; one parameter's copy is all it costs.
+        Copies values and keeps storages, so that compiled and DDP-wrapped models stay valid. Needs the extra memory of
+        one parameter only.
         """
-        moved: list[tuple[Tensor, Tensor]] = []
+        swapped: list[tuple[Tensor, Tensor]] = []
         try:
             for name, weight in _list_weights(model).items():
-                _exchange(weight, self._averages[name])
-                moved.append((weight, self._averages[name]))
+                _exchange(weight, self._ema[name])
+                swapped.append((weight, self._ema[name]))
             yield
         finally:
-            for weight, average in moved:
-                _exchange(weight, average)
+            for weight, tensor in swapped:
+                _exchange(weight, tensor)
 
 
 def _list_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -69,6 +70,6 @@ def _list_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _exchange(one: Tensor, other: Tensor) -> None:
-    kept = one.clone()
+    copy = one.clone()
     one.copy_(other)
-    other.copy_(kept)
+    other.copy_(copy)

@@ -1,4 +1,4 @@
-"""Training, top to bottom: open everything; then evaluate and save where due, step, and judge the step, until done."""
+"""The training loop: open the session; then evaluate and save when due, step and log, until training is done."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gptmill.training.state import TrainState
 from gptmill.training.step import train_step
 
 MAX_REASON = 500
-SPARE_SECONDS = 3.0  # beside the time that a step and a save are known to take, before a time limit
+SPARE_SECONDS = 3.0  # margin before a time limit, on top of the expected time of a step and a save
 
 
 @dataclass(frozen=True)
@@ -42,87 +42,72 @@ class Outcome:
     exit_code: int
 
 
-def train(launch: RunRequest, report_preparing: Report) -> Outcome:
-    """Runs a launch to its last step, or until it is asked to stop, or has to."""
+def train(request: RunRequest, report_preparing: Report) -> Outcome:
+    """Trains until the last step, an early stop, divergence or a request to stop."""
     with ExitStack() as stack:
-        session, state = open_session(launch, report_preparing, stack)
-        plan, world = session.plan, session.world
-        memory = partial(read_peak_memory, world.device)
-        meter = Metrics(plan, session.config.tracking.log_freq, state.guard, session.trackers.track, memory)
+        session, state = open_session(request, report_preparing, stack)
+        metrics = Metrics(
+            session.plan,
+            session.config.tracking.log_freq,
+            state.spike_detector,
+            session.trackers.track,
+            partial(read_peak_memory, session.world.device),
+        )
         loader = session.open_data_loader(state)
         stack.callback(lambda: loader.close())
         while True:
             try:
-                attend(session, state, meter)
-                if meter.stop_asked or state.step >= plan.max_steps or state.early_stop.is_due:
+                evaluate_and_save(session, state, metrics)
+                if metrics.stop_requested or session.is_finished(state):
                     break
                 beat = partial(session.watchdog.beat, state.step)
-                stats = train_step(state, loader, session.config, plan, world, session.stop, beat)
+                stats = train_step(state, loader, session.config, session.plan, session.world, session.stop, beat)
             except Exception as error:
-                if settle(session, state, meter, error):
+                if handle_error(session, state, metrics, error):
                     break
                 raise
-            meter.push(stats)
-            if meter.stop_asked or session.is_something_due(state):
-                meter.flush()
-            if meter.verdict.kind == "go_back" and go_back(session, state, meter):
+            metrics.push(stats)
+            if metrics.stop_requested or session.is_something_due(state):
+                metrics.flush()
+            if metrics.verdict.kind == "rollback" and roll_back(session, state, metrics):
                 loader.close()
                 loader = session.open_data_loader(state)
-            elif meter.is_in_trouble:
+            elif metrics.has_diverged:
                 break
-        return finish(session, state, meter)
+        return finish(session, state, metrics)
 
 
-def settle(session: Session, state: TrainState, meter: Metrics, error: Exception) -> bool:
-    """Saves what there is after an error that left the state as it was; whether it only came of the wish to stop."""
-    # Where one rank has stopped, the others fail in what they do together.
-    fails_with_it = session.world.size > 1 or is_compiler_error(error)
-    is_wanted = isinstance(error, DataLoaderStoppedError) or (fails_with_it and bool(session.stop))
-    if is_wanted or isinstance(error, UserError):
-        meter.flush()
-        meter.stop_asked = True
-        if meter.verdict.kind == "go_back" and session.world.size == 1:
-            go_back(session, state, meter)
-        if not meter.is_in_trouble:
-            attend(session, state, meter)
-        if not is_wanted:
-            session.trackers.track(RunFinished(state.step, f"stopped: {error}", session.measure_seconds()))
-    else:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        session.trackers.track(RunCrashed(state.step, reason[:MAX_REASON]))
-    return is_wanted
-
-
-def attend(session: Session, state: TrainState, meter: Metrics) -> None:
-    """Evaluates, saves or keeps the state, where that is due and not done yet."""
-    step, config, plan, saving = state.step, session.config, session.plan, session.saving
-    if meter.newest is not None:
-        state.train_loss = meter.newest.loss
+def evaluate_and_save(session: Session, state: TrainState, metrics: Metrics) -> None:
+    """Evaluates, saves a checkpoint or takes a snapshot, whichever is due and not done yet."""
+    step, checkpointer = state.step, session.checkpointer
+    if metrics.newest is not None:
+        state.train_loss = metrics.newest.loss
     is_evaluated = False
-    if session.is_evaluation_due(state) and not meter.stop_asked:
+    if session.is_evaluation_due(state) and not metrics.stop_requested:
         is_evaluated = evaluate(session, state)
-        meter.stop_asked = meter.stop_asked or not is_evaluated
-    is_last = step >= plan.max_steps or state.early_stop.is_due
+        metrics.stop_requested = metrics.stop_requested or not is_evaluated
     is_best = is_evaluated and state.early_stop.best_step == step
-    tiers = list_due_tiers(state, config, plan, is_best=is_best, is_last=is_last)
-    if not session.is_evaluation_due(state):  # else it is evaluated and saved again, and ends its epoch then
-        state.epochs_done = state.windows_read // plan.windows_per_epoch
-    is_unsaved = step > 0 and (step != saving.saved_at or is_evaluated)
-    if is_unsaved and (tiers or meter.stop_asked):
-        saving.save(state, tiers, partial(session.watchdog.beat, step, "waiting for the checkpoint before"))
+    is_last = session.is_finished(state)
+    tiers = list_due_tiers(state, session.config, session.plan, is_best=is_best, is_last=is_last)
+    # An interrupted evaluation runs again on resume; the epoch ends when it is done.
+    if not session.is_evaluation_due(state):
+        state.epochs_done = state.windows_read // session.plan.windows_per_epoch
+    is_unsaved = step > 0 and (step != checkpointer.saved_at or is_evaluated)
+    if is_unsaved and (tiers or metrics.stop_requested):
+        checkpointer.save(state, tiers, partial(session.watchdog.beat, step, "waiting for the previous checkpoint"))
     elif session.is_snapshot_due(state):
-        saving.take_snapshot(state)
-    if is_evaluated or saving.saved_at == step:
-        meter.restart_clock()
-    for event in saving.collect():
+        checkpointer.take_snapshot(state)
+    if is_evaluated or checkpointer.saved_at == step:
+        metrics.restart_clock()
+    for event in checkpointer.collect():
         session.trackers.track(event)
-    if meter.usual_seconds:  # before the first step is done, which may compile for minutes, nothing is usual
-        session.watchdog.note_step_seconds(meter.usual_seconds)
-    session.stop.margin_seconds = SPARE_SECONDS + 2 * meter.usual_seconds + 2 * saving.write_seconds
+    if metrics.median_step_seconds:  # unknown before the first step, which may compile for minutes
+        session.watchdog.note_step_seconds(metrics.median_step_seconds)
+    session.stop.margin_seconds = SPARE_SECONDS + 2 * metrics.median_step_seconds + 2 * checkpointer.write_seconds
 
 
 def evaluate(session: Session, state: TrainState) -> bool:
-    """Asks every evaluator; False if the run was asked to stop meanwhile: it will evaluate again when it goes on."""
+    """Runs every evaluator; False if a stop was requested meanwhile, so that a resumed run evaluates again."""
     events: list[Event] = []
 
     def is_stopped() -> bool:
@@ -133,15 +118,15 @@ def evaluate(session: Session, state: TrainState) -> bool:
     with torch.no_grad():
         for evaluator in session.evaluators:
             event = evaluator.evaluate(state.model, state.step, is_stopped)
-            if isinstance(event, EvalDone) and state.average is not None:
-                with state.average.swapped(state.model):
-                    averaged = evaluator.evaluate(state.model, state.step, is_stopped)
-                assert isinstance(averaged, EvalDone)
-                event = replace(event, ema_loss=averaged.val_loss)
+            if isinstance(event, EvalDone) and state.ema is not None:
+                with state.ema.swapped(state.model):
+                    ema_event = evaluator.evaluate(state.model, state.step, is_stopped)
+                assert isinstance(ema_event, EvalDone)
+                event = replace(event, ema_loss=ema_event.val_loss)
             if event is not None:
                 events.append(event)
     state.model.train()
-    if session.world.is_any(bool(session.stop)):
+    if session.world.any_rank(bool(session.stop)):
         return False
     for event in events:
         if isinstance(event, EvalDone):
@@ -153,44 +138,65 @@ def evaluate(session: Session, state: TrainState) -> bool:
     return True
 
 
-def go_back(session: Session, state: TrainState, meter: Metrics) -> bool:
-    """Returns to a state from before the trouble and marks its data to be left out; False if there is no such state."""
-    verdict, entry, spans = meter.verdict, meter.newest, state.skipped_windows
-    assert entry is not None
-    saving = session.saving
-    older = saving.find_older(verdict.first_step - 1) or saving.find_older(entry.step - 1)
+def roll_back(session: Session, state: TrainState, metrics: Metrics) -> bool:
+    """Restores a state from before the loss spike and skips the data that caused it; False if there is none."""
+    verdict, spike = metrics.verdict, metrics.newest
+    assert spike is not None
+    checkpointer, skip_ranges = session.checkpointer, state.skipped_windows
+    older = checkpointer.find_older(verdict.first_step - 1) or checkpointer.find_older(spike.step - 1)
     checkpoint = broadcast_checkpoint(older, session.world)
     if checkpoint is None:
-        reason = f"step {entry.step}: {verdict.reason}; there is no earlier state to go back to"
-        meter.verdict = Verdict("give_up", reason)
+        reason = f"step {spike.step}: {verdict.reason}; there is no earlier state to roll back to"
+        metrics.verdict = Verdict("give_up", reason)
         return False
     state.restore(checkpoint, f"the state of step {checkpoint.step}")
-    state.guard.note_rollback(verdict, entry.step)
-    state.skipped_windows = add_skip_range(spans, verdict.windows, state.windows_read)
-    saving.go_back(state.step)
-    meter.go_back()
+    state.spike_detector.note_rollback(verdict, spike.step)
+    state.skipped_windows = add_skip_range(skip_ranges, verdict.windows, state.windows_read)
+    checkpointer.roll_back(state.step)
+    metrics.roll_back()
     session.trackers.rewind(state.step)
     session.trackers.track(
-        RolledBack(state.step, entry.step, verdict.reason, entry.loss, entry.grad_norm, list(verdict.windows))
+        RolledBack(state.step, spike.step, verdict.reason, spike.loss, spike.grad_norm, list(verdict.windows))
     )
     return True
 
 
-def finish(session: Session, state: TrainState, meter: Metrics) -> Outcome:
-    """Waits for the last checkpoint, says how the run ended, and with which exit code."""
-    is_durable = session.saving.finish(
+def handle_error(session: Session, state: TrainState, metrics: Metrics, error: Exception) -> bool:
+    """Whether the error is only a consequence of a request to stop; saves the state where the error left it intact."""
+    # Once one rank stops, the collectives of the others fail; a signal also kills torch.compile's worker processes.
+    may_follow_stop = session.world.size > 1 or is_compiler_error(error)
+    is_stop = isinstance(error, DataLoaderStoppedError) or (may_follow_stop and bool(session.stop))
+    if is_stop or isinstance(error, UserError):
+        metrics.flush()
+        metrics.stop_requested = True
+        if metrics.verdict.kind == "rollback" and session.world.size == 1:
+            roll_back(session, state, metrics)
+        if not metrics.has_diverged:
+            evaluate_and_save(session, state, metrics)
+        if not is_stop:
+            session.trackers.track(RunFinished(state.step, f"stopped: {error}", session.measure_seconds()))
+    else:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        session.trackers.track(RunCrashed(state.step, reason[:MAX_REASON]))
+    return is_stop
+
+
+def finish(session: Session, state: TrainState, metrics: Metrics) -> Outcome:
+    """Waits for the last checkpoint, then reports how the run ended and with which exit code."""
+    is_durable = session.checkpointer.finish(
         lambda: session.watchdog.beat(state.step, "waiting for the last checkpoint to be written")
     )
-    for event in session.saving.collect():
+    for event in session.checkpointer.collect():
         session.trackers.track(event)
+    max_steps = session.plan.max_steps
     reason, code = "finished", 0
-    if meter.is_in_trouble:
-        reason, code = f"gave up: {meter.verdict.reason}", exit_codes.DIVERGED
-    elif state.step < session.plan.max_steps and state.early_stop.is_due:
+    if metrics.has_diverged:
+        reason, code = f"gave up: {metrics.verdict.reason}", exit_codes.DIVERGED
+    elif state.step < max_steps and state.early_stop.is_due:
         reason = f"stopped early: {state.early_stop.reason()}"
-    elif state.step < session.plan.max_steps or meter.stop_asked:
+    elif state.step < max_steps or metrics.stop_requested:
         reason, code = f"stopped {session.stop.describe()}", session.stop.exit_code
     if not is_durable and code != exit_codes.DIVERGED:
         reason, code = f"{reason}, but the last checkpoint could not be saved", exit_codes.NOT_SAVED
     session.trackers.track(RunFinished(state.step, reason, session.measure_seconds()))
-    return Outcome(session.run, session.config, session.plan.max_steps, reason, code)
+    return Outcome(session.run, session.config, max_steps, reason, code)

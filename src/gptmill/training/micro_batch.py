@@ -1,7 +1,7 @@
-"""A micro-batch, forward and backward: its gradients come on top of those that are there.
+"""Forward and backward of one micro-batch, eager or as a CUDA graph; gradients accumulate.
 
-The host starts hundreds of kernels for each. Where they are small, a GPU is done with one before the next is started;
-there the pass is recorded once, as a CUDA graph, and then started as a whole.
+A pass launches hundreds of kernels. Where they are small, the GPU finishes one before the host has launched the next;
+such a pass is captured once as a CUDA graph and then replayed with a single launch.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from gptmill.runtime.precision import AUTOCAST_DTYPES, make_autocast
 from gptmill.runtime.world import World
 from gptmill.training.cast_weights import CastWeightCache
 
-WARM_UP = 3  # passes of a shape before it is recorded: libraries choose and allocate in their first ones
-RECORDING_MODES = ("reduce-overhead", "max-autotune")
+WARM_UP = 3  # eager passes before capture: libraries select algorithms and allocate workspaces in their first calls
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 Replay = Callable[[], Losses]
-Record = Callable[[Replay], Replay]
+Capture = Callable[[Replay], Replay]
 
 
 @dataclass(frozen=True)
 class EagerPass:
-    """As it is written."""
+    """Launches every kernel from the host."""
 
     forward: nn.Module
     scaler: torch.amp.GradScaler
@@ -40,20 +40,20 @@ class EagerPass:
     device: torch.device
 
     def begin_step(self) -> None:
-        """Called before the first micro-batch after an update."""
+        """Call before the first micro-batch of a step."""
 
     def run(self, batch: Batch, scale: float) -> Losses:
-        """The losses; `scale` is that of the objective whose gradients are taken."""
-        objective, losses = self.measure(batch, scale, {})
+        """Adds the gradients of `scale` times the objective; returns the unscaled losses."""
+        objective, losses = self.compute_losses(batch, scale, {})
         objective.backward()
         return losses
 
     def dry_run(self, batch: Batch) -> None:
-        """A pass whose gradients mean nothing."""
+        """Runs a pass whose gradients are to be discarded."""
         self.run(batch, 1.0)
 
-    def measure(self, batch: Batch, scale: float | Tensor, weights: dict[str, Tensor]) -> tuple[Tensor, Losses]:
-        """The scaled objective, which has gradients; and the losses, which have none. `weights` replace the model's."""
+    def compute_losses(self, batch: Batch, scale: float | Tensor, weights: dict[str, Tensor]) -> tuple[Tensor, Losses]:
+        """The scaled objective to differentiate, and the detached losses. `weights` replace those of the model."""
         inputs = (batch.tokens, batch.targets, batch.documents, batch.groups)
         with make_autocast(self.precision, self.device):
             losses = functional_call(self.forward, weights, inputs) if weights else self.forward(*inputs)
@@ -61,57 +61,57 @@ class EagerPass:
 
 
 class GraphedPass:
-    """A pass that is recorded once its shape is known, and replayed for as long as gradients stay where they are."""
+    """Captures a CUDA graph for a batch shape and replays it while the gradient tensors stay the same."""
 
-    def __init__(self, plain: EagerPass, model: GPT, record: Record | None = None) -> None:
-        self.plain = plain
-        self._weights = CastWeightCache(model, AUTOCAST_DTYPES.get(plain.precision))
-        self._record = record or capture_graph
-        self._recording: _Recording | None = None
+    def __init__(self, eager: EagerPass, model: GPT, capture: Capture | None = None) -> None:
+        self.eager = eager
+        self._weights = CastWeightCache(model, AUTOCAST_DTYPES.get(eager.precision))
+        self._capture = capture or capture_graph
+        self._graph: _CapturedGraph | None = None
         self._shape: torch.Size | None = None
-        self._seen = 0
+        self._warm_up_passes = 0
 
     def begin_step(self) -> None:
         self._weights.refresh()
 
     def dry_run(self, batch: Batch) -> None:
-        """All that it does with a new shape, the recording too."""
+        """Runs the warm-up passes, the capture and one replay."""
         for _ in range(WARM_UP + 1):
             self.run(batch, 1.0)
 
     def run(self, batch: Batch, scale: float) -> Losses:
-        """As PlainPass.run. The losses are there until the next one."""
+        """As EagerPass.run. The next call overwrites the returned losses."""
         if batch.tokens.shape != self._shape:
-            self._shape, self._seen, self._recording = batch.tokens.shape, 0, None
-        gradients = [_obtain_gradient(parameter) for parameter in self._weights.parameters]
-        if self._recording is None or not self._recording.is_into(gradients):
-            if self._seen < WARM_UP:
-                self._seen += 1
-                return self._work(batch, scale)
-            self._recording = None  # whose memory the next one can use
-            self._recording = _Recording(self._work, self._record, batch, gradients)
-        return self._recording.replay(batch, scale)
+            self._shape, self._warm_up_passes, self._graph = batch.tokens.shape, 0, None
+        gradients = [_init_gradient(parameter) for parameter in self._weights.parameters]
+        if self._graph is None or not self._graph.writes_to(gradients):
+            if self._warm_up_passes < WARM_UP:
+                self._warm_up_passes += 1
+                return self._run_eager(batch, scale)
+            self._graph = None  # frees its memory for the next capture
+            self._graph = _CapturedGraph(self._run_eager, self._capture, batch, gradients)
+        return self._graph.replay(batch, scale)
 
-    def _work(self, batch: Batch, scale: float | Tensor) -> Losses:
-        objective, losses = self.plain.measure(batch, scale, self._weights.copies)
+    def _run_eager(self, batch: Batch, scale: float | Tensor) -> Losses:
+        objective, losses = self.eager.compute_losses(batch, scale, self._weights.copies)
         self._weights.add_gradients(objective)
         return losses
 
 
-class _Recording:
-    """A pass over batches that are copied to one place, into gradients at one place."""
+class _CapturedGraph:
+    """A captured pass with static tensors: batches are copied into its inputs, gradients added to fixed tensors."""
 
     def __init__(
-        self, work: Callable[[Batch, Tensor], Losses], record: Record, batch: Batch, gradients: Sequence[Tensor]
+        self, run: Callable[[Batch, Tensor], Losses], capture: Capture, batch: Batch, gradients: Sequence[Tensor]
     ) -> None:
         groups = None if batch.groups is None else batch.groups.clone()
         self._batch = Batch(batch.tokens.clone(), batch.targets.clone(), groups=groups)
         self._scale = torch.zeros((), device=batch.tokens.device)
         self._gradients = gradients
-        self._replay = record(lambda: work(self._batch, self._scale))
+        self._replay = capture(lambda: run(self._batch, self._scale))
 
-    def is_into(self, gradients: Sequence[Tensor]) -> bool:
-        """Whether these are the gradients that it adds to."""
+    def writes_to(self, gradients: Sequence[Tensor]) -> bool:
+        """Whether the graph accumulates into exactly these gradient tensors."""
         return all(one is other for one, other in zip(gradients, self._gradients, strict=True))
 
     def replay(self, batch: Batch, scale: float) -> Losses:
@@ -123,25 +123,25 @@ class _Recording:
         return self._replay()
 
 
-def _obtain_gradient(parameter: nn.Parameter) -> Tensor:
-    """That of a parameter, which is 0 where it has none yet."""
+def _init_gradient(parameter: nn.Parameter) -> Tensor:
+    """The parameter's gradient, created as zeros where there is none."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
 
 
-def capture_graph(work: Replay) -> Replay:
-    """Has the device remember what it would do, without doing it; returns what makes it do so."""
+def capture_graph(run: Replay) -> Replay:
+    """Captures the kernels of `run` as a CUDA graph without executing them; returns the function that replays it."""
     graph = torch.cuda.CUDAGraph()
     try:
-        # Other threads, such as the one that reads ahead, may use the device meanwhile.
+        # Other threads, such as the prefetching data loader, may use the device during the capture.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            results = work()
+            results = run()
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
-        raise UserError(f"a micro-batch cannot be recorded as a CUDA graph: {reason}; use --cuda_graphs off") from error
+        raise UserError(f"a micro-batch cannot be captured as a CUDA graph: {reason}; use --cuda_graphs off") from error
 
     def replay() -> Losses:
         graph.replay()
@@ -151,23 +151,23 @@ def capture_graph(work: Replay) -> Replay:
 
 
 def check_cuda_graphs(config: RunConfig, world: World) -> None:
-    """Raises UserError where passes are to be recorded and cannot be."""
+    """Raises UserError if CUDA graphs are requested but not supported here."""
     obstacle = _find_obstacle(config, world)
     if config.machine.cuda_graphs == "on" and obstacle:
-        raise UserError(f"cuda_graphs on does not work {obstacle}; use --cuda_graphs auto")
+        raise UserError(f"cuda_graphs on is not supported {obstacle}; use --cuda_graphs auto")
 
 
 def choose_cuda_graphs(config: RunConfig, world: World, *, is_small: bool) -> bool:
-    """Whether to record passes: where it is asked for, and by default where they are small and can be."""
+    """Whether to capture micro-batches: if requested, and by default where they are small and capture is supported."""
     machine = config.machine
     if machine.cuda_graphs == "off" or _find_obstacle(config, world):
         return False
-    is_asked = machine.cuda_graphs == "on" or (machine.compile and machine.compile_mode in RECORDING_MODES)
-    return is_asked or is_small
+    is_requested = machine.cuda_graphs == "on" or (machine.compile and machine.compile_mode in CUDA_GRAPH_MODES)
+    return is_requested or is_small
 
 
 def _find_obstacle(config: RunConfig, world: World) -> str:
-    """What stands against recording; empty if nothing does."""
+    """Why micro-batches cannot be captured; empty if they can."""
     if world.device.type != "cuda":
         return "without an NVIDIA GPU"
     if world.size > 1 or world.is_distributed:

@@ -1,4 +1,4 @@
-"""TrainPlan: every number that follows from a config, a corpus and a world, derived once."""
+"""TrainPlan: every quantity derived from the config, the corpus and the world, computed once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gptmill.runtime.world import World
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What will be done, in numbers. Of whole documents, "windows" are groups, each of them one micro-batch."""
+    """Steps, batch sizes, tokens and FLOPs. With whole documents, a "window" is a group that fills one micro-batch."""
 
     vocab_size: int
     padded_vocab_size: int
@@ -33,31 +33,31 @@ class TrainPlan:
     max_steps: int
     precision: PrecisionName
     separator: int | None
-    """The token that opens documents, where they are kept apart."""
+    """The token that starts a document, where attention is masked at document boundaries."""
     context_warmup: Stages
     batch_size_warmup: Stages = ()
     active_parameters: int = 0
-    """Those that a token meets; fewer than all in a mixture of experts."""
+    """Parameters used per token; fewer than all in a mixture of experts."""
     corpora: tuple[str, ...] = ()
-    """Names of the corpora, where there are several."""
+    """Names of the corpora, if there are several."""
     ranks: int = 1
     flops_per_token: float = 0.0
-    """Operations of a trained token in a window of full length."""
+    """FLOPs to train on one token at full context length."""
     stage_flops: tuple[float, ...] = ()
-    """The same in the windows of each of the context's stages."""
+    """The same in each stage of the sequence-length warm-up."""
     peak_flops_per_second: float | None = None
-    """What each rank's device could reach in this precision; None where that is not known."""
+    """Peak of each rank's device in this precision; None if unknown."""
 
     def count_micro_batches(self, step: int) -> int:
-        """Those of each rank in a step, counted from 1."""
+        """Micro-batches of each rank in a step; steps count from 1."""
         return self.micro_batches * self._find_tokens(step) // self.tokens_per_step
 
     def count_windows(self, step: int) -> int:
-        """Those of all ranks in a step, counted from 1."""
+        """Windows of all ranks in a step; steps count from 1."""
         return self.windows_per_step * self._find_tokens(step) // self.tokens_per_step
 
     def count_tokens(self) -> int:
-        """Those of all steps."""
+        """Tokens of all steps."""
         total = first = 0
         for stage in self.batch_size_warmup:
             last = min(stage.last_step, self.max_steps)
@@ -65,12 +65,12 @@ class TrainPlan:
         return total + self.tokens_per_step * (self.max_steps - first)
 
     def find_flops(self, step: int) -> float:
-        """Operations of each token of a step, counted from 1."""
+        """FLOPs per token of a step; steps count from 1."""
         stages = zip(self.context_warmup, self.stage_flops, strict=True)
         return next((flops for stage, flops in stages if step <= stage.last_step), self.flops_per_token)
 
     def find_last_step(self, steps_done: int, windows: int) -> int:
-        """The step after which a run that has done some has read as many windows more, or nearly so."""
+        """The last step that reads no more than `windows` windows after `steps_done` steps."""
         step = steps_done
         for stage in self.batch_size_warmup:
             left = max(0, stage.last_step - step)
@@ -88,7 +88,7 @@ class TrainPlan:
 def make_plan(
     config: RunConfig, sampler: Sampler, tokenizer: Tokenizer, world: World, corpora: tuple[str, ...] = ()
 ) -> TrainPlan:
-    """Raises UserError for a config with which training cannot be done."""
+    """Derives the plan; raises UserError for a config that cannot be trained."""
     check_config(config, world.size)
     training, context_length = config.training, config.model.context_length
     micro_batches = training.total_batch_size // (training.mini_batch_size * context_length * world.size)

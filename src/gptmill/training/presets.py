@@ -1,4 +1,4 @@
-"""Presets: a model's shape by name, and settings for a card's memory."""
+"""Presets: a model shape by name (--size), and settings for the memory of a GPU (--hardware)."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gptmill.models.kernels.support import has_kernels
 from gptmill.models.memory import estimate_memory
 from gptmill.runtime.memory import read_device_memory
 
-USUAL_VOCABULARY = 50_257  # GPT-2's: the corpus is not open yet
-STATE_BYTES = {"adamw": 8, "muon": 8, "lion": 4, "adamw8bit": 3}  # for each parameter, at the most
-AVERAGE_BYTES = 4
+ASSUMED_VOCAB_SIZE = 50_257  # GPT-2's: the corpus is not open yet
+OPTIMIZER_BYTES = {"adamw": 8, "muon": 8, "lion": 4, "adamw8bit": 3}  # upper bounds, per parameter
+EMA_BYTES = 4
 
 
 def resolve_presets(recipe: str | None, flags: dict[str, Any], options: PresetOptions) -> dict[str, Any]:
-    """The flags, with what the presets say beneath them; raises UserError for a preset that is not there."""
+    """The flags on top of the presets' values; raises UserError for an unknown preset."""
     size = load_size(options.size) if options.size else {}
     if options.hardware is None:
         return merge_values(RunConfig, size, flags)
     memory = read_device_memory(torch.device("cuda")) if torch.cuda.is_available() else None
     if options.hardware == "auto" and memory is None:
         raise UserError(
-            f"--hardware auto looks at this machine's GPU, and there is none; name one of {', '.join(HARDWARE_PRESETS)}"
+            f"--hardware auto needs a GPU on this machine, and there is none; name one of {', '.join(HARDWARE_PRESETS)}"
         )
     tier = choose_preset(memory) if options.hardware == "auto" and memory is not None else str(options.hardware)
     values = merge_values(RunConfig, {**HARDWARE_PRESETS[tier], **size}, flags)
@@ -43,17 +43,17 @@ def resolve_presets(recipe: str | None, flags: dict[str, Any], options: PresetOp
     config = layer_config(load_recipe(recipe) if recipe else {}, values)
 
     def estimate(mini_batch_size: int) -> int:
-        machine, average = config.machine, config.optimizer.ema_decay
+        machine, ema_decay = config.machine, config.optimizer.ema_decay
         precision = "bf16" if machine.precision == "auto" else machine.precision
         return estimate_memory(
             config.model,
-            pad_vocab(USUAL_VOCABULARY),
+            pad_vocab(ASSUMED_VOCAB_SIZE),
             mini_batch_size,
             precision=precision,
             recompute=machine.gradient_checkpointing,
             loss_chunk=machine.loss_chunk,
-            optimizer_bytes_per_parameter=STATE_BYTES[config.optimizer.optimizer.tag]
-            + AVERAGE_BYTES * (average is not None),
+            optimizer_bytes_per_parameter=OPTIMIZER_BYTES[config.optimizer.optimizer.tag]
+            + EMA_BYTES * (ema_decay is not None),
             compiled=machine.compile,
             fused_head=machine.kernels != "none" and precision in PRECISIONS and has_kernels(torch.device("cuda")),
         ).total

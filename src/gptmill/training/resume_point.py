@@ -1,4 +1,4 @@
-"""Where a process starts from: a checkpoint of the run that goes on, or of another one that this run begins with."""
+"""The checkpoint that a process starts from: one of the resumed run, or one of another run for a new run."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ from gptmill.training.run_request import RunRequest
 
 
 @dataclass(frozen=True)
-class Start:
-    """The state to start from, and where it was found."""
+class ResumePoint:
+    """A checkpoint to start from and where it was found."""
 
     checkpoint: Checkpoint
     path: str
     parent: str
-    """The checkpoint of another run that this run began with; empty for one that began by itself."""
+    """The checkpoint of another run from which this run was started; empty for a run started from scratch."""
     is_newest: bool = False
     complaints: list[str] = field(default_factory=list)
+    """Why newer checkpoints were passed over."""
 
     @property
-    def place(self) -> str:
+    def description(self) -> str:
         return f"checkpoint {self.path}"
 
-    def settle(self, folder: Path, keep: int) -> str:
-        """Makes this checkpoint the latest of its run, so that a kill before the next save does not undo the choice.
+    def make_latest(self, folder: Path, keep: int) -> str:
+        """Makes this checkpoint the latest of its run, so that a kill before the next save keeps the choice.
 
-        The newest gets the tiers that it was saved for, since a kill may have come before they were linked. What the
-        run goes back behind on purpose is kept under other names, where it was to be kept; returns what to say of it.
+        Links the newest checkpoint to its tiers, since a kill may have come before that. When the user resumes from an
+        older one, later checkpoints in a permanent tier are kept under other names; returns a warning that says so.
         """
         chosen, tiers = folder / Path(self.path).name, read_tiers(folder)
         if self.is_newest:
             link_tiers(folder, chosen, find_tier_names(self.checkpoint.values.get("tiers")), keep)
             return ""
-        lasting = {path for tier, path in tiers.items() if not tier.startswith((ROLLING, BACKUP))}
-        later = [] if self.complaints else [path for path in lasting if read_step(path) > read_step(chosen)]
+        permanent = {path for tier, path in tiers.items() if not tier.startswith((ROLLING, BACKUP))}
+        later = [] if self.complaints else [path for path in permanent if read_step(path) > read_step(chosen)]
         for path in later:
             link_tier(folder, make_abandoned_name(read_step(path)), path)
         link_tier(folder, LATEST, chosen)
@@ -58,28 +59,28 @@ class Start:
             return ""
         names = ", ".join(sorted(make_abandoned_name(read_step(path)) for path in later))
         return (
-            f"going back to step {read_step(chosen)}: what was saved later goes with the next save, but for {names}, "
-            f"until gptmill checkpoints prune"
+            f"resuming from step {read_step(chosen)}: the next save deletes later checkpoints, except {names}, which "
+            f"stay until gptmill checkpoints prune"
         )
 
 
-def read_resume_point(launch: RunRequest, world: World) -> Start | None:
-    """The state to start from, read by the main rank alone; None for a run that begins."""
-    if launch.resumed is None and launch.parent is None:
+def read_resume_point(request: RunRequest, world: World) -> ResumePoint | None:
+    """Reads the checkpoint on rank 0 and broadcasts it; None for a run that starts from scratch."""
+    if request.resumed is None and request.parent is None:
         return None
     found: list[Chosen] = []
 
     def read() -> None:
-        if launch.parent is not None:
-            found.append(Chosen(load_checkpoint(launch.parent, GROUPS), launch.parent, []))
-        elif launch.resumed is not None:
-            found.append(load_chosen(launch.resumed.checkpoints, launch.wanted, GROUPS))
+        if request.parent is not None:
+            found.append(Chosen(load_checkpoint(request.parent, GROUPS), request.parent, []))
+        elif request.resumed is not None:
+            found.append(load_chosen(request.resumed.checkpoints, request.wanted, GROUPS))
 
     world.run_on_main(read)
     checkpoint = broadcast_checkpoint(found[0].checkpoint if found else None, world)
     assert checkpoint is not None
-    parent = str(launch.parent) if launch.parent is not None else str(checkpoint.values.get("parent", ""))
+    parent = str(request.parent) if request.parent is not None else str(checkpoint.values.get("parent", ""))
     if not found:
-        return Start(checkpoint, f"of rank 0, step {checkpoint.step}", parent)
-    is_newest = launch.wanted == "latest" and not found[0].complaints
-    return Start(checkpoint, str(found[0].path), parent, is_newest, found[0].complaints)
+        return ResumePoint(checkpoint, f"of rank 0, step {checkpoint.step}", parent)
+    is_newest = request.wanted == "latest" and not found[0].complaints
+    return ResumePoint(checkpoint, str(found[0].path), parent, is_newest, found[0].complaints)

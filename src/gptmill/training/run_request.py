@@ -1,4 +1,4 @@
-"""From what the user typed to what will run: recipe and flags, or a run or checkpoint to go on with."""
+"""Turns the command line into a RunRequest: a new run from recipe and flags, or a run or checkpoint to resume."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from gptmill.runtime.world import read_world_size
 from gptmill.training.presets import resolve_presets
 
 NO_PRESETS = PresetOptions()
-# What the weights themselves depend on: no run can change it.
+# Fields of the model that do not affect the shape of its weights.
 LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss"}
+# A run can never change these: its weights would not fit.
 SHAPE_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"}) - LOOSE_FIELDS
-# What decides the numbers of the steps to come: changed, the run is another than the unbroken one. Its corpora are
-# told by their checksums instead, and how far it goes is the user's to say.
+# Fields that affect the losses of later steps: changing one makes a resumed run differ from the uninterrupted one.
+# Corpora are compared by checksum instead, and a run may always be made longer or shorter.
 EXACT_FIELDS = (
     frozenset({field.name for field in list_fields(RunConfig) if field.section == "optimizer"})
     | {"seed", "order", "score", "documents", "shift_windows", "precision"}
@@ -44,40 +45,40 @@ EXACT_FIELDS = (
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A config that is sound, and what it goes on with, if anything."""
+    """A validated config, and the run or checkpoint to resume from, if any."""
 
     config: RunConfig
     resumed: RunDirectory | None = None
-    """The run that goes on."""
+    """The run to resume."""
     wanted: str = "latest"
     """Which of its checkpoints: latest, best, or a step."""
     parent: Path | None = None
-    """The checkpoint of another run, or of none, that a new run begins with."""
+    """The checkpoint from which a new run starts."""
     changes: tuple[str, ...] = ()
     allows_changes: bool = False
     deadline: float | None = None
-    """When the process must have stopped, on the monotonic clock."""
+    """When the process must have exited, on time.monotonic()."""
 
 
 def make_run_request(
     recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions = NO_PRESETS
 ) -> RunRequest:
-    """Raises UserError for anything that is wrong with what was asked."""
+    """Raises UserError for an invalid combination of recipe, flags and options."""
     deadline = _make_deadline(options.time_limit)
     if options.resume is None:
         return replace(_make_new(recipe, resolve_presets(recipe, flags, presets), options), deadline=deadline)
     if options.force_cpu:
-        raise UserError("--force-cpu does one step of a new run and cannot go on with one; leave out --resume")
+        raise UserError("--force-cpu does one step of a new run and cannot resume one; leave out --resume")
     return replace(_make_resume(recipe, flags, options, presets), deadline=deadline)
 
 
 def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:
-    config = _name_fp8_layers(make_config(recipe, flags))
+    config = _set_fp8_layers(make_config(recipe, flags))
     if options.force_cpu:
         config = make_smoke_config(config, read_world_size())
     config = _name_run(config, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
     check_config(config, read_world_size())
-    check_unused(_find_folder(config))
+    check_unused(_find_directory(config))
     return RunRequest(config)
 
 
@@ -91,52 +92,52 @@ def _make_resume(
             run = choose_run(recipe, flags)
         except UserError:
             return _make_new(recipe, resolve_presets(recipe, flags, presets), options)
-        return _go_on(run, "latest", flags, options)
+        return _resume_run(run, "latest", flags, options)
     if presets != NO_PRESETS:
-        raise UserError("--size and --hardware are for a run that begins; leave them out with --resume")
+        raise UserError("--size and --hardware configure a new run; leave them out with --resume")
     is_name = TIER.fullmatch(wanted) or STEP_FOLDER.fullmatch(wanted)
     if wanted == "best" or wanted.isdecimal() or (is_name and not Path(wanted).exists()):
-        return _go_on(choose_run(recipe, flags), wanted, flags, options)
+        return _resume_run(choose_run(recipe, flags), wanted, flags, options)
     path = _find_checkpoint(wanted)
     owner = RunDirectory(path.parent.parent)
     is_inside = path.parent == owner.checkpoints and owner.config.is_file() and STEP_FOLDER.fullmatch(path.name)
     tracking = build_config(TrackingConfig, flags)
-    if is_inside and (tracking.run_name is None or _is_same(owner, tracking)):
-        return _go_on(owner, path.name, flags, options)
-    return _begin_with(path, recipe, flags, options)
+    if is_inside and (tracking.run_name is None or _is_same_run(owner, tracking)):
+        return _resume_run(owner, path.name, flags, options)
+    return _branch_from(path, recipe, flags, options)
 
 
-def _go_on(run: RunDirectory, wanted: str, flags: dict[str, Any], options: StartOptions) -> RunRequest:
-    """The run's own config with the flags of this start on top; its recipe may have changed since, and is not read."""
+def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: StartOptions) -> RunRequest:
+    """The run's saved config with the given flags on top. Its recipe may have changed since and is not read."""
     saved = load_recipe(str(run.config))
-    place = {"run_name": run.path.name, "logdir": str(run.path.parent)}
+    location = {"run_name": run.path.name, "logdir": str(run.path.parent)}
     before = build_config(RunConfig, saved)
-    config = _name_fp8_layers(layer_config(saved, flags, place), before)
+    config = _set_fp8_layers(layer_config(saved, flags, location), before)
     changes = _find_changes(before, config, options)
-    # A run that was killed before its first checkpoint begins again: its steps will be the same ones.
+    # A run that was killed before its first checkpoint restarts from scratch and does the same steps.
     resumed = run if run.has_checkpoints or wanted != "latest" else None
     return RunRequest(config, resumed, wanted, None, changes, options.allow_changes)
 
 
-def _begin_with(path: Path, recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:
-    """A new run that begins with a checkpoint's state and config; `recipe` only lends its name."""
+def _branch_from(path: Path, recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:
+    """A new run that starts from a checkpoint's state and config; `recipe` only names the run."""
     saved = load_checkpoint(path, groups=()).values.get("config")
     settings = read_settings(RunConfig, saved, f"checkpoint {path}")
     settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir")}
     before = build_config(RunConfig, settings)
-    config = _name_run(_name_fp8_layers(layer_config(settings, flags), before), make_run_name(recipe))
-    check_unused(_find_folder(config))
+    config = _name_run(_set_fp8_layers(layer_config(settings, flags), before), make_run_name(recipe))
+    check_unused(_find_directory(config))
     changes = _find_changes(before, config, options)
     return RunRequest(config, None, "latest", path, changes, options.allow_changes)
 
 
 def _find_changes(before: RunConfig, after: RunConfig, options: StartOptions) -> tuple[str, ...]:
-    """What is different, in words; raises UserError for what a run cannot change, or not without being told to."""
+    """Describes each changed field; raises UserError for one that cannot change, or not without --allow_changes."""
     check_config(after, read_world_size())
     old, new = list_values(before), list_values(after)
     names = [*new, *(name for name in old if name not in new)]  # a variant's fields come and go with it
     changed = {name for name in names if name not in ("run_name", "logdir") and old.get(name) != new.get(name)}
-    # Groups of whole documents are as large as a micro-batch.
+    # With whole documents, the micro-batch size decides which documents are grouped.
     exact = EXACT_FIELDS | ({"mini_batch_size"} if before.data.documents == "whole" else set())
 
     def describe(names: Set[str]) -> str:
@@ -146,17 +147,17 @@ def _find_changes(before: RunConfig, after: RunConfig, options: StartOptions) ->
         raise UserError(f"a resumed run cannot change {describe(broken)}; leave that out, or start a new run")
     if (broken := exact & changed) and not options.allow_changes:
         raise UserError(
-            f"a resumed run that changes {describe(broken)} is no longer the run that it would have been; "
+            f"a resumed run that changes {describe(broken)} no longer reproduces the uninterrupted run; "
             f"leave that out, or add --allow_changes"
         )
     return tuple(f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if name in changed)
 
 
 def _find_checkpoint(wanted: str) -> Path:
-    """The folder of a checkpoint that was given by its path or address."""
+    """The directory of a checkpoint given by path or URL."""
     if "://" in wanted:
         if read_world_size() > 1:
-            raise UserError(f"--resume {wanted}: an address can be read by one process only; fetch it there first")
+            raise UserError(f"--resume {wanted}: with several processes, download the checkpoint and give its path")
         return fetch_checkpoint(wanted, find_cache_dir() / "checkpoints")
     path = Path(wanted)
     if not wanted or not path.exists():
@@ -165,34 +166,34 @@ def _find_checkpoint(wanted: str) -> Path:
         )
     if path.is_dir() and not os.path.lexists(path / MANIFEST):
         raise UserError(
-            f"--resume {wanted}: that folder is no checkpoint; for a run write --run_name NAME --resume latest"
+            f"--resume {wanted}: that directory is no checkpoint; to resume a run use --run_name NAME --resume latest"
         )
     return Path(os.path.relpath(path.resolve())) if not path.is_absolute() else path.resolve()
 
 
-def _name_fp8_layers(config: RunConfig, before: RunConfig | None = None) -> RunConfig:
-    """The config with the default of today, where fp8 begins with it; a run that has been in fp8 keeps its own."""
+def _set_fp8_layers(config: RunConfig, before: RunConfig | None = None) -> RunConfig:
+    """Sets fp8_layers to its current default where fp8 is newly enabled; a run already in fp8 keeps its setting."""
     machine = config.machine
-    goes_on = before is not None and before.machine.precision in FP8
-    if machine.precision not in FP8 or machine.fp8_layers is not None or goes_on:
+    was_fp8 = before is not None and before.machine.precision in FP8
+    if machine.precision not in FP8 or machine.fp8_layers is not None or was_fp8:
         return config
     return replace(config, machine=replace(machine, fp8_layers="fused"))
 
 
 def _name_run(config: RunConfig, name: str) -> RunConfig:
-    """The config with a name for the run, if it has none."""
+    """Names the run if it has no name yet."""
     if config.tracking.run_name is not None:
         return config
     free = find_free_name(config.tracking.logdir, name)
     return replace(config, tracking=replace(config.tracking, run_name=free))
 
 
-def _find_folder(config: RunConfig) -> RunDirectory:
+def _find_directory(config: RunConfig) -> RunDirectory:
     assert config.tracking.run_name is not None
     return RunDirectory(Path(config.tracking.logdir) / config.tracking.run_name)
 
 
-def _is_same(run: RunDirectory, tracking: TrackingConfig) -> bool:
+def _is_same_run(run: RunDirectory, tracking: TrackingConfig) -> bool:
     return run.path.resolve() == (Path(tracking.logdir) / (tracking.run_name or "")).resolve()
 
 

@@ -1,4 +1,4 @@
-"""Reads back what a checkpoint says beside its tensors. It may be a stranger's: every number is looked at first."""
+"""Validates the JSON values of a checkpoint, which may come from an untrusted source."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ MAX_COUNT = 2**62
 
 
 def read_count(value: Any, name: str) -> int:
-    """A whole number that counts something; raises ValueError for anything else."""
+    """A non-negative integer; raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_COUNT:
-        raise ValueError(f"{name} is {value!r:.60}, which is no count")
+        raise ValueError(f"{name} is {value!r:.60}, not a non-negative integer")
     return value
 
 
 def read_number(value: Any, name: str) -> float | None:
-    """A finite number, or None."""
+    """A finite number or None; raises ValueError for anything else."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r:.60}, which is no number")
+        raise ValueError(f"{name} is {value!r:.60}, not a finite number")
     return float(value)
 
 
 def read_spans(value: Any, name: str) -> list[tuple[int, int]]:
-    """Ranges of windows: each its first, and the one after its last."""
+    """Ranges of windows as (first, one past the last); raises ValueError for anything else."""
     spans = []
     for span in read_list(value, name):
         first, end = (read_count(number, name) for number in read_list(span, name, length=2))
@@ -36,14 +36,14 @@ def read_spans(value: Any, name: str) -> list[tuple[int, int]]:
 
 
 def read_list(value: Any, name: str, length: int | None = None) -> list[Any]:
-    """A list, of some length."""
+    """A list, of the given length if any; raises ValueError for anything else."""
     if not isinstance(value, list) or (length is not None and len(value) != length):
-        raise ValueError(f"{name} is {value!r:.60}, which is no such list")
+        raise ValueError(f"{name} is {value!r:.60}, not a list of the expected length")
     return value
 
 
 def read_dict(value: Any, name: str) -> dict[str, Any]:
-    """A table of names."""
+    """A dict; raises ValueError for anything else."""
     if not isinstance(value, dict):
-        raise ValueError(f"{name} is {value!r:.60}, which is no table")
+        raise ValueError(f"{name} is {value!r:.60}, not a dict")
     return value

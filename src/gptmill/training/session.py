@@ -1,4 +1,4 @@
-"""From a launch to a process that is ready to train: all that is opened, built and restored before the first step."""
+"""Everything between a run request and the first step: open the run, plan, build, restore."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gptmill.runs.directory import RunDirectory, create_run, lock_run, save_conf
 from gptmill.runs.events import RunStarted
 from gptmill.runs.history import record_crash
 from gptmill.runs.trackers import TrackerGroup, open_trackers
-from gptmill.runtime.attention_backend import choose_attention
+from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.device import describe_device
@@ -47,7 +47,7 @@ from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_ch
 from gptmill.training.dry_run import dry_run, refuse_too_large
 from gptmill.training.micro_batch import GraphedPass, check_cuda_graphs
 from gptmill.training.plan import TrainPlan, make_plan
-from gptmill.training.resume_point import Start, read_resume_point
+from gptmill.training.resume_point import ResumePoint, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state
@@ -55,7 +55,7 @@ from gptmill.training.state import TrainState, build_spike_detector, build_state
 
 @dataclass(frozen=True)
 class Session:
-    """What stays the same while a process trains."""
+    """What stays the same while this process trains."""
 
     config: RunConfig
     plan: TrainPlan
@@ -64,35 +64,38 @@ class Session:
     reader: Reader
     evaluators: list[Evaluator]
     run: RunDirectory
-    saving: Checkpointer
+    checkpointer: Checkpointer
     stop: StopFlag
     watchdog: Watchdog
     trackers: TrackerGroup
     first_step: int
-    """Where this process began."""
+    """The step at which this process started."""
     started: float
-    """On the monotonic clock."""
+    """time.monotonic() at the start of this process."""
 
     def measure_seconds(self) -> float:
-        """How long this process has been at it."""
+        """Seconds since this process started."""
         return time.monotonic() - self.started
+
+    def is_finished(self, state: TrainState) -> bool:
+        return state.step >= self.plan.max_steps or state.early_stop.is_due
 
     def is_evaluation_due(self, state: TrainState) -> bool:
         is_time = state.step >= self.plan.max_steps or state.step % self.config.evaluation.eval_freq == 0
         return is_time and state.evaluated_at != state.step
 
     def is_snapshot_due(self, state: TrainState) -> bool:
-        """Also where a process begins, so that there is always somewhere to go back to."""
+        """Also at the first step of a process, so that there is always a state to roll back to."""
         return state.step in (1, self.first_step) or state.step % self.config.guard.snapshot_freq == 0
 
     def is_something_due(self, state: TrainState) -> bool:
-        """Whether the newest step's numbers are needed now."""
+        """Whether an evaluation, checkpoint or snapshot is due, which needs the metrics of the newest step."""
         is_last = state.step >= self.plan.max_steps
         tiers = list_due_tiers(state, self.config, self.plan, is_best=False, is_last=is_last)
         return bool(tiers) or self.is_evaluation_due(state) or self.is_snapshot_due(state)
 
     def open_data_loader(self, state: TrainState) -> DataLoader:
-        """This rank's micro-batches, from where the run is."""
+        """This rank's micro-batches from the current data position on."""
         starts = make_starts(
             state.skipped_windows, state.windows_read, state.step, self.plan, self.world.rank, self.world.size,
             self.sampler.samples_per_batch,
@@ -100,86 +103,90 @@ class Session:
         return DataLoader(self.sampler, self.reader, self.world.device, starts, self.config.data.prefetch_batches)
 
 
-def open_session(launch: RunRequest, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
-    """Opens, builds and restores. No run is written before all of it is sound."""
-    config, started = launch.config, time.monotonic()
+def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
+    """Builds or restores the state and opens the run. Writes nothing before everything has been validated."""
+    config, started = request.config, time.monotonic()
     set_deterministic(config.machine.deterministic)
     if config.machine.compile:
         load_compiler()
     world = stack.enter_context(open_world(config.machine.device))
     check_cuda_graphs(config, world)
-    world.run_on_main(partial(prepare_if_needed, launch, report_preparing))
+    world.run_on_main(partial(prepare_if_needed, request, report_preparing))
     corpora = open_corpora(config.data)
     sampler = build_sampler(config, corpora)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     set_matmul_precision(plan.precision)
-    choose_attention(config.machine.attention_backend)
-    start = read_resume_point(launch, world)
-    if start is not None:
-        check_size(config.model, plan.padded_vocab_size, start.checkpoint.tensors["model"], start.place)
+    set_attention_backend(config.machine.attention_backend)
+    resume_point = read_resume_point(request, world)
+    if resume_point is not None:
+        tensors = resume_point.checkpoint.tensors["model"]
+        check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
     with refuse_too_large(plan.parameters, world.device):
         state = build_state(config, plan, world)
-        if start is not None:
-            plan = restore(state, start, corpora, launch, plan)
+        if resume_point is not None:
+            plan = restore(state, resume_point, corpora, request, plan)
     dry_run(state, config, plan, world)
     evaluators = build_evaluators(config, corpora, world)
     reader = build_reader(config, corpora, world)
-    run = open_run(launch, state, start, world, stack)
-    stop = stack.enter_context(listen_for_stop(launch.deadline))
+    run = open_run(request, state, resume_point, world, stack)
+    stop = stack.enter_context(listen_for_stop(request.deadline))
     guard = config.guard
     watchdog = stack.enter_context(
         open_watchdog(run.path, world.rank, world.size, guard.hang_factor, guard.hang_seconds)
     )
-    origin = make_origin(config, corpora, start, world)
-    saving = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
+    origin = make_origin(config, corpora, resume_point, world)
+    checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
     trackers = stack.enter_context(
         open_trackers(run, config.tracking, state.step, is_evaluated=state.evaluated_at == state.step)
         if world.is_main
         else TrackerGroup([])
     )
     session = Session(
-        config, plan, world, sampler, reader, evaluators, run, saving, stop, watchdog, trackers, state.step, started
-    )
-    trackers.track(describe_run(session, state, corpora, launch, start))
+        config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, trackers,
+        first_step=state.step, started=started,
+    )  # fmt: skip
+    trackers.track(describe_run(session, state, corpora, request, resume_point))
     return session, state
 
 
-def prepare_if_needed(launch: RunRequest, report: Report) -> None:
-    """Makes the shards where they do not exist; those that a run goes on with are told by their checksums."""
-    data = launch.config.data
+def prepare_if_needed(request: RunRequest, report: Report) -> None:
+    """Tokenizes the corpus into shards where there are none; a resumed run checks the existing ones by checksum."""
+    data = request.config.data
     if data.mixture is not None:
-        return  # made of places that hold shards already
-    is_settled = launch.resumed is not None or data.corpus is None
-    if not (is_settled and holds_shards(find_data_dir(data))) and needs_preparing(data):
+        return  # a mixture refers to prepared corpora only
+    uses_existing = request.resumed is not None or data.corpus is None
+    if not (uses_existing and holds_shards(find_data_dir(data))) and needs_preparing(data):
         prepare_for_run(data, report)
 
 
-def restore(state: TrainState, start: Start, corpora: Corpora, launch: RunRequest, plan: TrainPlan) -> TrainPlan:
-    """Becomes the state to start from, provided that it saw these very tokens and has steps left to do.
+def restore(
+    state: TrainState, resume_point: ResumePoint, corpora: Corpora, request: RunRequest, plan: TrainPlan
+) -> TrainPlan:
+    """Loads the checkpoint into the state; raises UserError if it saw other tokens or has no steps left.
 
-    Returns the plan of the rest: epochs are counted in what was read, whatever the batches were before.
+    Returns the plan of the remaining steps: epochs count the windows read so far, whatever the batch size was.
     """
-    checkpoint, config = start.checkpoint, launch.config
-    check_fingerprint(str(checkpoint.values.get("tokenizer_fingerprint"))[:200], corpora.fingerprint, start.place)
-    if checkpoint.values.get("corpus_sha256") != corpora.sha256 and not launch.allows_changes:
-        shares = ", or in other shares" if len(corpora.shards) > 1 else ""
+    checkpoint, source, config = resume_point.checkpoint, resume_point.description, request.config
+    check_fingerprint(str(checkpoint.values.get("tokenizer_fingerprint"))[:200], corpora.fingerprint, source)
+    if checkpoint.values.get("corpus_sha256") != corpora.sha256 and not request.allows_changes:
+        weights = ", or with other mixture weights" if len(corpora.shards) > 1 else ""
         raise UserError(
-            f"{start.place} was trained on other tokens than {corpora.name} holds now{shares}; "
-            f"start a new run, or add --allow_changes to go on with them"
+            f"{source} was trained on other tokens than {corpora.name} holds now{weights}; "
+            f"start a new run, or add --allow_changes to resume on the new tokens"
         )
-    state.restore(checkpoint, start.place)
-    if launch.allows_changes and launch.changes:
-        state.guard = build_spike_detector(config)  # what was usual may be so no longer
+    state.restore(checkpoint, source)
+    if request.allows_changes and request.changes:
+        state.spike_detector = build_spike_detector(config)  # its statistics may no longer hold
     if config.training.max_steps is None and config.training.steps_per_epoch is None:
         left = config.training.num_epochs * plan.windows_per_epoch - (state.windows_read - state.windows_jumped)
         plan = replace(plan, max_steps=max(1, plan.find_last_step(state.step, left)))
     if state.step > plan.max_steps:
-        raise UserError(f"{start.place} has done {state.step} steps, more than max_steps {plan.max_steps}; raise it")
+        raise UserError(f"{source} is at step {state.step}, beyond max_steps {plan.max_steps}; raise --max_steps")
     return plan
 
 
 def build_reader(config: RunConfig, corpora: Corpora, world: World) -> Reader:
-    """Where rows of tokens are read from: the device's memory, or the host's files."""
+    """Reads rows of tokens from device memory or from memory-mapped files on the host."""
     if config.data.data_on_device:
         return load_on_device(corpora, world.device)
     tokenizer = corpora.tokenizer
@@ -187,36 +194,38 @@ def build_reader(config: RunConfig, corpora: Corpora, world: World) -> Reader:
 
 
 def open_run(
-    launch: RunRequest, state: TrainState, start: Start | None, world: World, stack: ExitStack
+    request: RunRequest, state: TrainState, resume_point: ResumePoint | None, world: World, stack: ExitStack
 ) -> RunDirectory:
-    """The run's folder, held against other processes: a new one, or that of the run that goes on."""
-    config = launch.config
+    """Creates the run's directory, or opens that of the resumed run, and locks it against other processes."""
+    config = request.config
     assert config.tracking.run_name is not None
     run = RunDirectory(Path(config.tracking.logdir) / config.tracking.run_name)
     if world.is_main:
         stack.enter_context(lock_run(run))
         record_crash(run)
         warning = check_disk_space(run.checkpoints, estimate_size(state), config.checkpoints.keep_checkpoints)
-        warnings = [f"{text}; going on from step {state.step} instead" for text in start.complaints] if start else []
-        if launch.resumed is not None and start is not None:
-            warnings.append(start.settle(run.checkpoints, config.checkpoints.keep_checkpoints))
+        warnings = []
+        if resume_point is not None:
+            warnings = [f"{text}; resuming from step {state.step} instead" for text in resume_point.complaints]
+        if request.resumed is not None and resume_point is not None:
+            warnings.append(resume_point.make_latest(run.checkpoints, config.checkpoints.keep_checkpoints))
         for text in filter(None, [*warnings, warning]):
             sys.stderr.write(f"warning: {text}\n")
-        if launch.resumed is None:
+        if request.resumed is None:
             create_run(config.tracking.logdir, config.tracking.run_name, config)
-        elif launch.changes:
+        elif request.changes:
             save_config(run, config)
     return run
 
 
 def estimate_size(state: TrainState) -> int:
-    """About what a checkpoint takes: the weights, the optimizer's state, and the average if there is one."""
+    """Bytes of the tensors in a checkpoint: weights, optimizer state and, where kept, the EMA."""
     groups = state.make_checkpoint({}).tensors.values()
     return sum(int(tensor.nbytes) for tensors in groups for tensor in tensors.values())
 
 
-def make_origin(config: RunConfig, corpora: Corpora, start: Start | None, world: World) -> dict[str, Any]:
-    """What every checkpoint of this process says about where it comes from."""
+def make_origin(config: RunConfig, corpora: Corpora, resume_point: ResumePoint | None, world: World) -> dict[str, Any]:
+    """The provenance that every checkpoint of this process records."""
     return {
         "config": list_values(config),
         "corpus_sha256": corpora.sha256,
@@ -227,16 +236,16 @@ def make_origin(config: RunConfig, corpora: Corpora, start: Start | None, world:
         "code": make_code_fingerprint(),
         "randomness": "reseeded at every step from (seed, step, rank)",
         "ranks": world.size,
-        "parent": start.parent if start else "",
+        "parent": resume_point.parent if resume_point else "",
     }
 
 
 def describe_run(
-    session: Session, state: TrainState, corpora: Corpora, launch: RunRequest, start: Start | None
+    session: Session, state: TrainState, corpora: Corpora, request: RunRequest, resume_point: ResumePoint | None
 ) -> RunStarted:
-    """The event that opens a run's log."""
+    """The first event of a process."""
     config, plan, world = session.config, session.plan, session.world
-    recorded = "recorded as CUDA graphs" if isinstance(state.passes, GraphedPass) else ""
+    graphs = "captured as CUDA graphs" if isinstance(state.micro_batch_runner, GraphedPass) else ""
     precision, kernels = describe_precision(plan.precision, world.device), describe_kernels(state.model)
     return RunStarted(
         state.step,
@@ -251,7 +260,7 @@ def describe_run(
         optimizer=state.optimizer.describe(),
         layout=describe_layout(config.model),
         device=describe_device(world.device),
-        precision=", ".join(filter(None, [precision, describe_compiling(config.machine), recorded, kernels])),
+        precision=", ".join(filter(None, [precision, describe_compiling(config.machine), graphs, kernels])),
         ranks=world.size,
         corpus=corpora.name,
         tokenizer=corpora.fingerprint,
@@ -260,14 +269,14 @@ def describe_run(
         val_loss=state.val_loss,
         code=make_code_fingerprint(),
         data=corpora.sha256,
-        resumed_from=start.path if start else "",
-        parent=start.parent if start else "",
-        changes=list(launch.changes),
+        resumed_from=resume_point.path if resume_point else "",
+        parent=resume_point.parent if resume_point else "",
+        changes=list(request.changes),
     )
 
 
 def describe_compiling(machine: MachineConfig) -> str:
-    """For people; empty where there is nothing to say."""
+    """How the model is compiled, for the log; empty if it is not."""
     mode = machine.compile_mode
     if machine.compile:
         return "compiled" if mode == "default" else f"compiled ({mode})"

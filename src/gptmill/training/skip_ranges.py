@@ -1,7 +1,7 @@
-"""Data that a run leaves out: ranges of window numbers, and the positions that jump over them. Pure functions.
+"""Skip ranges: the windows that training skips after a loss spike, and the data positions that avoid them.
 
-A range is (first window, the one after the last). Positions jump in whole steps, and all ranks jump alike, so that
-which windows step N read follows from the ranges and the sizes of the steps alone.
+A range is (first window, one past the last). Whole steps move past a range, on all ranks alike, so that the windows
+of step N follow from the ranges and the step sizes alone. Pure functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Range = tuple[int, int]
 
 
 def find_unskipped(ranges: Iterable[Range], position: int, size: int) -> int:
-    """The first position from `position` on at which a step of `size` windows meets none of the ranges."""
+    """The first position at or after `position` where a step of `size` windows overlaps none of the ranges."""
     for first, end in merge_ranges(ranges):
         if first < position + size and position < end:
             position = end
@@ -23,7 +23,7 @@ def find_unskipped(ranges: Iterable[Range], position: int, size: int) -> int:
 
 
 def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """The same windows in order, as few ranges as can be."""
+    """Sorts the ranges and joins those that touch or overlap."""
     merged: list[Range] = []
     for first, end in sorted(ranges):
         if first >= end:
@@ -36,9 +36,9 @@ def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
 
 
 def add_skip_range(ranges: Iterable[Range], windows: Range, position: int) -> list[Range]:
-    """The ranges of a run that went back to `position` and is to leave out `windows` from there on.
+    """Adds `windows` to the skip ranges of a run that has rolled back to `position`.
 
-    What lies before stays as it was read: otherwise replaying the jumps would move steps that are done.
+    Windows before `position` are not added: they were read, and replaying the steps must find them again.
     """
     return merge_ranges([*ranges, (max(windows[0], position), windows[1])])
 
@@ -52,7 +52,7 @@ def make_starts(
     world_size: int,
     samples_per_batch: int,
 ) -> Iterator[int]:
-    """The first window of each of a rank's micro-batches, without end. Later changes to `ranges` are not seen."""
+    """Yields the first window of each micro-batch of a rank, endlessly. Later changes to `ranges` have no effect."""
     offset, stride = world_rank * samples_per_batch, world_size * samples_per_batch
     return _walk(merge_ranges(ranges), position, steps_done, plan, offset, stride)
 
@@ -69,7 +69,7 @@ def _walk(
 
 
 def find_step_windows(ranges: Iterable[Range], sizes: list[int]) -> Range:
-    """The windows of the last of the steps with these sizes, counted from the start of a run."""
+    """The windows of the last step, given the sizes of all steps from the start of the run."""
     merged, first, end = merge_ranges(ranges), 0, 0
     for size in sizes:
         first = find_unskipped(merged, end, size)

@@ -1,4 +1,4 @@
-"""TrainState: the one mutable thing in a run, and its way into a checkpoint and back."""
+"""TrainState: everything that changes during a run, and its conversion to and from a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ from gptmill.training.spike_detector import SpikeDetector
 
 @dataclass
 class TrainState:
-    """Model, optimizer, and how far the run and its data are. Randomness needs no state: see runtime.seeds."""
+    """Model, optimizer, step and data position. Random numbers need no state: see runtime.seeds."""
 
     model: GPT
     forward: nn.Module
-    passes: EagerPass | GraphedPass
+    micro_batch_runner: EagerPass | GraphedPass
     optimizer: OptimizerContainer
     scaler: torch.amp.GradScaler
-    guard: SpikeDetector
+    spike_detector: SpikeDetector
     early_stop: EarlyStop
-    average: WeightAverage | None = None
+    ema: WeightAverage | None = None
     step: int = 0
     windows_read: int = 0
     windows_jumped: int = 0
-    """Of them, those that were left out."""
+    """How many of them were skipped."""
     skipped_windows: list[tuple[int, int]] = field(default_factory=list)
     epochs_done: int = 0
     train_loss: float | None = None
     val_loss: float | None = None
     evaluated_at: int | None = None
-    """The last step that was evaluated: a run that is stopped while it evaluates does so again."""
+    """The last step whose evaluation was completed: an interrupted evaluation runs again on resume."""
 
     def no_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
-        """The context of a micro-batch. Ranks exchange gradients in the last only; DDP must know before the forward."""
+        """Skips DDP's gradient all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
         if isinstance(self.forward, DistributedDataParallel) and not is_last:
             return self.forward.no_sync()
         return nullcontext()
 
     def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint:
-        """Everything that the rest of the run depends on, and its `origin`. The tensors are the live ones."""
+        """Everything that the rest of the run depends on, and its `origin`. Shares the live tensors."""
         tensors = {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state_tensors()}
-        if self.average is not None:
-            tensors["ema"] = self.average.tensors()
+        if self.ema is not None:
+            tensors["ema"] = self.ema.tensors()
         values = {
             "windows_read": self.windows_read,
             "windows_jumped": self.windows_jumped,
@@ -74,25 +74,25 @@ class TrainState:
             "val_loss": self.val_loss,
             "evaluated_at": self.evaluated_at,
             "scaler": self.scaler.state_dict(),
-            "guard": self.guard.state_dict(),
+            "guard": self.spike_detector.state_dict(),
             "early_stop": self.early_stop.state_dict(),
             **origin,
         }
         return Checkpoint(self.step, tensors, values)
 
-    def restore(self, checkpoint: Checkpoint, place: str) -> None:
-        """Becomes the state that was saved; raises UserError for one that is not of such a run.
+    def restore(self, checkpoint: Checkpoint, source: str) -> None:
+        """Loads a checkpoint; raises UserError, naming `source`, for one that does not fit this run.
 
-        A run may have changed its optimizer since: what that one keeps begins anew.
+        If the run has changed its optimizer since, the optimizer state starts from zero.
         """
-        model, moments, values = checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.values
-        average = checkpoint.tensors.get("ema")
-        check_tensors(model, self.model.state_dict(), place)
-        has_same_optimizer = self._is_of(values)
+        model, optimizer, values = checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.values
+        ema = checkpoint.tensors.get("ema")
+        check_tensors(model, self.model.state_dict(), source)
+        has_same_optimizer = self._has_same_optimizer(values)
         if has_same_optimizer:
-            self._check_moments(moments, place)
-        if self.average is not None and average is not None:
-            check_tensors(average, self.average.tensors(), f"the average in {place}")
+            self._check_optimizer_state(optimizer, source)
+        if self.ema is not None and ema is not None:
+            check_tensors(ema, self.ema.tensors(), f"the EMA in {source}")
         try:
             spans = read_spans(values.get("skipped_windows"), "skipped_windows")
             read, jumped, epochs = (
@@ -102,34 +102,34 @@ class TrainState:
             evaluated_at = values.get("evaluated_at")
             evaluated_at = None if evaluated_at is None else read_count(evaluated_at, "evaluated_at")
             scaler = read_dict(values.get("scaler"), "scaler")
-            self.guard.load_state_dict(values.get("guard", {}))
+            self.spike_detector.load_state_dict(values.get("guard", {}))
             self.early_stop.load_state_dict(values.get("early_stop", {}))
-            if scaler:  # empty where the run was not in fp16 until now
+            if scaler:  # empty if the run was not in fp16 before
                 self.scaler.load_state_dict(scaler)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"{place} is no state to go on from: {error}; use another checkpoint") from None
+            raise UserError(f"cannot resume from {source}: {error}; use another checkpoint") from None
         self.model.load_state_dict(model)
         if has_same_optimizer:
-            self.optimizer.load_state(moments)
+            self.optimizer.load_state(optimizer)
         else:
-            self.optimizer.forget()
-        if self.average is not None:
-            self.average.load(average or dict(self.model.named_parameters()))
+            self.optimizer.reset_state()
+        if self.ema is not None:
+            self.ema.load(ema or dict(self.model.named_parameters()))
         self.step, self.windows_read, self.windows_jumped, self.skipped_windows = checkpoint.step, read, jumped, spans
         self.epochs_done, self.evaluated_at = epochs, evaluated_at
         self.train_loss, self.val_loss = train_loss, val_loss
 
-    def _is_of(self, values: dict[str, Any]) -> bool:
-        """Whether a checkpoint's optimizer was of the same kind."""
+    def _has_same_optimizer(self, values: dict[str, Any]) -> bool:
+        """Whether the checkpoint was saved with the same kind of optimizer."""
         config = values.get("config")
         saved = config.get("optimizer") if isinstance(config, dict) else None
         return saved in (None, self.optimizer.kind)
 
-    def _check_moments(self, moments: dict[str, Tensor], place: str) -> None:
-        """Every parameter has its own, of its shape; `step` counts the updates."""
-        check_tensors(moments, self.optimizer.state_tensors(), f"the optimizer of {place}")
-        if any(not tensor >= 0 for name, tensor in moments.items() if name.endswith("/step")):
-            raise UserError(f"the optimizer of {place} has done fewer than no steps; use another checkpoint")
+    def _check_optimizer_state(self, tensors: dict[str, Tensor], source: str) -> None:
+        """Raises UserError for missing, extra or misshapen tensors, and for an invalid step count."""
+        check_tensors(tensors, self.optimizer.state_tensors(), f"the optimizer of {source}")
+        if any(not tensor >= 0 for name, tensor in tensors.items() if name.endswith("/step")):
+            raise UserError(f"the optimizer of {source} has an invalid step count; use another checkpoint")
 
 
 def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
@@ -169,5 +169,5 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
 
 
 def build_spike_detector(config: RunConfig) -> SpikeDetector:
-    """A guard that knows nothing yet."""
+    """A spike detector without history."""
     return SpikeDetector(config.guard, is_shuffled=config.data.order == "shuffle", grad_clip=config.optimizer.grad_clip)

@@ -1,4 +1,4 @@
-"""One optimizer step. Nothing here waits for the device; the numbers of a step are read later, from StepStats."""
+"""One optimizer step. Never synchronises with the device: the step's metrics are read later, from StepStats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gptmill.data.batches.data_loader import DataLoader
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
-from gptmill.runtime.timing import Moment
+from gptmill.runtime.timing import DeviceTimestamp
 from gptmill.runtime.world import World
 from gptmill.training.plan import TrainPlan
 from gptmill.training.schedules import make_lr
@@ -25,7 +25,7 @@ from gptmill.training.step_stats import StepStats, Totals, send_to_host
 
 
 def ignore(_phase: str) -> None:
-    """The beat of a step that nobody watches."""
+    """The heartbeat of a step without a watchdog."""
 
 
 def train_step(
@@ -37,8 +37,8 @@ def train_step(
     stop: StopFlag,
     beat: Callable[[str], None] = ignore,
 ) -> StepStats:
-    """Forward and backward over all micro-batches, clip, update. `beat` is told what the step is about to do."""
-    started, waited_before = Moment(world.device), loader.waited_seconds
+    """Accumulates gradients over the micro-batches, clips them and updates the weights; `beat` is called per phase."""
+    started, waited_before = DeviceTimestamp(world.device), loader.waited_seconds
     training = config.training
     seed_everything(make_step_seed(training.seed, state.step, world.rank), world.device)
     lr = make_lr(state.step, config.optimizer, plan.max_steps)
@@ -46,36 +46,36 @@ def train_step(
     num_windows, micro_batches = plan.count_windows(state.step + 1), plan.count_micro_batches(state.step + 1)
     first = find_unskipped(state.skipped_windows, state.windows_read, num_windows)
     windows = first, first + num_windows
-    # Known without asking the other ranks, since what they read is a function of the same numbers.
+    # No all-reduce needed: which tokens all ranks read follows from the same data position.
     tokens = loader.sampler.count_targets(first, num_windows)
-    # DDP averages gradients over ranks, while the loss is divided by the tokens of all of them.
+    # DDP averages gradients over ranks, while the loss is divided by the tokens of all ranks.
     scale = world.size / tokens
     width = find_stage(plan.context_warmup, state.step + 1)
     totals = Totals(world.device, len(plan.corpora))
-    state.passes.begin_step()
+    state.micro_batch_runner.begin_step()
     for micro_batch in range(micro_batches):
         beat("waiting for data")
         batch = make_batch(loader.next_batch(lambda: bool(stop)), IGNORE_INDEX, plan.separator, width)
         beat("computing")
         with state.no_sync(is_last=micro_batch == micro_batches - 1):
-            losses = state.passes.run(batch, scale)
+            losses = state.micro_batch_runner.run(batch, scale)
         totals.add(losses, batch)
-    # The wish to stop travels with the loss, so that agreeing on it costs nothing.
-    wish = torch.full((1,), float(bool(stop)), device=world.device)
-    agreed = world.sum_over_ranks(torch.cat([wish, totals.make_numbers(tokens)]))
-    norm_and_scale = _update(state, config, agreed[1:3])
+    # The stop flag shares the all-reduce of the losses, so that agreeing on it costs nothing.
+    stop_flag = torch.full((1,), float(bool(stop)), device=world.device)
+    reduced = world.all_reduce_sum(torch.cat([stop_flag, totals.make_tensor(tokens)]))
+    norm_and_scale = _update(state, config, reduced[1:3])
     state.step += 1
     state.windows_jumped += first - state.windows_read
     state.windows_read = windows[1]
-    numbers = send_to_host(torch.cat([norm_and_scale, agreed]))
+    values = send_to_host(torch.cat([norm_and_scale, reduced]))
     return StepStats(
         state.step,
         epoch=state.windows_read / plan.windows_per_epoch,
         tokens=tokens,
         lr=lr,
-        numbers=numbers,
+        values=values,
         started=started,
-        arrived=Moment(world.device),
+        arrived=DeviceTimestamp(world.device),
         data_wait_seconds=loader.waited_seconds - waited_before,
         windows=windows,
         num_corpora=len(plan.corpora),
@@ -84,21 +84,21 @@ def train_step(
 
 
 def _update(state: TrainState, config: RunConfig, losses: Tensor) -> Tensor:
-    """Clips, applies and clears the gradients; returns their norm from before clipping, and their scale.
+    """Clips, applies and clears the gradients; returns their norm before clipping, and the loss scale.
 
-    All ranks have the same loss and the same gradients by now, so that they leave out the same updates.
+    By now all ranks hold the same losses and gradients, so that they skip the same updates.
     """
     scale = state.scaler.scale(torch.ones((), device=losses.device))
     state.optimizer.unscale(state.scaler)
     norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.optimizer.grad_clip or math.inf)
-    is_bad = ~(losses.isfinite().all() & norm.isfinite())
+    found_inf = ~(losses.isfinite().all() & norm.isfinite())
     if config.guard.guard == "off" and not state.scaler.is_enabled():
         state.optimizer.step()
     else:
-        # In fp16 this is scaler.step(), which looks at the gradients alone.
-        state.optimizer.step_unless(is_bad)
-    if state.average is not None:
-        state.average.update(state.model, is_bad)
+        # Takes the place of scaler.step(), which checks the gradients but not the loss.
+        state.optimizer.step_unless(found_inf)
+    if state.ema is not None:
+        state.ema.update(state.model, found_inf)
     state.scaler.update()
     state.optimizer.zero_grad()
     return torch.stack([norm, scale])

@@ -1,4 +1,4 @@
-"""The numbers of a step: added up on the device, read on the host when they have arrived there."""
+"""Metrics of one step: accumulated on the device, copied to the host asynchronously, read there later."""
 
 from __future__ import annotations
 
@@ -12,65 +12,65 @@ from torch import Tensor
 from gptmill.data.batches.batch import Batch
 from gptmill.models.gpt import Losses
 from gptmill.models.losses import IGNORE_INDEX
-from gptmill.runtime.timing import Moment
-from gptmill.training.spike_detector import Entry
+from gptmill.runtime.timing import DeviceTimestamp
+from gptmill.training.spike_detector import Observation
 
 
-class Numbers(NamedTuple):
-    """What a step tells of itself, once the device has come so far."""
+class StepMetrics(NamedTuple):
+    """The metrics of a step, read on the host."""
 
     loss: float
     grad_norm: float
-    stop_asked: bool
+    stop_requested: bool
     """Whether any rank was asked to stop."""
     scale: float
-    """What fp16 multiplied the loss with; 1 in the other formats."""
+    """The loss scale of fp16; 1 in other precisions."""
     objective: float
-    """What is minimised: the loss, and all that is added to it."""
+    """What is minimised: the loss plus auxiliary terms."""
     by_corpus: tuple[float, ...] = ()
-    """The loss on each of several corpora; not a number where a step had nothing of one."""
+    """The loss on each of several corpora; NaN for a corpus without tokens in this step."""
     expert_loads: tuple[float, ...] = ()
-    """Tokens of each expert of each layer, as a share of what an even spread would give it."""
+    """Tokens routed to each expert of each layer, relative to a uniform load."""
 
     @property
     def is_overflow(self) -> bool:
-        """Whether fp16's scale was too high, which it finds out by trying: no sign that anything is wrong."""
+        """Whether fp16's loss scale was too high: an expected part of its search, not a sign of divergence."""
         return math.isfinite(self.loss) and not math.isfinite(self.grad_norm) and self.scale > 1
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """A step's numbers, on their way from the device. All ranks read the same ones."""
+    """A step's metrics, still being copied from the device. All ranks read the same values."""
 
     step: int
     epoch: float
     tokens: int
     lr: float
-    numbers: Tensor
-    started: Moment
-    arrived: Moment
+    values: Tensor
+    started: DeviceTimestamp
+    arrived: DeviceTimestamp
     data_wait_seconds: float = 0.0
     windows: tuple[int, int] = (0, 0)
-    """The first window of the step's data, and the one after its last."""
+    """The step's data: first window, and one past the last."""
     num_corpora: int = 0
     num_experts: int = 0
 
-    def read(self) -> Numbers:
-        """Waits for this step, not for later ones."""
+    def read(self) -> StepMetrics:
+        """Waits for this step, but not for later ones."""
         self.arrived.wait()
-        norm, scale, stop, loss, objective, *rest = self.numbers.tolist()
+        norm, scale, stop, loss, objective, *rest = self.values.tolist()
         sums, counts = rest[: self.num_corpora], rest[self.num_corpora : 2 * self.num_corpora]
         by_corpus = tuple(total / count if count else math.nan for total, count in zip(sums, counts, strict=True))
-        loads = _find_loads(rest[2 * self.num_corpora :], self.num_experts)
-        return Numbers(loss, norm, stop > 0, scale, objective, by_corpus, loads)
+        loads = _make_loads(rest[2 * self.num_corpora :], self.num_experts)
+        return StepMetrics(loss, norm, stop > 0, scale, objective, by_corpus, loads)
 
-    def make_entry(self, numbers: Numbers) -> Entry:
-        """What the guard judges."""
-        return Entry(self.step, numbers.loss, numbers.grad_norm, self.windows, numbers.is_overflow)
+    def make_observation(self, metrics: StepMetrics) -> Observation:
+        """The input of the spike detector."""
+        return Observation(self.step, metrics.loss, metrics.grad_norm, self.windows, metrics.is_overflow)
 
 
 class Totals:
-    """What the micro-batches of a step add up to, on the device."""
+    """Sums over the micro-batches of a step, on the device."""
 
     def __init__(self, device: torch.device, num_corpora: int) -> None:
         self.num_experts = 0
@@ -91,22 +91,22 @@ class Totals:
             counts = losses.experts_LE.float().flatten()
             self._experts = counts if self._experts is None else self._experts + counts
 
-    def make_numbers(self, tokens: int) -> Tensor:
-        """In a row: the mean loss and objective, the corpora's sums and counts, the experts' tokens."""
+    def make_tensor(self, tokens: int) -> Tensor:
+        """One vector: mean loss, mean objective, per-corpus loss sums and token counts, tokens per expert."""
         means = torch.stack([self._cross_entropy / tokens, self._objective / tokens])
         experts = [] if self._experts is None else [self._experts]
         return torch.cat([means, self._by_corpus.flatten(), *experts])
 
 
-def _find_loads(tokens: list[float], num_experts: int) -> tuple[float, ...]:
-    """Each expert's tokens beside those of an even spread over its layer."""
+def _make_loads(tokens: list[float], num_experts: int) -> tuple[float, ...]:
+    """Each expert's tokens relative to a uniform load over its layer."""
     layers = [tokens[first : first + num_experts] for first in range(0, len(tokens), num_experts or 1)]
     return tuple(num_experts * count / (sum(layer) or 1.0) for layer in layers for count in layer)
 
 
-def send_to_host(numbers: Tensor) -> Tensor:
-    """Starts the copy; the host reads it when it has arrived."""
-    if numbers.device.type != "cuda":
-        return numbers.cpu()
-    host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-    return host.copy_(numbers, non_blocking=True)
+def send_to_host(values: Tensor) -> Tensor:
+    """Starts an asynchronous copy into pinned memory. Read it only after the device has reached this point."""
+    if values.device.type != "cuda":
+        return values.cpu()
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Optimizers, built for a model.
+"""Builds the optimizer of a run from its config.
 
-Every optimizer of gptmill honours `found_inf`, the attribute by which torch's GradScaler tells a fused optimizer to
-leave everything as it is: where this tensor is 1, step() changes no parameter, no moment and no counter.
+Every optimizer honours `found_inf`, the attribute with which torch's GradScaler makes a fused optimizer skip an update:
+where this tensor is 1, step() changes no parameter, no optimizer state and no step count.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gptmill.training.optimizers.adamw8bit import build_adamw8bit
 from gptmill.training.optimizers.container import OptimizerContainer as OptimizerContainer
 from gptmill.training.optimizers.lion import Lion
 from gptmill.training.optimizers.muon import Muon
-from gptmill.training.optimizers.param_groups import is_muons, list_decay_groups, list_packed_splits
+from gptmill.training.optimizers.param_groups import list_packed_splits, make_param_groups, uses_muon
 
 Members = list[torch.optim.Optimizer]
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> OptimizerContainer:
-    """What the config names, for all parameters of the model."""
+    """The configured optimizer for all parameters of the model."""
     tag = config.optimizer.tag
     return OptimizerContainer(model, tag, OPTIMIZERS[tag](model, config, device))
 
@@ -37,10 +37,10 @@ def _build_adamw(model: nn.Module, config: OptimizerConfig, device: torch.device
 def _build_muon(model: nn.Module, config: OptimizerConfig, device: torch.device) -> Members:
     chosen, named = config.optimizer, dict(model.named_parameters())
     assert isinstance(chosen, MuonConfig)
-    matrices = [parameter for name, parameter in named.items() if is_muons(name, parameter)]
-    others = [parameter for name, parameter in named.items() if not is_muons(name, parameter)]
+    matrices = [parameter for name, parameter in named.items() if uses_muon(name, parameter)]
+    others = [parameter for name, parameter in named.items() if not uses_muon(name, parameter)]
     packed_splits = {named[name]: rows for name, rows in list_packed_splits(model).items()}
-    groups = list_decay_groups(matrices, chosen.matrix_lr, config.weight_decay)
+    groups = make_param_groups(matrices, chosen.matrix_lr, config.weight_decay)
     return [
         Muon(groups, chosen.matrix_lr, chosen.muon_momentum, packed_splits),
         build_adamw(others, config, device),
@@ -50,7 +50,7 @@ def _build_muon(model: nn.Module, config: OptimizerConfig, device: torch.device)
 def _build_lion(model: nn.Module, config: OptimizerConfig, _device: torch.device) -> Members:
     chosen = config.optimizer
     assert isinstance(chosen, LionConfig)
-    groups = list_decay_groups(model.parameters(), config.max_lr, config.weight_decay)
+    groups = make_param_groups(model.parameters(), config.max_lr, config.weight_decay)
     return [Lion(groups, config.max_lr, (chosen.beta1, chosen.beta2))]
 
 

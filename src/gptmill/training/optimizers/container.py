@@ -1,4 +1,4 @@
-"""OptimizerSet: one or several optimizers that hold a model's parameters between them, used as one."""
+"""OptimizerContainer: the optimizers of a model, each with its own parameters, used as one."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ from torch import Tensor, nn
 
 
 class OptimizerContainer:
-    """Updates all of a model. Every group of parameters has its own peak_lr, and follows the same schedule."""
+    """Updates all parameters of a model. Every group has its own peak_lr; all follow the same schedule."""
 
     def __init__(self, model: nn.Module, kind: str, members: Iterable[torch.optim.Optimizer]) -> None:
         self.kind = kind
         self.members = tuple(members)
         self.keeps_gradients = False
-        """Whether they are set to 0 where they are, for what writes to these very places."""
+        """Whether zero_grad() zeroes gradients in place, as captured CUDA graphs need, instead of freeing them."""
         self._parameters = dict(model.named_parameters())
         held = [parameter for group in self._groups for parameter in group["params"]]
         assert len(held) == len(self._parameters), "every parameter has one optimizer"
         assert set(held) == set(self._parameters.values()), "every parameter has one optimizer"
 
     def set_lr(self, lr: float, max_lr: float) -> None:
-        """Brings every group as far below its own peak as `lr` is below `max_lr`."""
+        """Sets each group's learning rate to its own peak times `lr / max_lr`."""
         for group in self._groups:
             peak = group["peak_lr"]
-            _set_rate(group, lr if peak == max_lr else peak * (lr / max_lr))
+            _set_group_lr(group, lr if peak == max_lr else peak * (lr / max_lr))
 
     def step(self) -> None:
-        """Updates."""
+        """Updates all parameters."""
         for member in self.members:
             member.step()
 
-    def step_unless(self, is_bad: Tensor) -> None:
-        """Updates, or leaves everything as it is where `is_bad` holds. On CUDA the device decides, and no one waits."""
-        if is_bad.device.type == "mps":
-            # Its fused kernel ignored found_inf until pytorch/pytorch#186360; the host reads every step there anyway.
-            if not is_bad.item():
+    def step_unless(self, found_inf: Tensor) -> None:
+        """Updates all parameters, or nothing where `found_inf` is set. On CUDA the device decides, without a sync."""
+        if found_inf.device.type == "mps":
+            # The fused kernel ignored found_inf until pytorch/pytorch#186360; on MPS the host reads every step anyway.
+            if not found_inf.item():
                 self.step()
             return
-        assert all(group.get("fused", True) for group in self._groups), "this optimizer cannot leave an update out"
-        found_inf = is_bad.float()
+        assert all(group.get("fused", True) for group in self._groups), "this optimizer cannot skip an update"
+        flag = found_inf.float()
         for member in self.members:
-            vars(member)["found_inf"] = found_inf
+            vars(member)["found_inf"] = flag
             member.step()
             del vars(member)["found_inf"]
 
     def zero_grad(self) -> None:
-        """Lets the gradients go."""
+        """Frees the gradients, or zeroes them in place (see `keeps_gradients`)."""
         for member in self.members:
             member.zero_grad(set_to_none=not self.keeps_gradients)
 
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
-        """Divides the gradients by what fp16 multiplied the loss with."""
+        """Divides the gradients by fp16's loss scale."""
         for member in self.members:
             scaler.unscale_(member)
 
     @torch.no_grad()
     def init_state(self) -> None:
-        """Makes all that the optimizers keep, before the first step: its memory is known, and it can be loaded into.
+        """Creates the optimizer state before the first step, so that its memory is known and it can be loaded.
 
-        It is a step without gradient at a rate of 0, which is then not counted: no weight changes.
+        Takes a step with zero gradients at a learning rate of 0, then resets the step counts: no weight changes.
         """
         rates = [group["lr"].item() if isinstance(group["lr"], Tensor) else group["lr"] for group in self._groups]
         for parameter in self._parameters.values():
@@ -70,15 +70,15 @@ class OptimizerContainer:
         self.step()
         self.zero_grad()
         for group, rate in zip(self._groups, rates, strict=True):
-            _set_rate(group, rate)
+            _set_group_lr(group, rate)
         for name, tensor in self.state_tensors().items():
             if name.endswith("/step"):
                 tensor.zero_()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """All that the optimizers keep, called PARAMETER/KEY: the live tensors, and the plain ones that others hold.
+        """The live optimizer state as PARAMETER/KEY; tensor subclasses are split into their plain tensors.
 
-        Names outlive the order of parameters, indices do not.
+        Names stay valid when the order of the parameters changes; indices would not.
         """
         states = {parameter: state for member in self.members for parameter, state in member.state.items()}
         return {
@@ -90,23 +90,23 @@ class OptimizerContainer:
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Becomes what was saved; primed before, and names and shapes are the caller's to check."""
+        """Copies saved state in. Call init_state() before; the caller checks names and shapes."""
         live = self.state_tensors()
-        assert live.keys() == tensors.keys(), "the state is that of another optimizer, or of one that was not primed"
+        assert live.keys() == tensors.keys(), "the state is that of another optimizer, or init_state() was not called"
         for name, tensor in live.items():
             tensor.copy_(tensors[name])
 
     @torch.no_grad()
-    def forget(self) -> None:
-        """Goes back to what it was before the first step."""
+    def reset_state(self) -> None:
+        """Resets the optimizer state to that before the first step."""
         for member in self.members:
             member.state.clear()
         self.init_state()
 
     def describe(self) -> str:
-        """One line: what updates how many parameters, with which decay."""
+        """One line: which optimizer updates how many parameters, with which weight decay."""
         return "; ".join(
-            f"{type(member).__name__} {_name_decay(group['weight_decay'])}: {len(group['params']):,} tensors, "
+            f"{type(member).__name__} {_describe_decay(group['weight_decay'])}: {len(group['params']):,} tensors, "
             f"{sum(parameter.numel() for parameter in group['params']):,} parameters"
             for member in self.members
             for group in member.param_groups
@@ -117,19 +117,19 @@ class OptimizerContainer:
         return [group for member in self.members for group in member.param_groups]
 
 
-def _set_rate(group: dict[str, Any], rate: float) -> None:
-    if isinstance(group["lr"], Tensor):  # torchao compiles its step around this very tensor
-        group["lr"].fill_(rate)
+def _set_group_lr(group: dict[str, Any], lr: float) -> None:
+    if isinstance(group["lr"], Tensor):  # torchao's compiled step holds on to this tensor
+        group["lr"].fill_(lr)
     else:
-        group["lr"] = rate
+        group["lr"] = lr
 
 
-def _name_decay(weight_decay: float) -> str:
+def _describe_decay(weight_decay: float) -> str:
     return f"with decay {weight_decay:g}" if weight_decay else "without decay"
 
 
 def _flatten(name: str, value: Tensor) -> list[tuple[str, Tensor]]:
-    """A tensor that is made of others as these: files know plain ones only."""
+    """Splits a tensor subclass into its plain tensors, since files hold plain tensors only."""
     if not hasattr(value, "__tensor_flatten__"):
         return [(name, value)]
     parts, _ = value.__tensor_flatten__()

@@ -1,4 +1,4 @@
-"""Which parameters are decayed, which are Muon's, which are several matrices in one: told by names and shapes."""
+"""Parameter groups: which parameters get weight decay, which Muon updates, and which pack several matrices."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-TRUNKS = ("blocks", "extra_blocks")
+BLOCK_PREFIXES = ("blocks", "extra_blocks")
 
 
-def list_decay_groups(parameters: Iterable[nn.Parameter], peak_lr: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices (embeddings and stacks of matrices included) with decay; biases, norms and other vectors without."""
-    held = list(parameters)
-    matrices, vectors = [p for p in held if p.dim() >= 2], [p for p in held if p.dim() < 2]
+def make_param_groups(parameters: Iterable[nn.Parameter], peak_lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices, embeddings and stacks of matrices with weight decay; biases, norms and other vectors without."""
+    listed = list(parameters)
+    matrices, vectors = [p for p in listed if p.dim() >= 2], [p for p in listed if p.dim() < 2]
     return [
         {"params": chosen, "lr": peak_lr, "peak_lr": peak_lr, "weight_decay": decay}
         for chosen, decay in ((matrices, weight_decay), (vectors, 0.0))
@@ -21,18 +21,18 @@ def list_decay_groups(parameters: Iterable[nn.Parameter], peak_lr: float, weight
     ]
 
 
-def is_muons(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a matrix of a block. A router is none: its rows are experts, each on its own."""
-    return parameter.dim() >= 2 and name.split(".")[0] in TRUNKS and not name.endswith("router.weight")
+def uses_muon(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a matrix of a block, except routers, whose rows are independent experts."""
+    return parameter.dim() >= 2 and name.split(".")[0] in BLOCK_PREFIXES and not name.endswith("router.weight")
 
 
 def list_packed_splits(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Names of the parameters that are several matrices above each other, and how many rows each of these has.
+    """Parameters that stack several matrices, and the number of rows of each matrix.
 
-    A module tells of those below it in an attribute, such as fused_rows = {"qkv.weight": (768, 768, 768)}.
+    Modules declare theirs in an attribute, such as packed_splits = {"qkv.weight": (768, 768, 768)}.
     """
-    fused: dict[str, tuple[int, ...]] = {}
-    for place, module in model.named_modules():
-        prefix = f"{place}." if place else ""
-        fused |= {f"{prefix}{name}": tuple(rows) for name, rows in getattr(module, "packed_splits", {}).items()}
-    return fused
+    splits: dict[str, tuple[int, ...]] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        splits |= {f"{prefix}{name}": tuple(rows) for name, rows in getattr(module, "packed_splits", {}).items()}
+    return splits

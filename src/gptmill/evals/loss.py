@@ -42,7 +42,7 @@ class ValidationLoss:
             rows = self._windows.read(first + world.rank * size, size).to(world.device)
             batch = make_batch(rows, IGNORE_INDEX, self._separator)
             with make_autocast(self._precision, world.device):
-                losses = model(batch.tokens, batch.targets, documents_BT=batch.documents, domains_B=batch.groups)
+                losses = model(batch.tokens, batch.targets, documents_BT=batch.documents, domains_B=batch.domains)
             sums[0] += losses.cross_entropy
             if losses.per_domain_G is not None:
                 sums[1:] += losses.per_domain_G

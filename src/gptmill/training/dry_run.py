@@ -53,9 +53,10 @@ def dry_run(state: TrainState, config: RunConfig, plan: TrainPlan, world: World)
     if world.any_rank(norm is None):
         if norm is not None:
             raise UserError("stopped, because another rank ran out of memory")
+        advice = _find_advice(state, config, plan, world, local)
         raise UserError(
             f"out of memory on {world.device}: one micro-batch of mini_batch_size {rows} x context_length "
-            f"{config.model.context_length} does not fit; {_find_advice(state, config, plan, world, local)}"
+            f"{config.model.context_length} does not fit{_describe_estimate(plan)}; {advice}"
         )
     # Non-finite gradients of a trained model are for the spike detector; fp16 may still be searching its loss scale.
     is_fresh = state.step == 0 and not state.scaler.is_enabled()
@@ -64,6 +65,10 @@ def dry_run(state: TrainState, config: RunConfig, plan: TrainPlan, world: World)
             f"the gradients of a fresh model on random tokens are not finite on {world.device}: a kernel is broken; "
             f"try --no_compile, another --precision, or an empty compile cache (TORCHINDUCTOR_CACHE_DIR)"
         )
+
+
+def _describe_estimate(plan: TrainPlan) -> str:
+    return "" if plan.memory is None else f" (by estimate, training needs {plan.memory.total / 1e9:,.1f} GB)"
 
 
 def _find_advice(state: TrainState, config: RunConfig, plan: TrainPlan, world: World, local: EagerPass) -> str:
@@ -109,7 +114,7 @@ def _run_micro_batch(
     # Two tensors: passing one twice would make the compiled model specialise on that, and recompile at the first step.
     tokens, targets = (torch.randint(plan.vocab_size, shape, generator=generator).to(device) for _ in range(2))
     documents = None if plan.separator is None else torch.zeros(shape, dtype=torch.int64, device=device)
-    groups = torch.zeros(rows, dtype=torch.int64, device=device) if plan.corpora else None
-    runner.dry_run(Batch(tokens, targets, documents, groups))
+    domains = torch.zeros(rows, dtype=torch.int64, device=device) if plan.corpora else None
+    runner.dry_run(Batch(tokens, targets, documents, domains))
     state.optimizer.step_unless(torch.ones((), dtype=torch.bool, device=device))
     return float(torch.nn.utils.clip_grad_norm_(state.model.parameters(), math.inf))

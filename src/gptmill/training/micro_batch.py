@@ -54,7 +54,7 @@ class EagerPass:
 
     def compute_losses(self, batch: Batch, scale: float | Tensor, weights: dict[str, Tensor]) -> tuple[Tensor, Losses]:
         """The scaled objective to differentiate, and the detached losses. `weights` replace those of the model."""
-        inputs = (batch.tokens, batch.targets, batch.documents, batch.groups)
+        inputs = (batch.tokens, batch.targets, batch.documents, batch.domains)
         with make_autocast(self.precision, self.device):
             losses = functional_call(self.forward, weights, inputs) if weights else self.forward(*inputs)
         return self.scaler.scale(losses.objective * scale), losses.detach()
@@ -104,8 +104,8 @@ class _CapturedGraph:
     def __init__(
         self, run: Callable[[Batch, Tensor], Losses], capture: Capture, batch: Batch, gradients: Sequence[Tensor]
     ) -> None:
-        groups = None if batch.groups is None else batch.groups.clone()
-        self._batch = Batch(batch.tokens.clone(), batch.targets.clone(), groups=groups)
+        domains = None if batch.domains is None else batch.domains.clone()
+        self._batch = Batch(batch.tokens.clone(), batch.targets.clone(), domains=domains)
         self._scale = torch.zeros((), device=batch.tokens.device)
         self._gradients = gradients
         self._replay = capture(lambda: run(self._batch, self._scale))
@@ -117,8 +117,8 @@ class _CapturedGraph:
     def replay(self, batch: Batch, scale: float) -> Losses:
         self._batch.tokens.copy_(batch.tokens)
         self._batch.targets.copy_(batch.targets)
-        if self._batch.groups is not None and batch.groups is not None:
-            self._batch.groups.copy_(batch.groups)
+        if self._batch.domains is not None and batch.domains is not None:
+            self._batch.domains.copy_(batch.domains)
         self._scale.fill_(scale)
         return self._replay()
 

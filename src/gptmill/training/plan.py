@@ -11,11 +11,13 @@ from gptmill.data.batches.samplers import Sampler
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.models.flops import count_flops
 from gptmill.models.gpt import pad_vocab
+from gptmill.models.kernels.support import has_kernels
 from gptmill.models.parameters import count_parameters
 from gptmill.runtime.device import describe_device
 from gptmill.runtime.peak_rates import find_peak_rate
 from gptmill.runtime.precision import choose_precision
 from gptmill.runtime.world import World
+from gptmill.training.memory_estimate import MemoryEstimate, estimate_run_memory
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class TrainPlan:
     """FLOPs to train on one token at full context length."""
     stage_flops: tuple[float, ...] = ()
     """The same in each stage of the sequence-length warm-up."""
+    memory: MemoryEstimate | None = None
+    """What one rank needs, by estimate."""
     peak_flops_per_second: float | None = None
     """Peak of each rank's device in this precision; None if unknown."""
 
@@ -117,6 +121,9 @@ def make_plan(
         ranks=world.size,
         flops_per_token=count_flops(config.model, padded_vocab_size, context_length),
         stage_flops=tuple(count_flops(config.model, padded_vocab_size, stage.size) for stage in context_warmup),
+        memory=estimate_run_memory(
+            config, padded_vocab_size, training.mini_batch_size, precision, has_kernels=has_kernels(world.device)
+        ),
         peak_flops_per_second=find_peak_rate(describe_device(world.device), precision),
     )
     if plan.max_steps:

@@ -13,15 +13,12 @@ from gptmill.config.requests import PresetOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import merge_values
 from gptmill.config.sizes import load_size
-from gptmill.models.fused.dispatch import PRECISIONS
 from gptmill.models.gpt import pad_vocab
 from gptmill.models.kernels.support import has_kernels
-from gptmill.models.memory import estimate_memory
 from gptmill.runtime.memory import read_device_memory
+from gptmill.training.memory_estimate import estimate_run_memory
 
 ASSUMED_VOCAB_SIZE = 50_257  # GPT-2's: the corpus is not open yet
-OPTIMIZER_BYTES = {"adamw": 8, "muon": 8, "lion": 4, "adamw8bit": 3}  # upper bounds, per parameter
-EMA_BYTES = 4
 
 
 def resolve_presets(recipe: str | None, flags: dict[str, Any], options: PresetOptions) -> dict[str, Any]:
@@ -42,20 +39,11 @@ def resolve_presets(recipe: str | None, flags: dict[str, Any], options: PresetOp
         return values
     config = layer_config(load_recipe(recipe) if recipe else {}, values)
 
+    precision = "bf16" if config.machine.precision == "auto" else config.machine.precision
+    kernels = has_kernels(torch.device("cuda"))
+
     def estimate(mini_batch_size: int) -> int:
-        machine, ema_decay = config.machine, config.optimizer.ema_decay
-        precision = "bf16" if machine.precision == "auto" else machine.precision
-        return estimate_memory(
-            config.model,
-            pad_vocab(ASSUMED_VOCAB_SIZE),
-            mini_batch_size,
-            precision=precision,
-            recompute=machine.gradient_checkpointing,
-            loss_chunk=machine.loss_chunk,
-            optimizer_bytes_per_parameter=OPTIMIZER_BYTES[config.optimizer.optimizer.tag]
-            + EMA_BYTES * (ema_decay is not None),
-            compiled=machine.compile,
-            fused_head=machine.kernels != "none" and precision in PRECISIONS and has_kernels(torch.device("cuda")),
-        ).total
+        vocab_size = pad_vocab(ASSUMED_VOCAB_SIZE)
+        return estimate_run_memory(config, vocab_size, mini_batch_size, precision, has_kernels=kernels).total
 
     return values if "mini_batch_size" in flags else fit_micro_batch(values, estimate, memory)

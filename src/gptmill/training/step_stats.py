@@ -82,10 +82,10 @@ class Totals:
     def add(self, losses: Losses, batch: Batch) -> None:
         self._cross_entropy += losses.cross_entropy
         self._objective += losses.objective
-        if losses.per_domain_G is not None and batch.groups is not None:
+        if losses.per_domain_G is not None and batch.domains is not None:
             counts = (batch.targets != IGNORE_INDEX).sum(dim=1, dtype=torch.float32)
             self._by_corpus[0] += losses.per_domain_G
-            self._by_corpus[1].index_add_(0, batch.groups, counts)
+            self._by_corpus[1].index_add_(0, batch.domains, counts)
         if losses.experts_LE is not None:
             self.num_experts = losses.experts_LE.shape[1]
             counts = losses.experts_LE.float().flatten()

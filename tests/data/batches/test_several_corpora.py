@@ -106,17 +106,17 @@ def test_every_row_of_a_mixture_names_its_corpus_wherever_its_tokens_are(twins: 
         with open_data_loader(sampler, reader, CPU, starts) as loader:
             taken = [make_batch(loader.next_batch(), -100) for _ in starts]
         for start, batch in zip(starts, taken, strict=True):
-            assert batch.groups is not None
-            assert batch.groups.dtype == torch.int64
-            assert batch.groups.tolist() == sampler.find(start).corpora.tolist()
-        assert {group for batch in taken if batch.groups is not None for group in batch.groups.tolist()} == {0, 1}
+            assert batch.domains is not None
+            assert batch.domains.dtype == torch.int64
+            assert batch.domains.tolist() == sampler.find(start).corpora.tolist()
+        assert {group for batch in taken if batch.domains is not None for group in batch.domains.tolist()} == {0, 1}
 
 
 def test_rows_of_a_single_corpus_name_none(twins: Corpora) -> None:
     alone = Corpora(twins.shards[:1])
     locations = build_sampler(make_config(), alone).find(0)
     for reader in (make_train_reader(alone), load_on_device(alone, CPU)):
-        assert make_batch(reader.read(locations), -100).groups is None
+        assert make_batch(reader.read(locations), -100).domains is None
     assert ValWindows(alone, 16, 4).read(0, 4).corpora is None
 
 
@@ -124,8 +124,8 @@ def test_rows_that_are_cut_keep_their_corpus(twins: Corpora) -> None:
     rows = make_train_reader(twins).read(build_sampler(make_config(), twins).find(0))
     assert rows.corpora is not None
     batch = make_batch(rows, -100, width=4)
-    assert batch.groups is not None
-    assert batch.groups.tolist() == [corpus for corpus in rows.corpora.tolist() for _ in range(4)]
+    assert batch.domains is not None
+    assert batch.domains.tolist() == [corpus for corpus in rows.corpora.tolist() for _ in range(4)]
     for row, tokens in enumerate(batch.tokens):
         assert torch.equal(tokens, rows.tokens[row // 4, 4 * (row % 4) : 4 * (row % 4) + 4])
 

@@ -15,13 +15,13 @@ class Batch:
     """Input tokens, and as targets the same tokens shifted by one position.
 
     `documents` holds for each token the position in its row where its document starts; with None, attention spans
-    the whole row. `groups` holds the index of each row's corpus, for the per-domain loss; None with a single corpus.
+    the whole row. `domains` holds the index of each row's corpus, for the per-domain loss; None with a single corpus.
     """
 
     tokens: Tensor
     targets: Tensor
     documents: Tensor | None = None
-    groups: Tensor | None = None
+    domains: Tensor | None = None
 
 
 def make_batch(rows: Rows, ignored_target: int, separator: int | None = None, width: int | None = None) -> Batch:
@@ -35,9 +35,9 @@ def make_batch(rows: Rows, ignored_target: int, separator: int | None = None, wi
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         targets = targets.where(positions < rows.lengths[:, None], ignored_target)
     width = width or tokens.shape[1]
-    groups = None if rows.corpora is None else rows.corpora.repeat_interleave(tokens.shape[1] // width)
+    domains = None if rows.corpora is None else rows.corpora.repeat_interleave(tokens.shape[1] // width)
     tokens, targets = tokens.reshape(-1, width).contiguous(), targets.reshape(-1, width).contiguous()
-    return Batch(tokens, targets, None if separator is None else find_documents(tokens, separator), groups)
+    return Batch(tokens, targets, None if separator is None else find_documents(tokens, separator), domains)
 
 
 def find_documents(tokens: Tensor, separator: int) -> Tensor:

@@ -17,8 +17,8 @@ from gptmill.config.model import ModelConfig, Moe, RmsNorm, Rope, SwiGlu
 from gptmill.config.run import ActivationCheckpointing
 from gptmill.models.gpt import build_gpt
 from gptmill.models.losses import LossConfig
-from gptmill.models.memory import MemoryEstimate, estimate_memory
 from gptmill.models.parameters import count_parameters
+from gptmill.training.memory_estimate import MemoryEstimate, estimate_memory
 
 SMALL = ModelConfig(num_layers=4, embd_size=32, num_heads=4, context_length=32)
 MODERN = replace(

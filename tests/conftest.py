@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+import socket
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from zygote import Zygote
+from zygote import Process, Zygote
 
 from gptmill.models.kernels.gemm import choices
 
@@ -23,6 +25,13 @@ TINY_FLAGS = (
     "--num_layers 2 --embd_size 16 --num_heads 2 --context_length 16 --total_batch_size 128 --mini_batch_size 4 "
     "--warmup_steps 2 --eval_tokens 64 --sample_tokens 4 --device cpu"
 ).split()
+
+
+EXACT_STEPS = 40
+EXACT_FLAGS = [
+    *TINY_FLAGS,
+    *f"--data_dir words --max_steps {EXACT_STEPS} --checkpoint_freq 8 --eval_freq 10 --dropout 0.1".split(),
+]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -40,14 +49,18 @@ def no_choices() -> Iterator[None]:
     choices.update(kept)
 
 
-@pytest.fixture
-def text_file(tmp_path: Path) -> Path:
-    """About 30 kB of words, the same every time."""
+def write_words(folder: Path) -> Path:
+    """words.txt: about 30 kB, the same every time."""
     generator = random.Random(0)
     words = "the quick brown fox jumps over a lazy dog while rain falls on old stones and rivers rise".split()
-    path = tmp_path / "words.txt"
+    path = folder / "words.txt"
     path.write_text(" ".join(generator.choice(words) for _ in range(6000)) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    return write_words(tmp_path)
 
 
 GptMill = Callable[..., subprocess.CompletedProcess[str]]
@@ -55,7 +68,7 @@ GptMill = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
-    """Where commands that need no environment of their own are forked from."""
+    """Where the programs under test are forked from."""
     zygote = Zygote(make_environment())
     yield zygote
     zygote.close()
@@ -66,37 +79,108 @@ def gptmill(tmp_path: Path, zygote: Zygote) -> GptMill:
     """Runs `gptmill` as a user would, in an empty folder, and returns the finished process."""
 
     def run(*arguments: str | Path, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-        words = tuple(map(str, arguments))
-        process = run_afresh(words, tmp_path, environment) if environment else run_forked(words, tmp_path, zygote)
+        process = zygote.run(["-m", "gptmill", *arguments], tmp_path, make_environment(**environment))
         assert not check or process.returncode == 0, f"exit {process.returncode}\n{process.stdout}\n{process.stderr}"
         return process
 
     return run
 
 
-def run_afresh(words: tuple[str, ...], folder: Path, extra: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A command as the shell would start it."""
-    return subprocess.run(
-        [sys.executable, "-m", "gptmill", *words],
-        cwd=folder,
-        env=make_environment(**extra),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def run_forked(arguments: Sequence[str], folder: Path, zygote: Zygote) -> subprocess.CompletedProcess[str]:
+    """`gptmill` in a folder, for fixtures that live longer than a test."""
+    process = zygote.run(["-m", "gptmill", *arguments], folder, make_environment())
+    assert process.returncode == 0, f"exit {process.returncode}\n{process.stdout}\n{process.stderr}"
+    return process
 
 
-def run_forked(words: tuple[str, ...], folder: Path, zygote: Zygote) -> subprocess.CompletedProcess[str]:
-    """A command that has imported everything already."""
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8") as output,
-        tempfile.TemporaryFile("w+", encoding="utf-8") as error,
-    ):
-        code = zygote.start(words, folder, make_environment(), output, error).wait()
-        output.seek(0)
-        error.seek(0)
-        return subprocess.CompletedProcess(words, code, output.read(), error.read())
+@pytest.fixture(scope="session")
+def _straight(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
+    folder = tmp_path_factory.mktemp("straight")
+    run_forked(["prepare", str(write_words(folder)), "--tokenizer", "byte", "--out", "words"], folder, zygote)
+    run_forked(["train", *EXACT_FLAGS, "--run_name", "straight"], folder, zygote)
+    return folder
+
+
+@pytest.fixture
+def straight(_straight: Path, tmp_path: Path) -> Path:
+    """The run runs/straight, trained without a break by EXACT_FLAGS, and its corpus words, in the test's folder."""
+    shutil.copytree(_straight, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return tmp_path / "runs/straight"
+
+
+@pytest.fixture
+def words(_straight: Path, tmp_path: Path) -> list[str]:
+    """The flags that name the corpus words, prepared in the test's folder from words.txt."""
+    shutil.copytree(_straight / "words", tmp_path / "words", dirs_exist_ok=True)
+    shutil.copyfile(_straight / "words.txt", tmp_path / "words.txt")
+    return ["--data_dir", "words"]
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path, zygote: Zygote) -> Iterator[Start]:
+    """Starts `gptmill` in the test's folder, to be followed and signalled; what still runs in the end is killed.
+
+    Standard error is part of the output unless the options say otherwise.
+    """
+    started: list[Process] = []
+
+    def run(*arguments: str | Path, environment: Mapping[str, str] | None = None, **options: Any) -> Process:
+        started.append(
+            zygote.start(["-m", "gptmill", *arguments], tmp_path, make_environment(**environment or {}), **options)
+        )
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+RunRanks = Callable[..., list[Process]]
+
+
+@pytest.fixture
+def start_ranks(start: Start) -> RunRanks:
+    """Starts a command as two ranks, with the environment that torchrun gives them."""
+
+    def run(*arguments: str) -> list[Process]:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        shared = {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        return [start(*arguments, environment={**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+
+    return run
+
+
+@pytest.fixture
+def run_ranks(start_ranks: RunRanks) -> RunRanks:
+    """Runs a command as two ranks to their end, which must be a good one."""
+
+    def run(*arguments: str) -> list[Process]:
+        ranks = start_ranks(*arguments)
+        outputs = [rank.communicate()[0] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+        return ranks
+
+    return run
+
+
+def wait_for_text(process: Process, file: Path, text: str) -> None:
+    """Returns once the file of a program that runs holds the text."""
+    deadline = time.monotonic() + 120
+    while not (file.exists() and text in file.read_text(encoding="utf-8")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"{file} never had {text!r}"
+        time.sleep(0.002)
 
 
 def make_environment(**extra: str) -> dict[str, str]:

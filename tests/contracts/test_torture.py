@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
-from zygote import Child, Zygote
+from zygote import Process, Zygote
 
 from gptmill.runs.checkpoints.selection import list_candidates
 from gptmill.runs.checkpoints.storage import find_damage, list_step_folders, read_step
@@ -47,8 +47,8 @@ class Victim:
         """One life, ended at a random instant or while a save is being written; whether it came to the end."""
         reached, oldest = self._read_reached(), self._find_oldest_allowed()
         mode = "--save_in_background" if in_background else "--no_save_in_background"
-        words = ("train", *self._flags, mode)
-        child = self._zygote.start(words, self._folder, make_environment(), self._output, self._output)
+        words = ["-m", "gptmill", "train", *self._flags, mode]
+        child = self._zygote.start(words, self._folder, make_environment(), stdout=self._output)
         if in_save:
             self._wait_for_save(child, self._random.randint(1, 2))
         else:
@@ -69,16 +69,16 @@ class Victim:
     def close(self) -> None:
         self._output.close()
 
-    def _wait(self, child: Child, seconds: float) -> None:
+    def _wait(self, child: Process, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and _is_alive(child):
+        while time.monotonic() < deadline and child.poll() is None:
             time.sleep(0.002)
 
-    def _wait_for_start(self, child: Child) -> None:
+    def _wait_for_start(self, child: Process) -> None:
         """Mostly until training has begun; now and then it is killed while it still opens and restores."""
         if self._random.random() < 0.2:
             return
-        while len(self._list_starts()) == self._starts_seen and _is_alive(child):
+        while len(self._list_starts()) == self._starts_seen and child.poll() is None:
             time.sleep(0.002)
 
     def _list_starts(self) -> list[int]:
@@ -87,10 +87,10 @@ class Victim:
         lines = ledger.read_text().split("\n")[:-1] if ledger.exists() else []
         return [json.loads(line)["step"] for line in lines if '"RunStarted"' in line]
 
-    def _wait_for_save(self, child: Child, count: int) -> None:
+    def _wait_for_save(self, child: Process, count: int) -> None:
         """Returns at some instant while the count-th save from now is being written."""
         was_there, seen = False, 0
-        while seen < count and _is_alive(child):
+        while seen < count and child.poll() is None:
             is_there = bool(self._list_partials())
             seen += is_there and not was_there
             was_there = is_there
@@ -118,19 +118,6 @@ class Victim:
             self.most_repeated = max(self.most_repeated, reached - starts[-1])
             # Written beside training, a save that is cut short costs the steps done meanwhile too.
             assert reached - starts[-1] <= (2 * FREQ if self._was_in_background else FREQ)
-
-
-def _is_alive(child: Child) -> bool:
-    """Whether it still runs: one that has ended stays until somebody has asked."""
-    try:
-        return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-@pytest.fixture
-def _words(text_file: Path, gptmill: GptMill) -> None:
-    gptmill("prepare", text_file, "--tokenizer", "byte", "--out", "words")
 
 
 @pytest.fixture
@@ -163,7 +150,7 @@ def finish(victim: Victim, tmp_path: Path, gptmill: GptMill, steps: int) -> None
     assert tiers[0] == tiers[1]
 
 
-@pytest.mark.usefixtures("_words")
+@pytest.mark.usefixtures("words")
 def test_some_kills_change_nothing(tmp_path: Path, gptmill: GptMill, make_victim: object) -> None:
     victim = make_victim(100, seed=1)  # type: ignore[operator]
     torture(victim, kills=6, kills_in_saves=3)
@@ -171,7 +158,7 @@ def test_some_kills_change_nothing(tmp_path: Path, gptmill: GptMill, make_victim
 
 
 @pytest.mark.torture
-@pytest.mark.usefixtures("_words")
+@pytest.mark.usefixtures("words")
 def test_two_hundred_kills_change_nothing(
     tmp_path: Path, gptmill: GptMill, make_victim: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

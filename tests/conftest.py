@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -32,6 +33,11 @@ EXACT_FLAGS = [
     *TINY_FLAGS,
     *f"--data_dir words --max_steps {EXACT_STEPS} --checkpoint_freq 8 --eval_freq 10 --dropout 0.1".split(),
 ]
+
+
+def pytest_collection_finish() -> None:
+    """Spares every later garbage collection the modules that are imported by now."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -127,10 +133,13 @@ def start(tmp_path: Path, zygote: Zygote) -> Iterator[Start]:
     """
     started: list[Process] = []
 
-    def run(*arguments: str | Path, environment: Mapping[str, str] | None = None, **options: Any) -> Process:
-        started.append(
-            zygote.start(["-m", "gptmill", *arguments], tmp_path, make_environment(**environment or {}), **options)
-        )
+    def run(
+        *arguments: str | Path,
+        program: Sequence[str] = ("-m", "gptmill"),
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Process:
+        started.append(zygote.start([*program, *arguments], tmp_path, make_environment(**environment or {}), **options))
         return started[-1]
 
     yield run
@@ -146,7 +155,7 @@ RunRanks = Callable[..., list[Process]]
 def start_ranks(start: Start) -> RunRanks:
     """Starts a command as two ranks, with the environment that torchrun gives them."""
 
-    def run(*arguments: str) -> list[Process]:
+    def run(*arguments: str, program: Sequence[str] = ("-m", "gptmill")) -> list[Process]:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
@@ -156,7 +165,8 @@ def start_ranks(start: Start) -> RunRanks:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        return [start(*arguments, environment={**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+        ranks = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in "01")
+        return [start(*arguments, program=program, environment=environment) for environment in ranks]
 
     return run
 
@@ -165,8 +175,8 @@ def start_ranks(start: Start) -> RunRanks:
 def run_ranks(start_ranks: RunRanks) -> RunRanks:
     """Runs a command as two ranks to their end, which must be a good one."""
 
-    def run(*arguments: str) -> list[Process]:
-        ranks = start_ranks(*arguments)
+    def run(*arguments: str, **options: Any) -> list[Process]:
+        ranks = start_ranks(*arguments, **options)
         outputs = [rank.communicate()[0] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
         return ranks

@@ -2,8 +2,8 @@
 
 Such a program is a process of its own, with its own folder, environment, streams and signals. The zygote reads a JSON
 object per request and gets the program's streams with it. A second fork waits for the program and reports its process
-number, then its exit status. What a program itself starts with `subprocess` and this interpreter is forked from it as
-well, as a real child. Programs started by other means, `multiprocessing` and the shell, are real interpreters.
+number, then its exit status. What a program itself starts with this interpreter, by `subprocess` or as a worker of
+`multiprocessing`, is forked from it as well, as its real child.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import importlib
 import io
 import json
+import multiprocessing.util
 import os
 import resource
 import runpy
@@ -131,11 +132,12 @@ class Zygote:
         stderr: int | IO[Any] = subprocess.STDOUT,
         leads_session: bool = False,
         takes_terminal: bool = False,
-        address_space_bytes: int | None = None,
+        spare_memory_bytes: int | None = None,
     ) -> Process:
         """Runs `python ARGUMENTS` in a folder: `-m gptmill …`, `-c CODE …` or a script.
 
-        A program that takes its terminal leads a session of its own, with standard input as its terminal.
+        A program that takes its terminal leads a session of its own, with standard input as its terminal. One with
+        spare memory is refused more address space than that beyond what its imports take.
         """
         words = tuple(map(str, arguments))
         request = {
@@ -144,7 +146,7 @@ class Zygote:
             "environment": dict(environment),
             "leads_session": leads_session or takes_terminal,
             "takes_terminal": takes_terminal,
-            "address_space_bytes": address_space_bytes,
+            "spare_memory_bytes": spare_memory_bytes,
         }
         ours, theirs = socket.socketpair()
         with theirs, Path(os.devnull).open("r+b") as nothing:
@@ -185,6 +187,7 @@ def _find_descriptor(stream: int | IO[Any], pipe: int | None, nothing: IO[bytes]
 def serve(requests: socket.socket) -> None:
     """Forks for every request."""
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    multiprocessing.util.spawnv_passfds = fork_worker  # type: ignore[attr-defined]
     for module in IMPORTED:
         importlib.import_module(module)
     gc.freeze()  # what a child does not touch need not be copied
@@ -224,8 +227,9 @@ def attend(request: dict[str, Any], news: int, *streams: int) -> NoReturn:
         os.close(descriptor)
     if request["takes_terminal"]:
         take_terminal()
-    if request["address_space_bytes"] is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (request["address_space_bytes"],) * 2)
+    if request["spare_memory_bytes"] is not None:
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + request["spare_memory_bytes"],) * 2)
     os.chdir(request["folder"])
     become(request["arguments"], request["environment"])
 
@@ -338,15 +342,32 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
             prepare, kept = options.get("preexec_fn"), {*STREAMS, *options.get("pass_fds", ())}
 
             def run_here() -> NoReturn:
-                """Takes the place of exec, which closes all but the standard streams."""
-                atexit._clear()
                 if prepare is not None:
                     prepare()
-                _close_all_but(kept)
-                become([str(word) for word in args[1:]], environment)
+                replace_program([str(word) for word in args[1:]], environment, kept)
 
             options["preexec_fn"] = run_here
         super().__init__(args, **options)
+
+
+def fork_worker(_path: bytes, arguments: Sequence[str | bytes], passed: Sequence[int]) -> int:
+    """Takes the place of the function by which `multiprocessing` spawns its workers."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        words = [os.fsdecode(word) for word in arguments]
+        replace_program(words[words.index("-c") :], dict(os.environ), {*STREAMS, *passed})
+    finally:
+        os._exit(255)
+
+
+def replace_program(arguments: list[str], environment: Mapping[str, str], kept: set[int]) -> NoReturn:
+    """Takes the place of exec: what the parent would do in the end, and its open files, are not the child's."""
+    atexit._clear()
+    threading._threading_atexits.clear()  # type: ignore[attr-defined]
+    _close_all_but(kept)
+    become(arguments, environment)
 
 
 def _close_all_but(kept: set[int]) -> None:

@@ -27,16 +27,17 @@ FLAGS = [
     "--dropout", "0.1", "--checkpoint_freq", str(FREQ), "--eval_freq", "7", "--keep_checkpoints", "3",
     "--milestone_freq", "50", "--snapshot_freq", "4", "--early_stop_patience", "100000",
 ]  # fmt: skip
+SHORT_FLAGS = [*FLAGS, "--embd_size", "128", "--mini_batch_size", "8"]
 
 
 class Victim:
     """A run that is started again after every kill, and looked at in between."""
 
-    def __init__(self, folder: Path, steps: int, seed: int, zygote: Zygote) -> None:
+    def __init__(self, folder: Path, flags: list[str], seed: int, zygote: Zygote) -> None:
         self.run = folder / "runs/victim"
         self.checkpoints = self.run / "checkpoints"
         self.kills = self.kills_in_saves = self.most_repeated = 0
-        self._flags = [*FLAGS, "--max_steps", str(steps), "--run_name", "victim", "--resume", "auto"]
+        self._flags = [*flags, "--run_name", "victim", "--resume", "auto"]
         self._zygote, self._folder = zygote, folder
         self._output = (folder / "output.txt").open("a", encoding="utf-8")
         self._random = random.Random(seed)
@@ -94,6 +95,7 @@ class Victim:
             is_there = bool(self._list_partials())
             seen += is_there and not was_there
             was_there = is_there
+            time.sleep(0.0002)
         time.sleep(self._random.uniform(0.0, 0.01))
 
     def _list_partials(self) -> list[str]:
@@ -124,8 +126,8 @@ class Victim:
 def make_victim(tmp_path: Path, zygote: Zygote) -> Iterator[object]:
     victims: list[Victim] = []
 
-    def make(steps: int, seed: int) -> Victim:
-        victims.append(Victim(tmp_path, steps, seed, zygote))
+    def make(flags: list[str], seed: int) -> Victim:
+        victims.append(Victim(tmp_path, flags, seed, zygote))
         return victims[-1]
 
     yield make
@@ -140,10 +142,10 @@ def torture(victim: Victim, kills: int, kills_in_saves: int) -> None:
         assert not victim.live(in_save=in_save, in_background=victim.kills % 2 == 0), "too few steps for so many kills"
 
 
-def finish(victim: Victim, tmp_path: Path, gptmill: GptMill, steps: int) -> None:
+def finish(victim: Victim, tmp_path: Path, gptmill: GptMill, flags: list[str]) -> None:
     """Lets the run come to its end and compares it with an unbroken one, byte for byte."""
     gptmill("train", "--run_name", "victim", "--resume", "auto")
-    gptmill("train", *FLAGS, "--max_steps", steps, "--run_name", "straight")
+    gptmill("train", *flags, "--run_name", "straight")
     for name in ("checkpoints/latest/model.safetensors", "checkpoints/latest/optimizer.safetensors", "log.txt"):
         assert (victim.run / name).read_bytes() == (tmp_path / "runs/straight" / name).read_bytes(), name
     tiers = [sorted(read_tiers(tmp_path / "runs" / name / "checkpoints")) for name in ("straight", "victim")]
@@ -152,9 +154,10 @@ def finish(victim: Victim, tmp_path: Path, gptmill: GptMill, steps: int) -> None
 
 @pytest.mark.usefixtures("words")
 def test_some_kills_change_nothing(tmp_path: Path, gptmill: GptMill, make_victim: object) -> None:
-    victim = make_victim(100, seed=1)  # type: ignore[operator]
+    flags = [*SHORT_FLAGS, "--max_steps", "100"]
+    victim = make_victim(flags, seed=1)  # type: ignore[operator]
     torture(victim, kills=6, kills_in_saves=3)
-    finish(victim, tmp_path, gptmill, 100)
+    finish(victim, tmp_path, gptmill, flags)
 
 
 @pytest.mark.torture
@@ -163,7 +166,8 @@ def test_two_hundred_kills_change_nothing(
     tmp_path: Path, gptmill: GptMill, make_victim: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Zygote, "LONGEST_SECONDS", 3600)  # 4,000 steps, a fifth of them saved
-    victim = make_victim(4000, seed=2)  # type: ignore[operator]
+    flags = [*FLAGS, "--max_steps", "4000"]
+    victim = make_victim(flags, seed=2)  # type: ignore[operator]
     torture(victim, kills=200, kills_in_saves=60)
     print(f"{victim.kills} kills, {victim.kills_in_saves} in saves, at most {victim.most_repeated} steps repeated")  # noqa: T201
-    finish(victim, tmp_path, gptmill, 4000)
+    finish(victim, tmp_path, gptmill, flags)

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
@@ -28,11 +29,50 @@ TINY_FLAGS = (
 ).split()
 
 
+SLOW_NAMES = frozenset({"subprocess", "multiprocessing", "ProcessPoolExecutor", "fork", "Zygote", "compile"})
+
 EXACT_STEPS = 40
 EXACT_FLAGS = [
     *TINY_FLAGS,
     *f"--data_dir words --max_steps {EXACT_STEPS} --checkpoint_freq 8 --eval_freq 10 --dropout 0.1".split(),
 ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow what starts processes or compiles, and puts it first: short tests fill up the end of a run."""
+    for item in items:
+        if isinstance(item, pytest.Function) and is_slow(item):
+            item.add_marker("slow")
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def is_slow(item: pytest.Function) -> bool:
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    functions = [item.function, *(definition.func for each in fixtures for definition in each)]
+    return "compil" in item.nodeid or any(reaches_slow(function, set()) for function in functions)
+
+
+def reaches_slow(called: object, seen: set[object]) -> bool:
+    """Whether a function of the tests, or one that it calls, names what starts processes or compiles."""
+    if isinstance(called, type):
+        return any(reaches_slow(method, seen) for method in vars(called).values() if callable(method))
+    if not isinstance(called, FunctionType) or called in seen or not is_of_tests(called):
+        return False
+    seen.add(called)
+    names = set(list_names(called.__code__))
+    return bool(names & SLOW_NAMES) or any(reaches_slow(called.__globals__.get(name), seen) for name in names)
+
+
+def is_of_tests(function: FunctionType) -> bool:
+    return Path(function.__code__.co_filename).is_relative_to(PROJECT / "tests")
+
+
+def list_names(code: CodeType) -> Iterator[str]:
+    """The names that a function uses, in the functions inside it too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from list_names(constant)
 
 
 def pytest_collection_finish() -> None:

@@ -19,6 +19,8 @@ from gptmill.models.gpt import GPT, Losses
 from gptmill.training.metrics import Metrics
 from gptmill.training.step import StepStats
 
+pytestmark = pytest.mark.slow
+
 STEPS = 160
 LONG = 300  # after which runs that differ in their seed alone are 0.2 apart
 NOISE = 0.2

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from zygote import Process, Zygote
 
 from gptmill.models.kernels.gemm import choices
@@ -29,6 +30,10 @@ TINY_FLAGS = (
 ).split()
 
 
+# A property is tried on a few examples at every run, and they differ from run to run.
+settings.register_profile("few", max_examples=30, deadline=None)
+settings.load_profile("few")
+
 SLOW_NAMES = frozenset({"subprocess", "multiprocessing", "ProcessPoolExecutor", "fork", "Zygote", "compile"})
 
 EXACT_STEPS = 40
@@ -39,9 +44,10 @@ EXACT_FLAGS = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as slow what starts processes or compiles, and puts it first: short tests fill up the end of a run."""
+    """Marks as slow what starts processes, compiles or reads real data, and puts it first: short tests fill up the end
+    of a run."""
     for item in items:
-        if isinstance(item, pytest.Function) and is_slow(item):
+        if item.get_closest_marker("realdata") or (isinstance(item, pytest.Function) and is_slow(item)):
             item.add_marker("slow")
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 

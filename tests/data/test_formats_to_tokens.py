@@ -76,8 +76,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     return read_tokens(folder, folder.with_name("files-out"), None)
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    ("suffix", "compression"),
+    [("txt", ""), ("json", ".gz"), ("jsonl", ".xz"), ("csv", ".bz2"), ("parquet", ".zst"), ("jsonl", ".zst")],
+)
 def test_every_format_gives_the_same_tokens(
     suffix: str, compression: str, expected: np.ndarray, tmp_path: Path
 ) -> None:

@@ -34,7 +34,9 @@ TINY_FLAGS = (
 settings.register_profile("few", max_examples=30, deadline=None)
 settings.load_profile("few")
 
-SLOW_NAMES = frozenset({"subprocess", "multiprocessing", "ProcessPoolExecutor", "fork", "Zygote", "compile"})
+SLOW_NAMES = frozenset(
+    "subprocess multiprocessing ProcessPoolExecutor fork Zygote compile supervise check_resume run_bench".split()
+)
 
 EXACT_STEPS = 40
 EXACT_FLAGS = [

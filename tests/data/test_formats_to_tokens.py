@@ -22,6 +22,8 @@ from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
 pyarrow = pytest.importorskip("pyarrow")
 zstandard = pytest.importorskip("zstandard")
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [
     f"Document {number}: naïve «quotes», 漢字, 🙂, it's\ttabs\n\nand   spaces <|endoftext|> {'x' * number}"
     for number in range(60)

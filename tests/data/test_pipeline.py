@@ -28,6 +28,8 @@ from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest
 from gptmill.data.sources import open_source
 
+pytestmark = pytest.mark.slow
+
 END_OF_TEXT = 256
 
 

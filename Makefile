@@ -1,16 +1,20 @@
 # make demo: install, prepare, train and show, in one go.   make test: install what the tests need and run them.
+# make test-fast: what needs no processes and no compiler, for the time between two edits.
 # make torture: the promises again, with hundreds of kills and thousands of flipped bits.
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: demo test torture lint clean
+.PHONY: demo test test-fast torture lint clean
 demo: $(VENV)/.installed
 	$(VENV)/bin/gptmill train demo
 
 test: $(VENV)/.installed-dev
-	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2
+	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2 --dist worksteal
+
+test-fast: $(VENV)/.installed-dev
+	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not torture'
 
 torture: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -m torture -s

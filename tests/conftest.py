@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import shutil
+import socket
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
 
 import pytest
 import torch
-from zygote import Zygote
+from hypothesis import settings
+from zygote import Process, Zygote
 
 from gptmill.models.kernels.gemm import autotuned
 
@@ -23,6 +28,64 @@ TINY_FLAGS = (
     "--num_layers 2 --embd_size 16 --num_heads 2 --context_length 16 --total_batch_size 128 --mini_batch_size 4 "
     "--warmup_steps 2 --eval_tokens 64 --sample_tokens 4 --device cpu"
 ).split()
+
+
+# A property is tried on a few examples at every run, and they differ from run to run.
+settings.register_profile("few", max_examples=30, deadline=None)
+settings.load_profile("few")
+
+SLOW_NAMES = frozenset(
+    "subprocess multiprocessing ProcessPoolExecutor fork Zygote compile supervise check_resume run_bench".split()
+)
+
+EXACT_STEPS = 40
+EXACT_FLAGS = [
+    *TINY_FLAGS,
+    *f"--data_dir words --max_steps {EXACT_STEPS} --checkpoint_freq 8 --eval_freq 10 --dropout 0.1".split(),
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow what starts processes, compiles or reads real data, and puts it first: short tests fill up the end
+    of a run."""
+    for item in items:
+        if item.get_closest_marker("realdata") or (isinstance(item, pytest.Function) and is_slow(item)):
+            item.add_marker("slow")
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def is_slow(item: pytest.Function) -> bool:
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    functions = [item.function, *(definition.func for each in fixtures for definition in each)]
+    return "compil" in item.nodeid or any(reaches_slow(function, set()) for function in functions)
+
+
+def reaches_slow(called: object, seen: set[object]) -> bool:
+    """Whether a function of the tests, or one that it calls, names what starts processes or compiles."""
+    if isinstance(called, type):
+        return any(reaches_slow(method, seen) for method in vars(called).values() if callable(method))
+    if not isinstance(called, FunctionType) or called in seen or not is_of_tests(called):
+        return False
+    seen.add(called)
+    names = set(list_names(called.__code__))
+    return bool(names & SLOW_NAMES) or any(reaches_slow(called.__globals__.get(name), seen) for name in names)
+
+
+def is_of_tests(function: FunctionType) -> bool:
+    return Path(function.__code__.co_filename).is_relative_to(PROJECT / "tests")
+
+
+def list_names(code: CodeType) -> Iterator[str]:
+    """The names that a function uses, in the functions inside it too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from list_names(constant)
+
+
+def pytest_collection_finish() -> None:
+    """Spares every later garbage collection the modules that are imported by now."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -40,14 +103,18 @@ def no_choices() -> Iterator[None]:
     autotuned.update(kept)
 
 
-@pytest.fixture
-def text_file(tmp_path: Path) -> Path:
-    """About 30 kB of words, the same every time."""
+def write_words(folder: Path) -> Path:
+    """words.txt: about 30 kB, the same every time."""
     generator = random.Random(0)
     words = "the quick brown fox jumps over a lazy dog while rain falls on old stones and rivers rise".split()
-    path = tmp_path / "words.txt"
+    path = folder / "words.txt"
     path.write_text(" ".join(generator.choice(words) for _ in range(6000)) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    return write_words(tmp_path)
 
 
 GptMill = Callable[..., subprocess.CompletedProcess[str]]
@@ -55,7 +122,7 @@ GptMill = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
-    """Where commands that need no environment of their own are forked from."""
+    """Where the programs under test are forked from."""
     zygote = Zygote(make_environment())
     yield zygote
     zygote.close()
@@ -66,37 +133,112 @@ def gptmill(tmp_path: Path, zygote: Zygote) -> GptMill:
     """Runs `gptmill` as a user would, in an empty folder, and returns the finished process."""
 
     def run(*arguments: str | Path, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-        words = tuple(map(str, arguments))
-        process = run_afresh(words, tmp_path, environment) if environment else run_forked(words, tmp_path, zygote)
+        process = zygote.run(["-m", "gptmill", *arguments], tmp_path, make_environment(**environment))
         assert not check or process.returncode == 0, f"exit {process.returncode}\n{process.stdout}\n{process.stderr}"
         return process
 
     return run
 
 
-def run_afresh(words: tuple[str, ...], folder: Path, extra: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A command as the shell would start it."""
-    return subprocess.run(
-        [sys.executable, "-m", "gptmill", *words],
-        cwd=folder,
-        env=make_environment(**extra),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def run_forked(arguments: Sequence[str], folder: Path, zygote: Zygote) -> subprocess.CompletedProcess[str]:
+    """`gptmill` in a folder, for fixtures that live longer than a test."""
+    process = zygote.run(["-m", "gptmill", *arguments], folder, make_environment())
+    assert process.returncode == 0, f"exit {process.returncode}\n{process.stdout}\n{process.stderr}"
+    return process
 
 
-def run_forked(words: tuple[str, ...], folder: Path, zygote: Zygote) -> subprocess.CompletedProcess[str]:
-    """A command that has imported everything already."""
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8") as output,
-        tempfile.TemporaryFile("w+", encoding="utf-8") as error,
-    ):
-        code = zygote.start(words, folder, make_environment(), output, error).wait()
-        output.seek(0)
-        error.seek(0)
-        return subprocess.CompletedProcess(words, code, output.read(), error.read())
+@pytest.fixture(scope="session")
+def _straight(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
+    folder = tmp_path_factory.mktemp("straight")
+    run_forked(["prepare", str(write_words(folder)), "--tokenizer", "byte", "--out", "words"], folder, zygote)
+    run_forked(["train", *EXACT_FLAGS, "--run_name", "straight"], folder, zygote)
+    return folder
+
+
+@pytest.fixture
+def straight(_straight: Path, tmp_path: Path) -> Path:
+    """The run runs/straight, trained without a break by EXACT_FLAGS, and its corpus words, in the test's folder."""
+    shutil.copytree(_straight, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return tmp_path / "runs/straight"
+
+
+@pytest.fixture
+def words(_straight: Path, tmp_path: Path) -> list[str]:
+    """The flags that name the corpus words, prepared in the test's folder from words.txt."""
+    shutil.copytree(_straight / "words", tmp_path / "words", dirs_exist_ok=True)
+    shutil.copyfile(_straight / "words.txt", tmp_path / "words.txt")
+    return ["--data_dir", "words"]
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path, zygote: Zygote) -> Iterator[Start]:
+    """Starts `gptmill` in the test's folder, to be followed and signalled; what still runs in the end is killed.
+
+    Standard error is part of the output unless the options say otherwise.
+    """
+    started: list[Process] = []
+
+    def run(
+        *arguments: str | Path,
+        program: Sequence[str] = ("-m", "gptmill"),
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Process:
+        started.append(zygote.start([*program, *arguments], tmp_path, make_environment(**environment or {}), **options))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+RunRanks = Callable[..., list[Process]]
+
+
+@pytest.fixture
+def start_ranks(start: Start) -> RunRanks:
+    """Starts a command as two ranks, with the environment that torchrun gives them."""
+
+    def run(*arguments: str, program: Sequence[str] = ("-m", "gptmill")) -> list[Process]:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        shared = {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        ranks = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in "01")
+        return [start(*arguments, program=program, environment=environment) for environment in ranks]
+
+    return run
+
+
+@pytest.fixture
+def run_ranks(start_ranks: RunRanks) -> RunRanks:
+    """Runs a command as two ranks to their end, which must be a good one."""
+
+    def run(*arguments: str, **options: Any) -> list[Process]:
+        ranks = start_ranks(*arguments, **options)
+        outputs = [rank.communicate()[0] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+        return ranks
+
+    return run
+
+
+def wait_for_text(process: Process, file: Path, text: str) -> None:
+    """Returns once the file of a program that runs holds the text."""
+    deadline = time.monotonic() + 120
+    while not (file.exists() and text in file.read_text(encoding="utf-8")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"{file} never had {text!r}"
+        time.sleep(0.002)
 
 
 def make_environment(**extra: str) -> dict[str, str]:

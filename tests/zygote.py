@@ -1,8 +1,9 @@
-"""Starts `gptmill` commands as forks of a process that has imported everything: in a tenth of a second, not in three.
+"""Starts Python programs as forks of a process that has imported everything: in a tenth of a second, not in seconds.
 
-Such a command is a process of its own, which signals reach and end as they would any other. The mother reads a JSON
-object per line, and gets the child's output and error with it. A second fork waits for the child, and tells what
-becomes of it: its process number, then its exit status.
+Such a program is a process of its own, with its own folder, environment, streams and signals. The zygote reads a JSON
+object per request and gets the program's streams with it. A second fork waits for the program and reports its process
+number, then its exit status. What a program itself starts with this interpreter, by `subprocess` or as a worker of
+`multiprocessing`, is forked from it as well, as its real child.
 """
 
 from __future__ import annotations
@@ -10,48 +11,105 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import io
 import json
+import multiprocessing.util
 import os
+import resource
+import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import traceback
+import types
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
-IMPORTED = ("gptmill.__main__", "gptmill.cli.main", "gptmill.cli.train", "gptmill.training.loop", "torch._dynamo")
+IMPORTED = ("gptmill.cli.main", "gptmill.cli.train", "gptmill.training.loop", "torch._dynamo")
+STREAMS = (0, 1, 2)
 
 
-class Child:
-    """A command that runs."""
+class Process:
+    """A program that runs: what `subprocess.Popen` offers for text, for a process that is not this one's child."""
 
-    def __init__(self, words: tuple[str, ...], news: IO[str]) -> None:
-        self._words, self._news = words, news
-        self.pid = int(news.readline())
+    def __init__(self, arguments: tuple[str, ...], news: socket.socket, stdout: int | None, stderr: int | None) -> None:
+        self.args = arguments
+        self.stdout, self.stderr = (
+            end if end is None else os.fdopen(end, encoding="utf-8") for end in (stdout, stderr)
+        )
+        self._news = news
+        self._lines = news.makefile()
+        self.pid = int(self._lines.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for the signal that ended the program; None while it runs."""
+        if self.returncode is None and select.select([self._news], [], [], 0)[0]:
+            self._read_status()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises TimeoutExpired for a program that takes longer, and ends it."""
+        seconds = Zygote.LONGEST_SECONDS if timeout is None else timeout
+        if self.returncode is None:
+            if not select.select([self._news], [], [], seconds)[0]:
+                self.kill()
+                raise subprocess.TimeoutExpired(self.args, seconds)
+            self._read_status()
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What is left of the output and of the errors, once the program has ended."""
+        said: dict[str, str] = {"stdout": "", "stderr": ""}
+
+        def read(name: str, stream: IO[str]) -> None:
+            with stream:
+                said[name] = stream.read()
+
+        streams = {name: getattr(self, name) for name in said if getattr(self, name) and not getattr(self, name).closed}
+        readers = [threading.Thread(target=read, args=item, daemon=True) for item in streams.items()]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join()
+        return said["stdout"], said["stderr"]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
-    def wait(self) -> int:
-        """Its exit code; negative for the signal that ended it. Raises TimeoutExpired for one that takes minutes."""
-        try:
-            return os.waitstatus_to_exitcode(int(self._news.readline()))
-        except TimeoutError:
-            self.kill()
-            raise subprocess.TimeoutExpired(self._words, Zygote.LONGEST_SECONDS) from None
-        finally:
-            self._news.close()
+    def _read_status(self) -> None:
+        self.returncode = os.waitstatus_to_exitcode(int(self._lines.readline()))
+        self._lines.close()
+        self._news.close()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.kill()
+        self.communicate()
 
 
 class Zygote:
-    """The mother process, as the tests see it."""
+    """The process that forks, as the tests see it."""
 
-    LONGEST_SECONDS = 300
+    LONGEST_SECONDS = 300.0
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
@@ -64,30 +122,77 @@ class Zygote:
         theirs.close()
 
     def start(
-        self, words: tuple[str, ...], folder: Path, environment: Mapping[str, str], output: IO[str], error: IO[str]
-    ) -> Child:
-        """Runs the command in a folder."""
+        self,
+        arguments: Sequence[str | Path],
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        stdin: int | IO[Any] = subprocess.DEVNULL,
+        stdout: int | IO[Any] = subprocess.PIPE,
+        stderr: int | IO[Any] = subprocess.STDOUT,
+        leads_session: bool = False,
+        takes_terminal: bool = False,
+        spare_memory_bytes: int | None = None,
+    ) -> Process:
+        """Runs `python ARGUMENTS` in a folder: `-m gptmill …`, `-c CODE …` or a script.
+
+        A program that takes its terminal leads a session of its own, with standard input as its terminal. One with
+        spare memory is refused more address space than that beyond what its imports take.
+        """
+        words = tuple(map(str, arguments))
+        request = {
+            "arguments": words,
+            "folder": str(folder),
+            "environment": dict(environment),
+            "leads_session": leads_session or takes_terminal,
+            "takes_terminal": takes_terminal,
+            "spare_memory_bytes": spare_memory_bytes,
+        }
         ours, theirs = socket.socketpair()
-        ours.settimeout(self.LONGEST_SECONDS)
-        request = json.dumps({"words": words, "folder": str(folder), "environment": dict(environment)})
-        socket.send_fds(self._socket, [b"\n"], [theirs.fileno(), output.fileno(), error.fileno()])
-        self._socket.sendall(f"{request}\n".encode())
-        theirs.close()
-        with ours:
-            return Child(words, ours.makefile())
+        with theirs, Path(os.devnull).open("r+b") as nothing:
+            out_read, out_write = os.pipe() if stdout == subprocess.PIPE else (None, None)
+            err_read, err_write = os.pipe() if stderr == subprocess.PIPE else (None, None)
+            output = _find_descriptor(stdout, out_write, nothing)
+            error = output if stderr == subprocess.STDOUT else _find_descriptor(stderr, err_write, nothing)
+            sent = [theirs.fileno(), _find_descriptor(stdin, None, nothing), output, error]
+            socket.send_fds(self._socket, [b"\n"], sent)
+            self._socket.sendall(f"{json.dumps(request)}\n".encode())
+            for end in (out_write, err_write):
+                if end is not None:
+                    os.close(end)
+        return Process(words, ours, out_read, err_read)
+
+    def run(
+        self, arguments: Sequence[str | Path], folder: Path, environment: Mapping[str, str], **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program to its end; its output and its errors are kept apart."""
+        process = self.start(arguments, folder, environment, **{"stderr": subprocess.PIPE, **options})
+        output, errors = process.communicate()
+        assert process.returncode is not None
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def close(self) -> None:
         self._socket.close()
         self._process.wait()
 
 
+def _find_descriptor(stream: int | IO[Any], pipe: int | None, nothing: IO[bytes]) -> int:
+    if pipe is not None:
+        return pipe
+    if stream == subprocess.DEVNULL:
+        return nothing.fileno()
+    return stream if isinstance(stream, int) else stream.fileno()
+
+
 def serve(requests: socket.socket) -> None:
     """Forks for every request."""
+    subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    multiprocessing.util.spawnv_passfds = fork_worker  # type: ignore[attr-defined]
     for module in IMPORTED:
         importlib.import_module(module)
     gc.freeze()  # what a child does not touch need not be copied
     while True:
-        _, descriptors, _, _ = socket.recv_fds(requests, 1, 3)
+        _, descriptors, _, _ = socket.recv_fds(requests, 1, 4)
         if not descriptors:
             return
         line = b""
@@ -103,28 +208,176 @@ def serve(requests: socket.socket) -> None:
                 pass
 
 
-def attend(request: dict[str, object], news: int, output: int, error: int) -> NoReturn:
-    """Forks once more: the child runs the command, its parent tells of it."""
+def attend(request: dict[str, Any], news: int, *streams: int) -> NoReturn:
+    """Forks once more: the child runs the program, its parent reports what becomes of it."""
     child = os.fork()
     if child:
-        os.write(news, f"{child}\n".encode())
-        os.write(news, f"{os.waitpid(child, 0)[1]}\n".encode())
+        for descriptor in streams:
+            os.close(descriptor)
+        with suppress(OSError):  # nobody may be waiting any more
+            os.write(news, f"{child}\n".encode())
+            os.write(news, f"{os.waitpid(child, 0)[1]}\n".encode())
         os._exit(0)
     os.close(news)
-    for descriptor, stream in ((output, 1), (error, 2)):
+    if request["leads_session"]:
+        os.setsid()
+    for stream, descriptor in zip(STREAMS, streams, strict=True):
         os.dup2(descriptor, stream)
+    for descriptor in set(streams) - set(STREAMS):
         os.close(descriptor)
-    os.chdir(str(request["folder"]))
-    os.environ.clear()
-    os.environ.update(request["environment"])  # type: ignore[call-overload]
-    sys.argv = [sys.modules["gptmill.__main__"].__file__, *request["words"]]  # type: ignore[misc, list-item]
-    vars(sys.modules["gptmill"])["STARTED"] = time.monotonic()
-    code = sys.modules["gptmill.cli.main"].main()
+    if request["takes_terminal"]:
+        take_terminal()
+    if request["spare_memory_bytes"] is not None:
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + request["spare_memory_bytes"],) * 2)
+    os.chdir(request["folder"])
+    become(request["arguments"], request["environment"])
+
+
+def take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Runs this interpreter's command line as if it had just been started, and ends the process."""
+    code = 1
+    try:
+        _start_afresh(environment)
+        _run(list(arguments))
+        code = 0
+    except SystemExit as end:
+        code = _read_exit_code(end)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
     # As Python ends, but for freeing the memory of everything imported, which takes longer than most commands.
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        code = code or 120
+    os._exit(code & 0xFF)
+
+
+def _start_afresh(environment: Mapping[str, str]) -> None:
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
+    os.environ.clear()
+    os.environ.update(environment)
+    encoding, _, errors = environment.get("PYTHONIOENCODING", "utf-8").partition(":")
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = _open_stream(descriptor, encoding, errors or ("backslashreplace" if name == "stderr" else "strict"))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    vars(sys.modules["gptmill"])["STARTED"] = time.monotonic()
+    sys.modules["torch"].set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
+
+
+def _open_stream(descriptor: int, encoding: str, errors: str) -> io.TextIOWrapper | None:
+    """None for a descriptor that is closed, as in a new interpreter."""
+    try:
+        binary = open(descriptor, "wb", closefd=False)  # noqa: SIM115
+    except OSError:
+        return None
+    is_direct = descriptor == 2 or bool(os.environ.get("PYTHONUNBUFFERED"))
+    return io.TextIOWrapper(
+        binary,
+        encoding=encoding,
+        errors=errors,
+        line_buffering=binary.isatty() or descriptor == 2,
+        write_through=is_direct,
+    )
+
+
+def _run(arguments: list[str]) -> None:
+    while arguments[0] == "-u":
+        arguments.pop(0)
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    kind, *rest = arguments
+    if kind == "-m":
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
+    else:
+        sys.path.insert(0, str(Path(kind).parent))
+        sys.argv = arguments
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        main.__file__ = kind
+        exec(compile(Path(kind).read_bytes(), kind, "exec"), vars(main))
+
+
+def _read_exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """Forks what this interpreter is to run, and starts everything else as usual."""
+
+    def __init__(self, args: Any, **options: Any) -> None:
+        if isinstance(args, list | tuple) and args[0] == sys.executable:
+            environment = dict(options["env"] if options.get("env") is not None else os.environ)
+            prepare, kept = options.get("preexec_fn"), {*STREAMS, *options.get("pass_fds", ())}
+
+            def run_here() -> NoReturn:
+                if prepare is not None:
+                    prepare()
+                replace_program([str(word) for word in args[1:]], environment, kept)
+
+            options["preexec_fn"] = run_here
+        super().__init__(args, **options)
+
+
+def fork_worker(_path: bytes, arguments: Sequence[str | bytes], passed: Sequence[int]) -> int:
+    """Takes the place of the function by which `multiprocessing` spawns its workers."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        words = [os.fsdecode(word) for word in arguments]
+        replace_program(words[words.index("-c") :], dict(os.environ), {*STREAMS, *passed})
+    finally:
+        os._exit(255)
+
+
+def replace_program(arguments: list[str], environment: Mapping[str, str], kept: set[int]) -> NoReturn:
+    """Takes the place of exec: what the parent would do in the end, and its open files, are not the child's."""
+    atexit._clear()
+    threading._threading_atexits.clear()  # type: ignore[attr-defined]
+    _close_all_but(kept)
+    become(arguments, environment)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    """The numbers stay taken: objects of the parent may still hold them."""
+    with Path(os.devnull).open("r+b") as nothing:
+        for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
+            if descriptor not in kept and descriptor != nothing.fileno():
+                with suppress(OSError):
+                    os.fstat(descriptor)  # the listing's own is closed by now
+                    os.dup2(nothing.fileno(), descriptor)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
-from conftest import TINY_FLAGS, GptMill, make_environment
+from conftest import TINY_FLAGS, GptMill, Start
 
 from gptmill.config import exit_codes
 
@@ -27,12 +26,9 @@ def test_a_recipe_is_measured_without_any_data(tmp_path: Path, gptmill: GptMill)
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
-def test_ctrl_c_prints_the_rows_so_far_and_leaves_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_prints_the_rows_so_far_and_leaves_nothing(tmp_path: Path, start: Start) -> None:
     rows = ["--ablate", "--rows", "naive,accumulate", "--json", "out.json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gptmill", "bench", *TINY, *rows],
-        cwd=tmp_path, env=make_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = start("bench", *TINY, *rows, stderr=subprocess.PIPE)
     assert process.stdout is not None
     before = []
     for line in process.stdout:

@@ -8,11 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import GptMill, make_environment
+from zygote import Zygote
 
 import gptmill as package
 from gptmill.cli.main import VERBS, run_guarded
@@ -138,19 +140,19 @@ def test_config_list_names_every_recipe_with_its_title(gptmill: GptMill) -> None
     assert all(list_recipes().values())
 
 
-@pytest.mark.parametrize("size", list_sizes())
 def test_config_show_of_a_size_sets_the_model_and_nothing_else(
-    size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_guarded(["config", "show", "--size", size]) == 0
-    shown = capsys.readouterr().out
-    (tmp_path / "shown.toml").write_text(shown, encoding="utf-8")
-    config = build_config(RunConfig, load_recipe(str(tmp_path / "shown.toml")))
-    assert config == replace(RunConfig(), model=build_config(ModelConfig, load_size(size)))
-    count = count_parameters(config.model, 50_304)
-    assert shown.startswith(f"# {count.total:,} parameters")
-    flops = count_flops(config.model, 50_304, config.model.context_length)
-    assert f"\n# {flops / 1e6:,.1f} MFLOP per trained token" in shown
+    for size in list_sizes():
+        assert run_guarded(["config", "show", "--size", size]) == 0
+        shown = capsys.readouterr().out
+        (tmp_path / "shown.toml").write_text(shown, encoding="utf-8")
+        config = build_config(RunConfig, load_recipe(str(tmp_path / "shown.toml")))
+        assert config == replace(RunConfig(), model=build_config(ModelConfig, load_size(size))), size
+        count = count_parameters(config.model, 50_304)
+        assert shown.startswith(f"# {count.total:,} parameters"), size
+        flops = count_flops(config.model, 50_304, config.model.context_length)
+        assert f"\n# {flops / 1e6:,.1f} MFLOP per trained token" in shown, size
 
 
 def test_config_show_is_itself_a_recipe(gptmill: GptMill, tmp_path: Path) -> None:
@@ -193,25 +195,36 @@ def test_a_wrong_form_is_answered_with_the_usage(line: str, says: str, gptmill: 
     assert "Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("line", ["--help", "--version", "train --help", "config list", "config show demo"])
-def test_a_broken_pipe_is_not_an_error(line: str, unbuffered: str) -> None:
+@pytest.fixture
+def unread() -> Iterator[int]:
+    """The end of a pipe whose reader has gone."""
     reader, writer = os.pipe()
     os.close(reader)
-    try:
-        process = subprocess.run(
-            [sys.executable, "-m", "gptmill", *line.split()],
-            env=make_environment(PYTHONUNBUFFERED=unbuffered),
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    finally:
-        os.close(writer)
-    assert process.stderr == ""
-    assert process.returncode == 0
+    yield writer
+    os.close(writer)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_broken_pipe_is_not_an_error(unbuffered: str, unread: int, tmp_path: Path, zygote: Zygote) -> None:
+    environment = make_environment(PYTHONUNBUFFERED=unbuffered)
+    for line in ("--version", "train --help", "config list", "config show demo"):
+        process = zygote.run(["-m", "gptmill", *line.split()], tmp_path, environment, stdout=unread)
+        assert (process.returncode, process.stderr) == (0, ""), line
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_nor_is_it_in_a_fresh_interpreter(unbuffered: str, unread: int) -> None:
+    """Which flushes once more when it ends."""
+    process = subprocess.run(
+        [sys.executable, "-m", "gptmill", "--help"],
+        env=make_environment(PYTHONUNBUFFERED=unbuffered),
+        stdout=unread,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_a_closed_or_full_output_gives_no_traceback() -> None:

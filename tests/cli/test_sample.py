@@ -26,8 +26,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     (folder / "words.txt").write_text(TEXT, encoding="utf-8")
     flags = "--corpus words.txt --tokenizer char --sample_prompt the --max_steps 3 --run_name tiny".split()
-    process = run_forked(("train", *flags, *TINY_FLAGS), folder, zygote)
-    assert process.returncode == 0, process.stderr
+    run_forked(["train", *flags, *TINY_FLAGS], folder, zygote)
     return folder
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conftest import GptMill, make_environment
 
 TINY = "--num_layers 1 --embd_size 16 --num_heads 1 --context_length 16 --total_batch_size 64 --mini_batch_size 4"
 USED = "--eval_tokens 64 --sample_tokens 0 --max_steps 1 --device cpu"
@@ -22,15 +22,19 @@ sys.exit(code or (99 if "torch._dynamo" in sys.modules else 0))
 
 
 @pytest.fixture
-def run_name(gptmill: Any, text_file: Path, tmp_path: Path) -> str:
+def run_name(gptmill: GptMill, text_file: Path, tmp_path: Path) -> str:
     gptmill(*f"train demo --corpus {text_file} --run_name plain --logdir {tmp_path} {TINY} {USED}".split())
     return "plain"
 
 
-def test_a_compiled_run_may_be_deterministic(gptmill: Any, text_file: Path, tmp_path: Path) -> None:
+def test_a_compiled_run_may_be_deterministic(text_file: Path, tmp_path: Path) -> None:
     """Which torch tells its compiler, while that is being imported beside. What it would compile is left out here."""
     flags = f"{TINY} {USED} --compile --deterministic --logdir {tmp_path}"
-    done = gptmill(*f"train demo --corpus {text_file} --run_name compiled {flags}".split(), TORCHDYNAMO_DISABLE="1")
+    done = subprocess.run(
+        [sys.executable, "-m", "gptmill", *f"train demo --corpus {text_file} --run_name compiled {flags}".split()],
+        cwd=tmp_path, env=make_environment(TORCHDYNAMO_DISABLE="1"), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     assert "compiled" in done.stdout
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import make_environment
+from conftest import GptMill, Start
 
 from gptmill.cli.main import run_guarded
 from gptmill.cli.tune import make_command, make_table
@@ -48,11 +46,10 @@ def recipe(tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_tuning_prints_a_table_and_a_command_and_writes_a_recipe(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, gptmill: GptMill
 ) -> None:
     flags = "--no_compile --seed 7 --steps 3 --max_trials 2 --write tuned.toml".split()
-    assert run_guarded(["tune", recipe.name, *flags]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = gptmill("tune", recipe.name, *flags).stdout.splitlines()
     head = next(number for number, line in enumerate(lines) if line.startswith("setting "))
     assert [line.split(",")[0] for line in lines[head + 1 : head + 3]] == ["mini_batch_size 1", "mini_batch_size 2"]
     assert sum("best; first step after" in line for line in lines) == 1
@@ -67,21 +64,14 @@ def test_tuning_prints_a_table_and_a_command_and_writes_a_recipe(
     assert not (tmp_path / "runs").exists()
 
 
-def test_ctrl_c_prints_the_table_so_far_and_leaves_nothing(recipe: Path, tmp_path: Path) -> None:
-    words = [recipe.name, *"--no_compile --steps 2 --write tuned.toml".split()]
-    with subprocess.Popen(
-        [sys.executable, "-m", "gptmill", "tune", *words],
-        cwd=tmp_path,
-        env=make_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("2. "):
-                break
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
+def test_ctrl_c_prints_the_table_so_far_and_leaves_nothing(recipe: Path, tmp_path: Path, start: Start) -> None:
+    process = start("tune", recipe.name, *"--no_compile --steps 2 --write tuned.toml".split(), stderr=2)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("2. "):
+            break
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted; these are the results so far" in rest
     command = "gptmill train recipe.toml --no_compile --mini_batch_size=1"
@@ -106,12 +96,11 @@ def test_what_no_training_can_do_is_one_sentence(
     complaint: str,
     recipe: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    gptmill: GptMill,
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert run_guarded(["tune", recipe.name, *flags.split()]) == 2
-    (sentence,) = capsys.readouterr().err.splitlines()
+    process = gptmill("tune", recipe.name, *flags.split(), check=False, CUDA_VISIBLE_DEVICES="")
+    assert process.returncode == 2
+    (sentence,) = process.stderr.splitlines()
     assert sentence.startswith("gptmill: ")
     assert complaint in sentence
     assert not (tmp_path / "runs").exists()

@@ -29,37 +29,37 @@ def reload(config: RunConfig, path: Path, *, comments: bool = False) -> RunConfi
     return build_config(RunConfig, load_recipe(str(path)))
 
 
+ODD_TEXTS = [
+    'say "hi"',
+    "it's",
+    "two\nlines\r\n\ttabbed",
+    "naïve 漢字 😀 \u2028 \u0085",
+    "C:\\new\\table",
+    'ends in \\"',
+    "a # b",
+    "[model]",
+    "\x00\x1f\x7f",
+    "",
+    '"""',
+    "'''",
+]
+
+
 @pytest.mark.parametrize("comments", [False, True])
-@pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_comes_back_equal(name: str, comments: bool, recipe_file: Path) -> None:
-    config = build_config(RunConfig, load_recipe(name))
-    assert reload(config, recipe_file, comments=comments) == config
+def test_every_recipe_comes_back_equal(comments: bool, recipe_file: Path) -> None:
+    for name in list_recipes():
+        config = build_config(RunConfig, load_recipe(name))
+        assert reload(config, recipe_file, comments=comments) == config, name
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'say "hi"',
-        "it's",
-        "two\nlines\r\n\ttabbed",
-        "naïve 漢字 😀 \u2028 \u0085",
-        "C:\\new\\table",
-        'ends in \\"',
-        "a # b",
-        "[model]",
-        "\x00\x1f\x7f",
-        "",
-        '"""',
-        "'''",
-    ],
-)
 @pytest.mark.parametrize("comments", [False, True])
-def test_odd_text_comes_back_equal(text: str, comments: bool, recipe_file: Path) -> None:
-    config = build_config(RunConfig, {"sample_prompt": text, "corpus": text, "logdir": text, "run_name": text})
-    assert reload(config, recipe_file, comments=comments) == config
+def test_odd_text_comes_back_equal(comments: bool, recipe_file: Path) -> None:
+    for text in ODD_TEXTS:
+        config = build_config(RunConfig, {"sample_prompt": text, "corpus": text, "logdir": text, "run_name": text})
+        assert reload(config, recipe_file, comments=comments) == config, text
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(
     sample_prompt=TEXT,
     logdir=TEXT,
@@ -75,10 +75,10 @@ def test_any_values_come_back_equal(recipe_file: Path, flag: bool, **values: Any
     assert reload(config, recipe_file, comments=True) == config
 
 
-@pytest.mark.parametrize("name", [field.name for field in list_fields(RunConfig) if field.optional])
-def test_a_field_set_to_none_comes_back_none(name: str, recipe_file: Path) -> None:
-    config = build_config(RunConfig, {name: None})
-    assert reload(config, recipe_file) == config
+def test_a_field_set_to_none_comes_back_none(recipe_file: Path) -> None:
+    for name in [field.name for field in list_fields(RunConfig) if field.optional]:
+        config = build_config(RunConfig, {name: None})
+        assert reload(config, recipe_file) == config, name
 
 
 def test_comments_hold_the_docstring_of_every_field() -> None:

@@ -51,21 +51,21 @@ def test_the_list_is_what_is_shipped_and_all_have_titles() -> None:
     assert MILLIONS.keys() | {"tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-moe"} == list_sizes().keys()
 
 
-@pytest.mark.parametrize("name", list_sizes())
-def test_a_size_is_a_valid_model_and_sets_nothing_else(name: str) -> None:
+def test_a_size_is_a_valid_model_and_sets_nothing_else() -> None:
     sections = {field.name: field.section for field in list_fields(RunConfig)}
-    values = load_size(name)
-    assert {sections[key] for key in values} == {"model"}
-    window = values["context_length"]
-    batch = {"mini_batch_size": 1, "total_batch_size": window, "precision": "fp8"}
-    assert find_problems(layer_config(values, batch)) == []
+    for name in list_sizes():
+        values = load_size(name)
+        assert {sections[key] for key in values} == {"model"}, name
+        window = values["context_length"]
+        batch = {"mini_batch_size": 1, "total_batch_size": window, "precision": "fp8"}
+        assert find_problems(layer_config(values, batch)) == [], name
 
 
-@pytest.mark.parametrize("name", MILLIONS)
-def test_a_size_is_as_large_as_it_says(name: str) -> None:
-    config = load_model(name)
-    assert config.tied_head
-    assert count_by_hand(config) / 1e6 == pytest.approx(MILLIONS[name], rel=0.002)
+def test_a_size_is_as_large_as_it_says() -> None:
+    configs = {name: load_model(name) for name in MILLIONS}
+    assert all(config.tied_head for config in configs.values())
+    found = {name: count_by_hand(config) / 1e6 for name, config in configs.items()}
+    assert found == pytest.approx(MILLIONS, rel=0.002)
 
 
 def test_of_the_experts_two_work_for_a_token() -> None:
@@ -81,12 +81,12 @@ def test_custom_300m_is_what_it_is_known_for() -> None:
     assert not config.bias
 
 
-@pytest.mark.parametrize("name", list_sizes())
-def test_nothing_of_a_recipes_model_is_left_in_a_size_but_its_dropout(name: str) -> None:
+def test_nothing_of_a_recipes_model_is_left_in_a_size_but_its_dropout() -> None:
     recipe = load_recipe("moe-small") | {"dropout": 0.1}
-    config = layer_config(recipe, load_size(name))
-    assert config.model == replace(load_model(name), dropout=0.1)
-    assert config.optimizer == layer_config(recipe).optimizer
+    for name in list_sizes():
+        config = layer_config(recipe, load_size(name))
+        assert config.model == replace(load_model(name), dropout=0.1), name
+        assert config.optimizer == layer_config(recipe).optimizer, name
 
 
 @pytest.mark.parametrize(("recipe", "size"), RECIPES_OF_SIZES.items())

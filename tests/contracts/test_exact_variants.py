@@ -10,6 +10,8 @@ from conftest import TINY_FLAGS
 
 from gptmill.cli.main import run_guarded
 
+pytestmark = pytest.mark.slow
+
 STEPS, HALF = 8, 4
 FLAGS = [
     *TINY_FLAGS,

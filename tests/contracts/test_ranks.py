@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import TINY_FLAGS, GptMill, make_environment
+from conftest import TINY_FLAGS, GptMill, RunRanks, make_environment, wait_for_text
 
 from gptmill.cli.main import run_guarded
 from gptmill.config.requests import PrepareRequest
@@ -20,39 +19,22 @@ from gptmill.data.prepare import prepare_corpus
 RANK_FLAGS = [*TINY_FLAGS, "--mini_batch_size", "2", "--checkpoint_freq", "10", "--eval_freq", "10"]
 
 
-def make_torchrun(ranks: int, *arguments: str) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return [*launcher, "-m", "gptmill", "train", *arguments]
-
-
-def run_ranks(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    process = subprocess.run(
-        make_torchrun(ranks, *arguments),
-        cwd=folder,
-        env=make_environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process
-
-
 def read_losses(run: Path) -> dict[str, float]:
     lines = (line.rsplit(" ", 1) for line in (run / "log.txt").read_text().splitlines())
     return {name: float(loss) for name, loss in lines}
 
 
-@pytest.fixture
-def corpus(text_file: Path, gptmill: GptMill) -> list[str]:
-    gptmill("prepare", text_file, "--tokenizer", "byte", "--out", "words")
-    return ["--data_dir", "words"]
-
-
-def test_two_ranks_log_the_losses_of_one(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
-    gptmill("train", *corpus, *RANK_FLAGS, "--max_steps", "20", "--run_name", "one")
-    run_ranks(tmp_path, 2, *corpus, *RANK_FLAGS, "--max_steps", "20", "--run_name", "two")
+def test_torchrun_starts_two_ranks_that_log_the_losses_of_one(
+    tmp_path: Path, gptmill: GptMill, words: list[str]
+) -> None:
+    flags = ["train", *words, *RANK_FLAGS, "--max_steps", "20"]
+    gptmill(*flags, "--run_name", "one")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "gptmill"]
+    process = subprocess.run(
+        [*launcher, *flags, "--run_name", "two"],
+        cwd=tmp_path, env=make_environment(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stdout + process.stderr
     one, two = read_losses(tmp_path / "runs/one"), read_losses(tmp_path / "runs/two")
     assert one.keys() == two.keys()
     assert len(one) == 20 + 3
@@ -65,7 +47,7 @@ def test_two_ranks_log_the_losses_of_one(tmp_path: Path, gptmill: GptMill, corpu
     ids=["mixture", "whole"],
 )
 def test_two_ranks_agree_with_one_in_any_way_of_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_file: Path, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_file: Path, run_ranks: RunRanks, way: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = text_file.read_text(encoding="utf-8").split()
@@ -78,42 +60,34 @@ def test_two_ranks_agree_with_one_in_any_way_of_reading(
         prepare_corpus([source], request, lambda _progress: None)
     arguments = [*RANK_FLAGS, *way.split(), "--sample_tokens", "0", "--max_steps", "12"]
     assert run_guarded(["train", *arguments, "--run_name", "one"]) == 0
-    run_ranks(tmp_path, 2, *arguments, "--run_name", "two")
+    run_ranks("train", *arguments, "--run_name", "two")
     one, two = read_losses(tmp_path / "runs/one"), read_losses(tmp_path / "runs/two")
     assert len(one) == 12 + 3
     assert two == pytest.approx(one, abs=1e-4)
 
 
-def test_a_run_of_two_ranks_goes_on_with_one(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
-    gptmill("train", *corpus, *RANK_FLAGS, "--max_steps", "20", "--run_name", "one")
-    run_ranks(tmp_path, 2, *corpus, *RANK_FLAGS, "--max_steps", "10", "--run_name", "two")
-    # The first ten steps had a shorter schedule, so the run is compared with itself, gone on with on two ranks.
-    (tmp_path / "runs/again").mkdir()
-    subprocess.run(["cp", "-r", "runs/two/.", "runs/again"], cwd=tmp_path, check=True)
+def test_a_run_of_two_ranks_goes_on_with_one(
+    tmp_path: Path, gptmill: GptMill, words: list[str], run_ranks: RunRanks
+) -> None:
+    run_ranks("train", *words, *RANK_FLAGS, "--max_steps", "10", "--run_name", "two")
+    # The first ten steps had a shorter schedule, so the run is compared with itself, resumed on two ranks.
+    shutil.copytree(tmp_path / "runs/two", tmp_path / "runs/again", symlinks=True)
     gptmill("train", "--run_name", "two", "--resume", "latest", "--max_steps", "20")
-    run_ranks(tmp_path, 2, "--run_name", "again", "--resume", "latest", "--max_steps", "20")
+    run_ranks("train", "--run_name", "again", "--resume", "latest", "--max_steps", "20")
     alone, together = read_losses(tmp_path / "runs/two"), read_losses(tmp_path / "runs/again")
     assert len(alone) == 20 + 3
     assert together == pytest.approx(alone, abs=1e-4)
 
 
-def test_ctrl_c_reaches_all_ranks_and_saves(tmp_path: Path, corpus: list[str]) -> None:
-    process = subprocess.Popen(
-        make_torchrun(2, *corpus, *RANK_FLAGS, "--max_steps", "100000", "--run_name", "two"),
-        cwd=tmp_path,
-        env=make_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    log, deadline = tmp_path / "runs/two/log.txt", time.monotonic() + 120
-    while not (log.exists() and "\n15 train" in log.read_text()):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+def test_ctrl_c_reaches_all_ranks_and_saves(tmp_path: Path, words: list[str], start_ranks: RunRanks) -> None:
+    """A terminal sends it to all of them at once."""
+    ranks = start_ranks("train", *words, *RANK_FLAGS, "--max_steps", "100000", "--run_name", "two")
+    log = tmp_path / "runs/two/log.txt"
+    wait_for_text(ranks[0], log, "\n15 train")
+    for rank in ranks:
+        rank.send_signal(signal.SIGINT)
+    output = "".join(rank.communicate(timeout=60)[0] for rank in ranks)
     last_step = int([line for line in log.read_text().splitlines() if "train" in line][-1].split()[0])
     assert (tmp_path / f"runs/two/checkpoints/step_{last_step:06d}").is_dir(), output
     assert "saved; resume with" in output
+    assert [rank.returncode for rank in ranks] == [130, 130]

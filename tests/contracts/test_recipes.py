@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import GptMill
+from conftest import GptMill, write_words
 
 from gptmill.config.recipes import SHIPPED, list_recipes, load_recipe
 from gptmill.config.requests import PrepareRequest
@@ -37,21 +39,29 @@ def test_the_list_is_what_is_shipped() -> None:
     assert PUBLISHED_PARAMETERS.keys() <= list_recipes().keys()
 
 
+@pytest.fixture(scope="module")
+def prepare(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Shards of one text by the tokenizer, prepared once."""
+    parent = tmp_path_factory.mktemp("prepared")
+    text = parent / "large.txt"
+    text.write_text(write_words(parent).read_text(encoding="utf-8") * 4, encoding="utf-8")
+
+    @cache
+    def prepare(tokenizer: str) -> Path:
+        request = PrepareRequest(out=str(parent / tokenizer), tokenizer=tokenizer, val_fraction=0.1)
+        return prepare_corpus([str(text)], request, lambda _: None)[0]
+
+    return prepare
+
+
 @pytest.mark.parametrize("name", list_recipes())
-def test_a_recipe_validates_on_one_rank_and_one_made_for_many_on_eight(name: str) -> None:
+def test_a_recipe_validates_and_plans(name: str, prepare: Callable[[str], Path]) -> None:
+    """On one rank; one made for many is valid on eight too."""
     config = build_config(RunConfig, load_recipe(name))
     check_config(config)
     if config.machine.device == "cuda" and name not in ONE_CARD:
         check_config(config, world_size=8)
-
-
-@pytest.mark.parametrize("name", list_recipes())
-def test_a_recipe_plans(name: str, text_file: Path, tmp_path: Path) -> None:
-    config = build_config(RunConfig, load_recipe(name))
-    (tmp_path / "large.txt").write_text(text_file.read_text(encoding="utf-8") * 4, encoding="utf-8")
-    request = PrepareRequest(out=str(tmp_path / "shards"), tokenizer=config.data.tokenizer or "gpt2", val_fraction=0.1)
-    folder, _ = prepare_corpus([str(tmp_path / "large.txt")], request, lambda _: None)
-    corpora = Corpora((open_shards(folder, config.data.tokenizer),))
+    corpora = Corpora((open_shards(prepare(config.data.tokenizer or "gpt2"), config.data.tokenizer),))
     plan = make_plan(config, build_sampler(config, corpora), corpora.tokenizer, World(0, 1, torch.device("cpu")))
     assert plan.max_steps == (config.training.max_steps or 5 * 19073)
     assert plan.micro_batches * config.training.mini_batch_size == plan.windows_per_step

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY_FLAGS, GptMill, make_environment
+from conftest import EXACT_FLAGS, EXACT_STEPS, TINY_FLAGS, GptMill, RunRanks, Start, wait_for_text
 from safetensors import safe_open
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -21,9 +21,7 @@ from gptmill.evals.loss import ValidationLoss
 from gptmill.models.gpt import GPT
 from gptmill.runs.events import EvalDone
 
-STEPS = 40
-FLAGS = [*TINY_FLAGS, "--data_dir", "words", "--checkpoint_freq", "8", "--eval_freq", "10", "--dropout", "0.1"]
-RUN = [*FLAGS, "--max_steps", str(STEPS)]
+STEPS, RUN = EXACT_STEPS, EXACT_FLAGS
 
 
 @pytest.fixture
@@ -43,14 +41,8 @@ def inline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 @pytest.fixture(autouse=True)
-def _words(text_file: Path, inline: GptMill) -> None:
-    inline("prepare", text_file, "--tokenizer", "byte", "--out", "words")
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gptmill", "train", *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=folder, env=make_environment(), text=True, **pipes)  # type: ignore[call-overload]
+def _words(words: list[str]) -> None:
+    assert words == ["--data_dir", "words"]
 
 
 def assert_same_end(tmp_path: Path, one: str, other: str) -> None:
@@ -76,10 +68,9 @@ def lose_the_manifest(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_short, lose_the_manifest])
 def test_a_damaged_checkpoint_is_passed_over_and_named(
-    tmp_path: Path, inline: GptMill, damage: Callable[[Path], None]
+    tmp_path: Path, straight: Path, inline: GptMill, damage: Callable[[Path], None]
 ) -> None:
-    inline("train", *RUN, "--run_name", "straight")
-    inline("train", *FLAGS, "--max_steps", str(STEPS), "--run_name", "damaged")
+    shutil.copytree(straight, tmp_path / "runs/damaged", symlinks=True)
     checkpoints = tmp_path / "runs/damaged/checkpoints"
     damage((checkpoints / "latest").resolve())
     damage((checkpoints / "latest_backup").resolve())
@@ -118,13 +109,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, inline: GptMill, small_disk: Path) -> None:
+def test_a_disk_that_fills_up_does_not_end_the_run(
+    tmp_path: Path, inline: GptMill, start: Start, small_disk: Path
+) -> None:
     wide = ["--embd_size", "32", "--keep_checkpoints", "20"]
     inline("train", *RUN, *wide, "--run_name", "straight")
     other = small_disk / "other"
     other.write_bytes(bytes(800_000))
     place = ["--logdir", str(small_disk), "--run_name", "full"]
-    process = start(tmp_path, *RUN, *wide, "--checkpoint_freq", "2", *place)
+    process = start("train", *RUN, *wide, "--checkpoint_freq", "2", *place)
     checkpoints = small_disk / "full/checkpoints"
     while not (checkpoints / "latest").exists() and process.poll() is None:
         time.sleep(0.005)
@@ -155,7 +148,7 @@ def test_a_run_that_could_never_save_does_not_begin(inline: GptMill, small_disk:
 
 def test_a_run_stops_before_its_time_limit_and_goes_on(tmp_path: Path, gptmill: GptMill) -> None:
     long = ["--max_steps", "100000", "--eval_freq", "1000000"]
-    stopped = gptmill("train", *FLAGS, *long, "--run_name", "late", "--time_limit", "6s", check=False)
+    stopped = gptmill("train", *RUN, *long, "--run_name", "late", "--time_limit", "4s", check=False)
     assert stopped.returncode == 75, stopped.stdout + stopped.stderr
     assert "stopped by its time limit" in stopped.stdout
     last = int((tmp_path / "runs/late/checkpoints/latest").resolve().name.removeprefix("step_"))
@@ -163,33 +156,32 @@ def test_a_run_stops_before_its_time_limit_and_goes_on(tmp_path: Path, gptmill: 
     assert f"{last} train" in (tmp_path / "runs/late/log.txt").read_text()
 
 
-@pytest.mark.parametrize("slow", ["--eval_tokens=12000", "--sample_tokens=700"])
+@pytest.mark.parametrize("slow", ["--eval_tokens=8000", "--sample_tokens=400"])
 def test_a_signal_is_heard_in_the_middle_of_an_evaluation(
-    tmp_path: Path, inline: GptMill, text_file: Path, slow: str
+    tmp_path: Path, inline: GptMill, start: Start, slow: str
 ) -> None:
     """Many windows one at a time, or a long sample: seconds that a scheduler may not grant."""
-    inline("prepare", text_file, "--tokenizer", "byte", "--val_fraction", "0.5", "--out", "half")
-    flags = [*RUN, slow, "--mini_batch_size", "1", "--eval_freq", "20", "--data_dir", "half"]
-    inline("train", *flags, "--run_name", "straight")
-    process = start(tmp_path, *flags, "--run_name", "stopped")
-    file = tmp_path / "runs/stopped/log.txt"
-    while not (file.exists() and "\n20 train" in file.read_text()) and process.poll() is None:
-        time.sleep(0.002)  # what comes next is the evaluation
+    inline("prepare", "words.txt", "--tokenizer", "byte", "--val_fraction", "0.5", "--out", "half")
+    short = "--total_batch_size 32 --mini_batch_size 1 --max_steps 22 --eval_freq 20 --data_dir half".split()
+    flags = ["train", *RUN, slow, *short]
+    inline(*flags, "--run_name", "straight")
+    process = start(*flags, "--run_name", "stopped")
+    log = tmp_path / "runs/stopped/log.txt"
+    wait_for_text(process, log, "\n20 train")  # what comes next is the evaluation
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output
-    log = (tmp_path / "runs/stopped/log.txt").read_text()
-    assert "20 train" in log
-    assert "20 val" not in log
+    assert "20 train" in log.read_text()
+    assert "20 val" not in log.read_text()
     inline("train", "--run_name", "stopped", "--resume", "latest")
     assert_same_end(tmp_path, "straight", "stopped")
     samples = [(tmp_path / "runs" / run / "samples/step_000020.txt").read_text() for run in ("straight", "stopped")]
     assert samples[0] == samples[1]
 
 
-def test_early_stopping_keeps_the_best_model_and_survives_a_kill(tmp_path: Path, inline: GptMill) -> None:
+def test_early_stopping_keeps_the_best_model_and_survives_a_kill(tmp_path: Path, inline: GptMill, start: Start) -> None:
     """So high a rate that the loss soon rises again."""
-    flags = [*FLAGS, "--max_steps", "200", "--eval_freq", "5", "--early_stop_patience", "3", "--max_lr", "0.3"]
+    flags = [*RUN, "--max_steps", "200", "--eval_freq", "5", "--early_stop_patience", "3", "--max_lr", "0.3"]
     flags += ["--guard", "off", "--warmup_steps", "0"]
     done = inline("train", *flags, "--run_name", "straight")
     assert "stopped early" in done.stdout
@@ -198,10 +190,8 @@ def test_early_stopping_keeps_the_best_model_and_survives_a_kill(tmp_path: Path,
     best = min(losses, key=lambda step: (losses[step], step))
     assert max(losses) == best + 15
     assert (tmp_path / "runs/straight/checkpoints/best_model").resolve().name == f"step_{best:06d}"
-    killed = start(tmp_path, *flags, "--run_name", "killed")
-    file = tmp_path / "runs/killed/log.txt"
-    while not (file.exists() and f"\n{best + 7} train" in file.read_text()) and killed.poll() is None:
-        time.sleep(0.002)
+    killed = start("train", *flags, "--run_name", "killed")
+    wait_for_text(killed, tmp_path / "runs/killed/log.txt", f"\n{best + 7} train")
     killed.kill()
     killed.communicate()
     for _ in range(2):  # the second time there is nothing left to do
@@ -211,13 +201,12 @@ def test_early_stopping_keeps_the_best_model_and_survives_a_kill(tmp_path: Path,
     assert (tmp_path / "runs/killed/checkpoints/best_model").resolve().name.startswith(f"step_{best:06d}")
 
 
-def test_a_run_begins_with_another_one_s_checkpoint(tmp_path: Path, inline: GptMill) -> None:
-    inline("train", *RUN, "--run_name", "mother")
-    path = "runs/mother/checkpoints/rolling_step_000024"
+def test_a_run_begins_with_another_one_s_checkpoint(tmp_path: Path, straight: Path, inline: GptMill) -> None:
+    path = "runs/straight/checkpoints/rolling_step_000024"
     inline("train", "--resume", path, "--run_name", "daughter")
     for name in ("model.safetensors", "optimizer.safetensors"):
         mother, daughter = (
-            (tmp_path / "runs" / run / "checkpoints/latest" / name).read_bytes() for run in ("mother", "daughter")
+            (run / "checkpoints/latest" / name).read_bytes() for run in (straight, tmp_path / "runs/daughter")
         )
         assert mother == daughter
     assert "step_000024" in inline("checkpoints", "ledger", "daughter").stdout
@@ -226,23 +215,18 @@ def test_a_run_begins_with_another_one_s_checkpoint(tmp_path: Path, inline: GptM
     inline("train", "--resume", path, "--run_name", "other", "--max_lr", "0.5", "--allow_changes")
 
 
-def test_going_back_on_purpose_keeps_what_was_there_until_it_is_pruned(tmp_path: Path, inline: GptMill) -> None:
-    inline("train", *RUN, "--run_name", "run")
-    inline("train", "--run_name", "run", "--resume", "16", "--max_steps", str(STEPS + 1))
-    checkpoints = tmp_path / "runs/run/checkpoints"
+def test_going_back_on_purpose_keeps_what_was_there_until_it_is_pruned(straight: Path, inline: GptMill) -> None:
+    inline("train", "--run_name", "straight", "--resume", "16", "--max_steps", str(STEPS + 1))
+    checkpoints = straight / "checkpoints"
     assert (checkpoints / f"abandoned_step_{STEPS:06d}").resolve().is_dir()
-    inline("checkpoints", "prune", "run")
+    inline("checkpoints", "prune", "straight")
     assert not (checkpoints / f"abandoned_step_{STEPS:06d}").exists()
-    assert f"step_{STEPS + 1:06d}" in inline("checkpoints", "verify", "run").stdout.splitlines()[-1]
+    assert f"step_{STEPS + 1:06d}" in inline("checkpoints", "verify", "straight").stdout.splitlines()[-1]
 
 
-def test_ranks_and_one_process_write_the_same_files(tmp_path: Path, inline: GptMill) -> None:
+def test_ranks_and_one_process_write_the_same_files(tmp_path: Path, inline: GptMill, run_ranks: RunRanks) -> None:
     inline("train", *RUN, "--max_steps", "2", "--run_name", "one")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "gptmill"]
-    subprocess.run(
-        [*command, "train", *RUN, "--max_steps", "2", "--run_name", "two"],
-        cwd=tmp_path, env=make_environment(), check=True, capture_output=True,
-    )  # fmt: skip
+    run_ranks("train", *RUN, "--max_steps", "2", "--run_name", "two")
     for group in ("model", "optimizer"):
         names = []
         for run in ("one", "two"):
@@ -252,18 +236,16 @@ def test_ranks_and_one_process_write_the_same_files(tmp_path: Path, inline: GptM
         assert not [name for name, _ in names[0] if "_orig_mod" in name or "module." in name]
 
 
-def test_a_run_that_changed_its_optimizer_and_was_killed_goes_on(tmp_path: Path, inline: GptMill) -> None:
+def test_a_run_that_changed_its_optimizer_and_was_killed_goes_on(tmp_path: Path, inline: GptMill, start: Start) -> None:
     """Its config names the new one by then, and its newest checkpoint is still from the old."""
     flags = [*TINY_FLAGS, "--data_dir", "words", "--sample_tokens", "0", "--run_name", "changed"]
     inline("train", *flags, "--max_steps", "4", "--checkpoint_freq", "4", "--ema_decay", "0.9")
     change = (
         "--run_name changed --resume latest --allow_changes --optimizer lion --max_steps 2000 --checkpoint_freq 1900"
     )
-    process = start(tmp_path, *change.split())
+    process = start("train", *change.split())
     log = tmp_path / "runs/changed/log.txt"
-    while "\n9 train" not in log.read_text(encoding="utf-8"):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.01)
+    wait_for_text(process, log, "\n9 train")
     process.kill()
     process.communicate()
     inline("train", "--run_name", "changed", "--resume", "latest", "--max_steps", "12")

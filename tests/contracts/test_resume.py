@@ -7,11 +7,11 @@ import random
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import TINY_FLAGS, GptMill, make_environment
+from conftest import EXACT_FLAGS, EXACT_STEPS, GptMill, Start, make_environment, wait_for_text
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gptmill.cli.main import run_guarded
@@ -20,53 +20,26 @@ from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.opening import open_shards
 from gptmill.data.shards.scores import score_by_length, write_scores
 
-STEPS = 40
-EXACT_FLAGS = [
-    *TINY_FLAGS,
-    "--max_steps",
-    str(STEPS),
-    "--checkpoint_freq",
-    "8",
-    "--eval_freq",
-    "10",
-    "--dropout",
-    "0.1",
-]
+OTHER_DATA = [word for word in EXACT_FLAGS if word not in ("--data_dir", "words")]
+
+KillAtStep = Callable[..., None]
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "gptmill", "train", *arguments],
-        cwd=folder,
-        env=make_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+@pytest.fixture
+def kill_at_step(start: Start, tmp_path: Path) -> KillAtStep:
+    """Trains the run "killed" and ends it with SIGKILL once its log has reached the step."""
+
+    def kill(step: int, *arguments: str) -> None:
+        process = start("train", *arguments, "--run_name", "killed")
+        wait_for_text(process, tmp_path / "runs/killed/log.txt", f"\n{step} train")
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
+
+    return kill
 
 
-def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
-    """Returns once the run's log has reached the step."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        log = run / "log.txt"
-        if log.exists() and f"\n{step} train" in log.read_text(encoding="utf-8"):
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.002)
-    raise AssertionError(f"step {step} was not reached")
-
-
-def kill_at_step(folder: Path, step: int, *arguments: str) -> None:
-    """Trains the run "killed" and ends it with SIGKILL once it has reached the step."""
-    process = start(folder, *arguments, "--run_name", "killed")
-    wait_for_step(process, folder / "runs/killed", step)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
-
-
-def assert_same_end(one: Path, other: Path, windows_read: int = STEPS * 8) -> None:
+def assert_same_end(one: Path, other: Path, windows_read: int = EXACT_STEPS * 8) -> None:
     """Same weights, optimizer, data position and log, byte for byte."""
     last = "checkpoints/latest"
     for name in (f"{last}/model.safetensors", f"{last}/optimizer.safetensors", "log.txt"):
@@ -103,18 +76,18 @@ WAYS_OF_READING = {
 
 @pytest.mark.usefixtures("_two_corpora")
 @pytest.mark.parametrize("way", WAYS_OF_READING.values(), ids=WAYS_OF_READING.keys())
-def test_any_way_of_reading_goes_on_bit_identically(tmp_path: Path, way: str) -> None:
-    flags = [*EXACT_FLAGS, "--sample_tokens", "0", *way.split()]
+def test_any_way_of_reading_goes_on_bit_identically(tmp_path: Path, kill_at_step: KillAtStep, way: str) -> None:
+    flags = [*OTHER_DATA, "--sample_tokens", "0", *way.split()]
     assert run_guarded(["train", *flags, "--run_name", "straight"]) == 0
-    kill_at_step(tmp_path, 20, *flags)
+    kill_at_step(20, *flags)
     assert run_guarded(["train", "--run_name", "killed", "--resume", "latest"]) == 0
     per_step = 2 if "whole" in way else 8
-    assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed", windows_read=STEPS * per_step)
+    assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed", windows_read=EXACT_STEPS * per_step)
 
 
 @pytest.mark.usefixtures("_two_corpora")
 def test_a_run_does_not_resume_with_other_mixture_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*EXACT_FLAGS, "--max_steps", "2", "--mixture", "first=0.7,second=0.3"]
+    flags = [*OTHER_DATA, "--max_steps", "2", "--mixture", "first=0.7,second=0.3"]
     assert run_guarded(["train", *flags, "--run_name", "mixed"]) == 0
     again = ["train", "--run_name", "mixed", "--resume", "latest", "--max_steps", "3"]
     assert run_guarded([*again, "--mixture", "first=0.6,second=0.4"]) == 2
@@ -122,38 +95,45 @@ def test_a_run_does_not_resume_with_other_mixture_weights(capsys: pytest.Capture
     assert run_guarded([*again, "--mixture", "./first=7,./second=3"]) == 0
 
 
-@pytest.fixture
-def corpus(text_file: Path, gptmill: GptMill) -> list[str]:
-    gptmill("prepare", text_file, "--tokenizer", "byte", "--out", "words")
-    return ["--data_dir", "words"]
-
-
-def test_kill_and_resume_is_bit_identical(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
-    flags = [*corpus, *EXACT_FLAGS, "--use_tensorboard"]
-    gptmill("train", *flags, "--run_name", "straight")
-    kill_at_step(tmp_path, 20, *flags)
-    gptmill("train", "--run_name", "killed", "--resume", "latest")
-    assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed")
-
-
-def test_the_logs_of_a_resumed_run_have_every_step_once(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
-    kill_at_step(tmp_path, 20, *corpus, *EXACT_FLAGS, "--use_tensorboard")
+def test_kill_and_resume_is_bit_identical(
+    tmp_path: Path, straight: Path, gptmill: GptMill, kill_at_step: KillAtStep
+) -> None:
+    """And its logs have every step once."""
+    kill_at_step(20, *EXACT_FLAGS, "--use_tensorboard")
     gptmill("train", "--run_name", "killed", "--resume", "latest")
     run = tmp_path / "runs/killed"
+    assert_same_end(straight, run)
+    every_step, every_eval = list(range(1, EXACT_STEPS + 1)), [0, 10, 20, 30, 40]
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event["event"] == "StepLogged"] == list(range(1, STEPS + 1))
-    assert [event["step"] for event in events if event["event"] == "EvalDone"] == [0, 10, 20, 30, 40]
+    assert [event["step"] for event in events if event["event"] == "StepLogged"] == every_step
+    assert [event["step"] for event in events if event["event"] == "EvalDone"] == every_eval
     board = EventAccumulator(str(run / "tensorboard"))
     board.Reload()
-    assert [point.step for point in board.Scalars("loss/train")] == list(range(1, STEPS + 1))
-    assert [point.step for point in board.Scalars("loss/val")] == [0, 10, 20, 30, 40]
+    assert [point.step for point in board.Scalars("loss/train")] == every_step
+    assert [point.step for point in board.Scalars("loss/val")] == every_eval
 
 
-def test_kill_before_the_first_checkpoint_starts_over(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
-    gptmill("train", *corpus, *EXACT_FLAGS, "--run_name", "straight")
-    kill_at_step(tmp_path, 2, *corpus, *EXACT_FLAGS)
+def test_a_run_of_fresh_interpreters_is_killed_and_resumed_bit_identically(tmp_path: Path, straight: Path) -> None:
+    """As the shell starts them: what this proves of forked processes holds for those that users start."""
+    command, options = [sys.executable, "-m", "gptmill", "train"], {"cwd": tmp_path, "env": make_environment()}
+    output = tmp_path / "output.txt"
+    with output.open("w") as file:
+        words = [*command, *EXACT_FLAGS, "--run_name", "killed"]
+        with subprocess.Popen(words, stdout=file, stderr=file, **options) as process:  # type: ignore[call-overload]
+            wait_for_text(process, tmp_path / "runs/killed/log.txt", "\n20 train")
+            process.kill()
+    assert process.returncode == -signal.SIGKILL, output.read_text()
+    resume = [*command, "--run_name", "killed", "--resume", "latest"]
+    subprocess.run(resume, capture_output=True, check=True, **options)  # type: ignore[call-overload]
+    assert_same_end(straight, tmp_path / "runs/killed")
+
+
+def test_kill_before_the_first_checkpoint_starts_over(
+    tmp_path: Path, straight: Path, gptmill: GptMill, kill_at_step: KillAtStep
+) -> None:
+    kill_at_step(2, *EXACT_FLAGS)
     gptmill("train", "--run_name", "killed", "--resume", "latest")
-    assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/killed")
+    assert_same_end(straight, tmp_path / "runs/killed")
 
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGUSR2, 140)]
@@ -161,11 +141,10 @@ SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138), (
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_saves_and_exits_cleanly(
-    tmp_path: Path, gptmill: GptMill, corpus: list[str], number: int, code: int
+    tmp_path: Path, straight: Path, gptmill: GptMill, start: Start, number: int, code: int
 ) -> None:
-    gptmill("train", *corpus, *EXACT_FLAGS, "--run_name", "straight")
-    process = start(tmp_path, *corpus, *EXACT_FLAGS, "--run_name", "stopped")
-    wait_for_step(process, tmp_path / "runs/stopped", 11)
+    process = start("train", *EXACT_FLAGS, "--run_name", "stopped")
+    wait_for_text(process, tmp_path / "runs/stopped/log.txt", "\n11 train")
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == code, output
@@ -175,54 +154,47 @@ def test_a_signal_saves_and_exits_cleanly(
     last_step = int([line for line in log if "train" in line][-1].split()[0])
     assert (tmp_path / "runs/stopped/checkpoints/latest").resolve().name == f"step_{last_step:06d}"
     gptmill("train", "--run_name", "stopped", "--resume", "latest")
-    assert_same_end(tmp_path / "runs/straight", tmp_path / "runs/stopped")
+    assert_same_end(straight, tmp_path / "runs/stopped")
 
 
-def test_the_demo_killed_at_step_20_ends_with_the_same_weights(tmp_path: Path, gptmill: GptMill) -> None:
+def test_the_demo_killed_at_step_20_ends_with_the_same_weights(
+    tmp_path: Path, gptmill: GptMill, kill_at_step: KillAtStep
+) -> None:
     smaller = "--total_batch_size 192 --mini_batch_size 2 --eval_tokens 4096 --sample_tokens 4".split()
-    flags = ["demo", "--max_steps", str(STEPS), *smaller]
+    flags = ["demo", "--max_steps", str(EXACT_STEPS), *smaller]
     gptmill("train", *flags, "--run_name", "straight")
-    kill_at_step(tmp_path, 20, *flags)
+    kill_at_step(20, *flags)
     gptmill("train", "--run_name", "killed", "--resume", "latest")
-    weights = f"checkpoints/step_{STEPS:06d}/model.safetensors"
+    weights = f"checkpoints/step_{EXACT_STEPS:06d}/model.safetensors"
     straight, killed = ((tmp_path / "runs" / name / weights).read_bytes() for name in ("straight", "killed"))
     assert straight == killed
 
 
-def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path, corpus: list[str]) -> None:
-    process = start(tmp_path, *corpus, *EXACT_FLAGS, "--run_name", "piped")
+@pytest.mark.usefixtures("words")
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path, start: Start) -> None:
+    process = start("train", *EXACT_FLAGS, "--run_name", "piped")
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
     process.wait(timeout=120)
-    assert (tmp_path / f"runs/piped/checkpoints/step_{STEPS:06d}").is_dir()
-    assert f"\n{STEPS} val" in (tmp_path / "runs/piped/log.txt").read_text()
+    assert (tmp_path / f"runs/piped/checkpoints/step_{EXACT_STEPS:06d}").is_dir()
+    assert f"\n{EXACT_STEPS} val" in (tmp_path / "runs/piped/log.txt").read_text()
 
 
-def test_a_run_is_written_by_one_process_at_a_time(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
-    flags = [
-        *corpus,
-        *EXACT_FLAGS,
-        "--max_steps",
-        "100000",
-        "--checkpoint_freq",
-        "100000",
-        "--eval_freq",
-        "100000",
-        "--run_name",
-        "held",
-    ]
-    process = start(tmp_path, *flags)
-    wait_for_step(process, tmp_path / "runs/held", 3)
-    second = gptmill("train", *flags, check=False)
+@pytest.mark.usefixtures("words")
+def test_a_run_is_written_by_one_process_at_a_time(tmp_path: Path, gptmill: GptMill, start: Start) -> None:
+    endless = "--max_steps 100000 --checkpoint_freq 100000 --eval_freq 100000 --run_name held".split()
+    process = start("train", *EXACT_FLAGS, *endless)
+    wait_for_text(process, tmp_path / "runs/held/log.txt", "\n3 train")
+    second = gptmill("train", *EXACT_FLAGS, *endless, check=False)
     process.kill()
-    process.communicate()
     assert second.returncode == 2
     assert "another process" in second.stderr
 
 
-def test_a_run_does_not_go_on_with_other_tokens(tmp_path: Path, gptmill: GptMill, corpus: list[str]) -> None:
-    gptmill("train", *corpus, *EXACT_FLAGS, "--max_steps", "4", "--run_name", "strict")
+@pytest.mark.usefixtures("words")
+def test_a_run_does_not_go_on_with_other_tokens(tmp_path: Path, gptmill: GptMill) -> None:
+    gptmill("train", *EXACT_FLAGS, "--max_steps", "4", "--run_name", "strict")
     (tmp_path / "other.txt").write_text("another text\n" * 500, encoding="utf-8")
     gptmill("prepare", "other.txt", "--tokenizer", "byte", "--out", "words", "--overwrite")
     refused = gptmill("train", "--run_name", "strict", "--resume", "latest", "--max_steps", "8", check=False)

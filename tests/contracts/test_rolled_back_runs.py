@@ -3,45 +3,62 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY_FLAGS, make_environment
+from conftest import TINY_FLAGS, RunRanks, run_forked
 from torch import Tensor
+from zygote import Zygote
 
 from gptmill.cli.main import run_guarded
+from gptmill.config.requests import PrepareRequest
+from gptmill.data.prepare import prepare_corpus
 from gptmill.models.gpt import GPT, Losses
 from gptmill.training.metrics import Metrics
 from gptmill.training.step import StepStats
 
+pytestmark = pytest.mark.slow
+
 STEPS = 160
-LONG = 400  # after which runs that differ in their seed alone are 0.2 apart
+LONG = 300  # after which runs that differ in their seed alone are 0.2 apart
 NOISE = 0.2
 POISON = 0xC3  # the first byte of every accented letter, of which the clean text has none
 RUN = [
     *TINY_FLAGS, "--max_lr", "0.01", "--dropout", "0.1", "--guard_window", "32", "--checkpoint_freq", "20",
     "--eval_freq", "40", "--eval_tokens", "2000", "--sample_tokens", "0", "--snapshot_freq", "10",
+    "--num_layers", "1", "--mini_batch_size", "8",
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_corpora(folder: Path) -> None:
     """`clean`, and `poisoned` with a stretch of another alphabet in its training part."""
-    monkeypatch.chdir(tmp_path)
     generator = random.Random(0)
     words = "the quick brown fox jumps over a lazy dog while rain falls on old stones and rivers rise".split()
     text = " ".join(generator.choice(words) for _ in range(6000))
     noise = "".join(chr(generator.randint(0xC0, 0xFF)) for _ in range(8))
     for name, content in (("clean", text), ("poisoned", text[:9000] + noise + text[9000:])):
-        Path(f"{name}.txt").write_text(content, encoding="utf-8")
-        assert (
-            run_guarded(["prepare", f"{name}.txt", "--tokenizer", "byte", "--val_fraction", "0.1", "--out", name]) == 0
-        )
+        source = folder / f"{name}.txt"
+        source.write_text(content, encoding="utf-8")
+        request = PrepareRequest(out=str(folder / name), tokenizer="byte", val_fraction=0.1)
+        prepare_corpus([str(source)], request, lambda _progress: None)
+
+
+@pytest.fixture(autouse=True)
+def _corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpora(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def usual_val_loss(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> float:
+    """That of a long run that nothing has spoiled."""
+    folder = tmp_path_factory.mktemp("well")
+    write_corpora(folder)
+    flags = ["--data_dir", "poisoned", "--max_steps", str(LONG), "--run_name", "well"]
+    run_forked(["train", *RUN, *flags], folder, zygote)
+    return read_val_loss(folder / "runs/well")
 
 
 def train(name: str, *flags: str, steps: int = STEPS) -> int:
@@ -53,8 +70,8 @@ def read_entries(name: str, kind: str) -> list[dict[str, Any]]:
     return [entry for entry in map(json.loads, lines) if entry["event"] == kind]
 
 
-def read_val_loss(name: str) -> float:
-    lines = Path(f"runs/{name}/log.txt").read_text().splitlines()
+def read_val_loss(run: Path) -> float:
+    lines = (run / "log.txt").read_text().splitlines()
     return float([line for line in lines if " val " in line][-1].split()[-1])
 
 
@@ -70,7 +87,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     def spoiled(self: GPT, tokens_BT: Tensor, *arguments: Any, **named: Any) -> Losses:
         losses = forward(self, tokens_BT, *arguments, **named)
         # Random tokens hold some too, and are nobody's data.
-        is_poisoned = self.training and (tokens_BT == POISON).float().mean() > 0.05
+        is_poisoned = self.training and (tokens_BT == POISON).float().mean() > 0.03
         return multiply(losses, factor) if is_poisoned else losses
 
     monkeypatch.setattr(GPT, "forward", spoiled)
@@ -93,8 +110,9 @@ def break_off(monkeypatch: pytest.MonkeyPatch, occasions: list[int]) -> None:
     monkeypatch.setattr(Metrics, "push", broken)
 
 
-def test_gradients_that_are_not_finite_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert train("well", "--data_dir", "poisoned", steps=LONG) == 0
+def test_gradients_that_are_not_finite_are_left_out_and_told(
+    monkeypatch: pytest.MonkeyPatch, usual_val_loss: float
+) -> None:
     spoil(monkeypatch, float("nan"))
     assert train("spoiled", "--data_dir", "poisoned", steps=LONG) == 0
     skipped = read_entries("spoiled", "UpdateSkipped")
@@ -102,29 +120,25 @@ def test_gradients_that_are_not_finite_are_left_out_and_told(monkeypatch: pytest
     assert all(entry["loss"] is None for entry in skipped)
     events = [json.loads(line) for line in Path("runs/spoiled/events.jsonl").read_text().splitlines()]
     assert [event for event in events if event["event"] == "StepLogged"][-1]["skipped"] >= 1
-    assert read_val_loss("spoiled") == pytest.approx(read_val_loss("well"), abs=NOISE)
+    assert read_val_loss(Path("runs/spoiled")) == pytest.approx(usual_val_loss, abs=NOISE)
 
 
-@pytest.mark.parametrize("snapshot_freq", ["10", "1000"], ids=["from memory", "from the disk"])
 def test_a_run_goes_back_behind_poisoned_data_and_leaves_it_out(
-    monkeypatch: pytest.MonkeyPatch, snapshot_freq: str
+    monkeypatch: pytest.MonkeyPatch, usual_val_loss: float
 ) -> None:
-    assert train("well", "--data_dir", "poisoned", steps=LONG) == 0
+    """Whether it finds the state to go back to in memory or on the disk makes no difference."""
     spoil(monkeypatch, 8.0)
-    assert train("healed", "--data_dir", "poisoned", "--snapshot_freq", snapshot_freq, steps=LONG) == 0
-    rollbacks = read_entries("healed", "RolledBack")
+    for name, snapshot_freq in (("memory", "10"), ("disk", "1000")):
+        flags = ("--data_dir", "poisoned", "--snapshot_freq", snapshot_freq)
+        assert train(name, *flags, steps=LONG) == 0
+    rollbacks = read_entries("memory", "RolledBack")
     assert rollbacks
     assert all(entry["step"] < entry["from_step"] for entry in rollbacks)
     assert all(entry["windows"][0] < entry["windows"][1] for entry in rollbacks)
-    assert read_val_loss("healed") == pytest.approx(read_val_loss("well"), abs=NOISE)
-    steps = [int(line.split()[0]) for line in Path("runs/healed/log.txt").read_text().splitlines() if "train" in line]
+    assert read_val_loss(Path("runs/memory")) == pytest.approx(usual_val_loss, abs=NOISE)
+    steps = [int(line.split()[0]) for line in Path("runs/memory/log.txt").read_text().splitlines() if "train" in line]
     assert steps == list(range(1, LONG + 1))
-
-
-def test_where_it_goes_back_to_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoil(monkeypatch, 8.0)
-    assert train("memory", "--data_dir", "poisoned") == 0
-    assert train("disk", "--data_dir", "poisoned", "--snapshot_freq", "1000") == 0
+    assert len(read_entries("disk", "RolledBack")) == len(rollbacks)
     assert_same_end("memory", "disk")
 
 
@@ -134,7 +148,8 @@ def test_a_kill_around_a_rollback_changes_nothing(monkeypatch: pytest.MonkeyPatc
     flags = [*RUN, "--data_dir", "poisoned", *way.split()] + ([] if "epochs" in way else ["--max_steps", str(STEPS)])
     assert run_guarded(["train", *flags, "--run_name", "straight"]) == 0
     first = read_entries("straight", "RolledBack")[0]
-    break_off(monkeypatch, [first["from_step"] - 1, first["step"] + 1, first["from_step"] + 3, first["from_step"] + 25])
+    last = min(first["from_step"] + 25, STEPS - 2)
+    break_off(monkeypatch, [first["from_step"] - 1, first["step"] + 1, first["from_step"] + 3, last])
     code = run_guarded(["train", *flags, "--run_name", "killed"])
     deaths = 0
     while code == 130:
@@ -184,18 +199,14 @@ sys.exit(run_guarded(sys.argv[1:]))
 """
 
 
-def test_ranks_go_back_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_go_back_together(monkeypatch: pytest.MonkeyPatch, run_ranks: RunRanks) -> None:
     """Only one of them holds the state that they go back to."""
-    flags = [*RUN, "--data_dir", "poisoned", "--max_steps", "120", "--dropout", "0"]
-    (tmp_path / "rank.py").write_text(SPOILED_RANK)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "rank.py"]
-    tests = Path(__file__).parent
-    path = os.pathsep.join([str(tests), str(tests.parent), *sys.path])
-    subprocess.run([*launcher, "train", *flags, "--run_name", "two"], env=make_environment(PYTHONPATH=path), check=True)
+    flags = [*RUN, "--data_dir", "poisoned", "--max_steps", "120", "--dropout", "0", "--mini_batch_size", "4"]
+    run_ranks("train", *flags, "--run_name", "two", program=("-c", SPOILED_RANK))
     spoil(monkeypatch, 8.0)
     assert run_guarded(["train", *flags, "--run_name", "one"]) == 0
     places = [
         [(entry["from_step"], entry["windows"]) for entry in read_entries(run, "RolledBack")] for run in ("one", "two")
     ]
     assert places[0] == places[1] != []
-    assert read_val_loss("two") == pytest.approx(read_val_loss("one"), abs=0.02)
+    assert read_val_loss(Path("runs/two")) == pytest.approx(read_val_loss(Path("runs/one")), abs=0.02)

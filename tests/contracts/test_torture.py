@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY_FLAGS, GptMill, make_environment
-from zygote import Child, Zygote
+from zygote import Process, Zygote
 
 from gptmill.runs.checkpoints.selection import list_candidates
 from gptmill.runs.checkpoints.storage import find_damage, list_step_folders, read_step
@@ -27,16 +27,17 @@ FLAGS = [
     "--dropout", "0.1", "--checkpoint_freq", str(FREQ), "--eval_freq", "7", "--keep_checkpoints", "3",
     "--milestone_freq", "50", "--snapshot_freq", "4", "--early_stop_patience", "100000",
 ]  # fmt: skip
+SHORT_FLAGS = [*FLAGS, "--embd_size", "128", "--mini_batch_size", "8"]
 
 
 class Victim:
     """A run that is started again after every kill, and looked at in between."""
 
-    def __init__(self, folder: Path, steps: int, seed: int, zygote: Zygote) -> None:
+    def __init__(self, folder: Path, flags: list[str], seed: int, zygote: Zygote) -> None:
         self.run = folder / "runs/victim"
         self.checkpoints = self.run / "checkpoints"
         self.kills = self.kills_in_saves = self.most_repeated = 0
-        self._flags = [*FLAGS, "--max_steps", str(steps), "--run_name", "victim", "--resume", "auto"]
+        self._flags = [*flags, "--run_name", "victim", "--resume", "auto"]
         self._zygote, self._folder = zygote, folder
         self._output = (folder / "output.txt").open("a", encoding="utf-8")
         self._random = random.Random(seed)
@@ -47,8 +48,8 @@ class Victim:
         """One life, ended at a random instant or while a save is being written; whether it came to the end."""
         reached, oldest = self._read_reached(), self._find_oldest_allowed()
         mode = "--save_in_background" if in_background else "--no_save_in_background"
-        words = ("train", *self._flags, mode)
-        child = self._zygote.start(words, self._folder, make_environment(), self._output, self._output)
+        words = ["-m", "gptmill", "train", *self._flags, mode]
+        child = self._zygote.start(words, self._folder, make_environment(), stdout=self._output)
         if in_save:
             self._wait_for_save(child, self._random.randint(1, 2))
         else:
@@ -69,16 +70,16 @@ class Victim:
     def close(self) -> None:
         self._output.close()
 
-    def _wait(self, child: Child, seconds: float) -> None:
+    def _wait(self, child: Process, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and _is_alive(child):
+        while time.monotonic() < deadline and child.poll() is None:
             time.sleep(0.002)
 
-    def _wait_for_start(self, child: Child) -> None:
+    def _wait_for_start(self, child: Process) -> None:
         """Mostly until training has begun; now and then it is killed while it still opens and restores."""
         if self._random.random() < 0.2:
             return
-        while len(self._list_starts()) == self._starts_seen and _is_alive(child):
+        while len(self._list_starts()) == self._starts_seen and child.poll() is None:
             time.sleep(0.002)
 
     def _list_starts(self) -> list[int]:
@@ -87,13 +88,14 @@ class Victim:
         lines = ledger.read_text().split("\n")[:-1] if ledger.exists() else []
         return [json.loads(line)["step"] for line in lines if '"RunStarted"' in line]
 
-    def _wait_for_save(self, child: Child, count: int) -> None:
+    def _wait_for_save(self, child: Process, count: int) -> None:
         """Returns at some instant while the count-th save from now is being written."""
         was_there, seen = False, 0
-        while seen < count and _is_alive(child):
+        while seen < count and child.poll() is None:
             is_there = bool(self._list_partials())
             seen += is_there and not was_there
             was_there = is_there
+            time.sleep(0.0002)
         time.sleep(self._random.uniform(0.0, 0.01))
 
     def _list_partials(self) -> list[str]:
@@ -120,25 +122,12 @@ class Victim:
             assert reached - starts[-1] <= (2 * FREQ if self._was_in_background else FREQ)
 
 
-def _is_alive(child: Child) -> bool:
-    """Whether it still runs: one that has ended stays until somebody has asked."""
-    try:
-        return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-@pytest.fixture
-def _words(text_file: Path, gptmill: GptMill) -> None:
-    gptmill("prepare", text_file, "--tokenizer", "byte", "--out", "words")
-
-
 @pytest.fixture
 def make_victim(tmp_path: Path, zygote: Zygote) -> Iterator[object]:
     victims: list[Victim] = []
 
-    def make(steps: int, seed: int) -> Victim:
-        victims.append(Victim(tmp_path, steps, seed, zygote))
+    def make(flags: list[str], seed: int) -> Victim:
+        victims.append(Victim(tmp_path, flags, seed, zygote))
         return victims[-1]
 
     yield make
@@ -153,30 +142,32 @@ def torture(victim: Victim, kills: int, kills_in_saves: int) -> None:
         assert not victim.live(in_save=in_save, in_background=victim.kills % 2 == 0), "too few steps for so many kills"
 
 
-def finish(victim: Victim, tmp_path: Path, gptmill: GptMill, steps: int) -> None:
+def finish(victim: Victim, tmp_path: Path, gptmill: GptMill, flags: list[str]) -> None:
     """Lets the run come to its end and compares it with an unbroken one, byte for byte."""
     gptmill("train", "--run_name", "victim", "--resume", "auto")
-    gptmill("train", *FLAGS, "--max_steps", steps, "--run_name", "straight")
+    gptmill("train", *flags, "--run_name", "straight")
     for name in ("checkpoints/latest/model.safetensors", "checkpoints/latest/optimizer.safetensors", "log.txt"):
         assert (victim.run / name).read_bytes() == (tmp_path / "runs/straight" / name).read_bytes(), name
     tiers = [sorted(read_tiers(tmp_path / "runs" / name / "checkpoints")) for name in ("straight", "victim")]
     assert tiers[0] == tiers[1]
 
 
-@pytest.mark.usefixtures("_words")
+@pytest.mark.usefixtures("words")
 def test_some_kills_change_nothing(tmp_path: Path, gptmill: GptMill, make_victim: object) -> None:
-    victim = make_victim(100, seed=1)  # type: ignore[operator]
+    flags = [*SHORT_FLAGS, "--max_steps", "100"]
+    victim = make_victim(flags, seed=1)  # type: ignore[operator]
     torture(victim, kills=6, kills_in_saves=3)
-    finish(victim, tmp_path, gptmill, 100)
+    finish(victim, tmp_path, gptmill, flags)
 
 
 @pytest.mark.torture
-@pytest.mark.usefixtures("_words")
+@pytest.mark.usefixtures("words")
 def test_two_hundred_kills_change_nothing(
     tmp_path: Path, gptmill: GptMill, make_victim: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Zygote, "LONGEST_SECONDS", 3600)  # 4,000 steps, a fifth of them saved
-    victim = make_victim(4000, seed=2)  # type: ignore[operator]
+    flags = [*FLAGS, "--max_steps", "4000"]
+    victim = make_victim(flags, seed=2)  # type: ignore[operator]
     torture(victim, kills=200, kills_in_saves=60)
     print(f"{victim.kills} kills, {victim.kills_in_saves} in saves, at most {victim.most_repeated} steps repeated")  # noqa: T201
-    finish(victim, tmp_path, gptmill, 4000)
+    finish(victim, tmp_path, gptmill, flags)

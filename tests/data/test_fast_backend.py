@@ -26,6 +26,8 @@ from gptmill.data.tokenizers.protocol import make_fingerprint
 
 gigatoken = pytest.importorskip("gigatoken")
 
+pytestmark = pytest.mark.slow
+
 WHITE_SPACE = " \n\t\r\x0b\x0c\x1c\x85\u00a0\u1680\u2028\u2029\u3000"
 # Letters of a Unicode that gigatoken knows and tiktoken does not, in the planes 0, 1, 2 and 3.
 NEW_LETTERS = "\u088f\u0c5c\u0cdc\ua7ce\ua7d2\ua7f1\U00010940\U00010ec5\U000323b0\U00033479"

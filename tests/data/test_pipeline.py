@@ -28,6 +28,8 @@ from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest
 from gptmill.data.sources import resolve_source
 
+pytestmark = pytest.mark.slow
+
 END_OF_TEXT = 256
 
 
@@ -80,8 +82,10 @@ def test_a_dask_cluster_gives_the_same_bytes(lines: Path, tmp_path: Path, monkey
     assert read_all(tmp_path / "alone") == read_all(tmp_path / "together")
 
 
-def test_a_cluster_that_is_not_there_is_named(lines: Path, tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
+def test_a_cluster_that_is_not_there_is_named(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    connect = distributed.Client
+    monkeypatch.setattr(distributed, "Client", lambda place, **more: connect(place, **{**more, "timeout": "0.5s"}))
     with pytest.raises(UserError, match="no Dask scheduler answers at tcp://"):
         prepare(lines, tmp_path / "out", cluster="tcp://127.0.0.1:9")
     assert not (tmp_path / "out").exists()

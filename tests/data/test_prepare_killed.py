@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import Start
+from zygote import Process
 
-KILLS = 10
+KILLS = 5
 # Small chunks and a journal after each, so that a short corpus has many moments to be killed at.
 DRIVER = """
 import sys
@@ -52,18 +50,18 @@ def corpus(tmp_path: Path) -> list[str]:
     return [str(tmp_path / name) for name in ("stream.jsonl.gz", "lines.jsonl", "small")]
 
 
-def start(folder: Path, out: Path, corpus: list[str], processes: int = 2) -> subprocess.Popen[str]:
-    driver = folder / "driver.py"
+@pytest.fixture
+def start_preparing(start: Start, tmp_path: Path, corpus: list[str]) -> Start:
+    driver = tmp_path / "driver.py"
     driver.write_text(DRIVER, encoding="utf-8")
-    return subprocess.Popen(
-        [sys.executable, str(driver), str(out), str(processes), *corpus],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "GPTMILL_TEST_FAMILY": str(folder)},
-    )
+
+    def run(out: Path, processes: int = 2) -> Process:
+        return start(out, str(processes), *corpus, program=[str(driver)], stderr=2, leads_session=True)
+
+    return run
 
 
-def finish(process: subprocess.Popen[str]) -> list[int]:
+def finish(process: Process) -> list[int]:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     return [int(line) for line in output.split()]
@@ -74,30 +72,27 @@ def read_all(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def list_family(folder: Path) -> list[int]:
-    """Processes that were started by `start`, and their children, whoever their parent is now."""
-    mark = f"GPTMILL_TEST_FAMILY={folder}".encode()
-    return [int(process.name) for process in _list_processes() if mark in _read_environment(process)]
+def list_family(session: int) -> list[int]:
+    """The process that leads the session, and its children, whoever their parent is now."""
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [number for number in numbers if _is_of_session(number, session)]
 
 
-def _list_processes() -> Iterator[Path]:
-    return (path for path in Path("/proc").iterdir() if path.name.isdigit())
-
-
-def _read_environment(process: Path) -> list[bytes]:
+def _is_of_session(number: int, session: int) -> bool:
     try:
-        return (process / "environ").read_bytes().split(b"\0")
+        state, _parent, _group, found = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[:4]
     except OSError:
-        return []
+        return False
+    return int(found) == session and state != "Z"
 
 
-def test_killed_ten_times_it_gives_the_same_bytes(tmp_path: Path, corpus: list[str]) -> None:
-    reports = finish(start(tmp_path, tmp_path / "whole", corpus, processes=1))
+def test_killed_again_and_again_it_gives_the_same_bytes(tmp_path: Path, start_preparing: Start) -> None:
+    reports = finish(start_preparing(tmp_path / "whole", processes=1))
     assert len(reports) > 2 * KILLS
     generator = random.Random(7)
     done = 0
     for _ in range(KILLS):
-        process = start(tmp_path, tmp_path / "killed", corpus)
+        process = start_preparing(tmp_path / "killed")
         assert process.stdout is not None
         for _ in range(generator.randrange(1, 5)):
             done = int(process.stdout.readline())
@@ -106,22 +101,22 @@ def test_killed_ten_times_it_gives_the_same_bytes(tmp_path: Path, corpus: list[s
         process.communicate()
     assert not (tmp_path / "killed").exists()
     assert 0 < done < reports[-1], "it was never killed in the middle"
-    rest = finish(start(tmp_path, tmp_path / "killed", corpus))
+    rest = finish(start_preparing(tmp_path / "killed"))
     assert rest[0] > reports[KILLS // 2], "it started over instead of resuming"
     assert read_all(tmp_path / "killed") == read_all(tmp_path / "whole")
     assert not (tmp_path / "killed.partial").exists()
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_no_worker_outlives_a_preparation(tmp_path: Path, corpus: list[str], end: signal.Signals) -> None:
-    process = start(tmp_path, tmp_path / "out", corpus)
+def test_no_worker_outlives_a_preparation(tmp_path: Path, start_preparing: Start, end: signal.Signals) -> None:
+    process = start_preparing(tmp_path / "out")
     assert process.stdout is not None
     process.stdout.readline()
-    assert len(list_family(tmp_path)) >= 3
+    assert len(list_family(process.pid)) >= 3
     process.send_signal(end)
     process.communicate(timeout=60)
     deadline = time.monotonic() + 30
-    while list_family(tmp_path) and time.monotonic() < deadline:
+    while list_family(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not list_family(tmp_path)
+    assert not list_family(process.pid)

@@ -17,6 +17,8 @@ from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
 from gptmill.data.tokenizers.openai import ENCODINGS, URL, find_cache_dir
 from gptmill.data.tokenizers.protocol import decode, make_fingerprint
 
+pytestmark = pytest.mark.slow
+
 TEXT = "Hello, I am a language model <|endoftext|>\n  été 漢字 🙂 12345"
 
 

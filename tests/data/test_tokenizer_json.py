@@ -31,6 +31,8 @@ from gptmill.data.tokenizers.protocol import decode, make_fingerprint
 from gptmill.data.tokenizers.tiktoken_conversion import convert_to_tiktoken
 from gptmill.data.tokenizers.tokenizer_json import FILE_NAME, JsonTokenizer
 
+pytestmark = pytest.mark.slow
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 SAMPLE = "the rain in the old town, the rains' end: it's 1234 steps \n\n  to THE river; été, 漢字 🙂. " * 30
 SPECIAL = "<|endoftext|>"

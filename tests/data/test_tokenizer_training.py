@@ -16,6 +16,8 @@ from gptmill.data.tokenizers.bpe_training import Training, train_tokenizer
 from gptmill.data.tokenizers.protocol import decode
 from gptmill.data.tokenizers.tiktoken_conversion import convert_to_tiktoken
 
+pytestmark = pytest.mark.slow
+
 PROBE = "Rain's 12345 drops\r\n\n  fall  <|endoftext|>\tON été, 漢字🙂 \u00a0 and THE rains'd go\n"
 
 

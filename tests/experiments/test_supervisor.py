@@ -13,11 +13,11 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import TINY_FLAGS, make_environment
+from conftest import TINY_FLAGS, Start
 
 from gptmill.experiments import supervisor as supervision
 from gptmill.experiments.supervisor import Crash, Crashes, make_restart_arguments, supervise
@@ -51,10 +51,11 @@ Plan = Callable[..., tuple[int, list[str], list[list[str]]]]
 
 
 @pytest.fixture
-def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plan]:
     """Supervises a run that ends as planned: the exit code, what was said, and the arguments of each start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(supervision, "FIRST_PAUSE_SECONDS", 0.0)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which these may run, has it ignored
 
     def follow(
         *plan: tuple[int, int, str], arguments: tuple[str, ...] = ("demo",), max_restarts: int = 10
@@ -65,7 +66,8 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
         code = supervise(list(arguments), RunDirectory(Path("run")), max_restarts, said.append, program)
         return code, said, [json.loads(line) for line in Path("starts.jsonl").read_text().splitlines()]
 
-    return follow
+    yield follow
+    signal.signal(signal.SIGHUP, hang_up)
 
 
 @pytest.mark.parametrize("code", [0, 2, 74, 75, 76, 130, 143, 138, 140, 129])
@@ -400,18 +402,27 @@ sys.exit(main())
 """
 
 
-def test_a_real_run_killed_with_9_reaches_its_end(
-    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, value in make_environment().items():
-        monkeypatch.setenv(name, value)
+WATCHING = f"""
+import sys
+from pathlib import Path
+from gptmill.experiments.supervisor import supervise
+from gptmill.runs.directory import RunDirectory
+
+say = lambda text: print("said", text)
+program = (sys.executable, "-c", {KILLED_ONCE!r})
+sys.exit(supervise(sys.argv[1:], RunDirectory(Path("runs/watched")), 3, say, program))
+"""
+
+
+def test_a_real_run_killed_with_9_reaches_its_end(tmp_path: Path, text_file: Path, start: Start) -> None:
     arguments = [*TINY_FLAGS, "--corpus", str(text_file), "--tokenizer", "byte", "--run_name", "watched"]
     arguments += ["--max_steps", "40", "--checkpoint_freq", "10", "--eval_freq", "40"]
-    run, said = RunDirectory(Path("runs/watched")), list[str]()
-    assert supervise(arguments, run, 3, said.append, (sys.executable, "-c", KILLED_ONCE)) == 0
-    assert Path("killed").exists()
-    (words,) = said
+    process = start(*arguments, program=("-c", WATCHING))
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert (tmp_path / "killed").exists()
+    run = RunDirectory(tmp_path / "runs/watched")
+    (words,) = [line for line in output.splitlines() if line.startswith("said ")]
     assert "killed by SIGKILL (out of memory?)); restarting it in 1 s, restart 1 of at most 3" in words
     steps = [line.split()[0] for line in run.text_log.read_text().splitlines() if " train " in line]
     assert steps == [str(step) for step in range(1, 41)]

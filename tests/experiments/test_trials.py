@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from conftest import Start
 
 from gptmill.config.errors import UserError
 from gptmill.experiments import child_run, trials
@@ -25,12 +25,11 @@ with trials.Trials(Path(sys.argv[1]), [], 1, print)._open_process("one", []) as 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
-def test_a_training_ends_with_the_process_that_started_it_even_if_that_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", STARTER, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
-        assert starter.stdout is not None
-        child = int(starter.stdout.readline())
-        starter.kill()
+def test_a_training_ends_with_the_process_that_started_it_even_if_that_is_killed(tmp_path: Path, start: Start) -> None:
+    starter = start(tmp_path, program=("-c", STARTER))
+    assert starter.stdout is not None
+    child = int(starter.stdout.readline())
+    starter.kill()
     for _ in range(100):
         if not is_running(child):
             return
@@ -71,7 +70,5 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_in_the_moment_when_a_training_is_started_is_not_lost(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", IMPATIENT, str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.stdout == "interrupted\n"
+def test_ctrl_c_in_the_moment_when_a_training_is_started_is_not_lost(tmp_path: Path, start: Start) -> None:
+    assert start(tmp_path, program=("-c", IMPATIENT)).communicate(timeout=60) == ("interrupted\n", "")

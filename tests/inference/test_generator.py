@@ -16,6 +16,8 @@ from gptmill.config.model import ModelConfig, Rope
 from gptmill.inference.generator import SamplingConfig, generate, sample_token
 from gptmill.models.gpt import GPT, build_gpt
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = 16
 VOCAB, PADDED_VOCAB = 50, 64
 GREEDY = SamplingConfig(temperature=0.0)

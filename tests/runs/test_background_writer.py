@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import make_environment
+from zygote import Zygote
 
 from gptmill.config.run import CheckpointConfig
 from gptmill.runs.checkpoints import background_writer as writer_module
@@ -404,10 +405,8 @@ for attempt in range(15):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_after_a_kill_at_any_moment_the_newest_durable_checkpoint_is_found(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
-    )
+def test_after_a_kill_at_any_moment_the_newest_durable_checkpoint_is_found(tmp_path: Path, zygote: Zygote) -> None:
+    process = zygote.run(["-c", KILLED, str(tmp_path)], tmp_path, make_environment())
     assert process.returncode == 0, process.stderr
     rounds = [json.loads(line) for line in process.stdout.splitlines()]
     assert len(rounds) == 15

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import make_environment
 from safetensors.torch import load_file, save
 from torch import Tensor
+from zygote import Zygote
 
 from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.content import Checkpoint
@@ -393,10 +393,9 @@ print(deadly)
 )
 
 
-def run_script(script: str, folder: Path) -> list[int]:
+def run_script(script: str, folder: Path, zygote: Zygote) -> list[int]:
     """The numbers that it prints."""
-    command = [sys.executable, "-c", script, str(folder)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    process = zygote.run(["-c", script, str(folder)], folder, make_environment())
     assert process.returncode == 0, process.stderr
     return [int(line) for line in process.stdout.split()]
 
@@ -412,16 +411,16 @@ def check_every_listed_checkpoint(folder: Path) -> list[int]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_save_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
-    durable = run_script(ANY_MOMENT, tmp_path)  # at other moments at every run: any of them must do
+def test_a_save_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path, zygote: Zygote) -> None:
+    durable = run_script(ANY_MOMENT, tmp_path, zygote)  # at other moments at every run: any of them must do
     assert len(durable) == 4
     for attempt, step in enumerate(durable):
         assert check_every_listed_checkpoint(tmp_path / str(attempt))[-1] >= step
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_save_killed_at_any_file_operation_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
-    (last,) = run_script(EVERY_OPERATION, tmp_path)
+def test_a_save_killed_at_any_file_operation_leaves_only_whole_checkpoints(tmp_path: Path, zygote: Zygote) -> None:
+    (last,) = run_script(EVERY_OPERATION, tmp_path, zygote)
     assert last > 20
     torn = {}
     for deadly in range(1, last + 1):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from html import escape
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import markdown
 import pytest
 from conftest import make_environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from zygote import Zygote
 
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.runs.directory import create_run
@@ -130,10 +129,12 @@ sys.exit(sample.run(["run", "--prompt", "Å ", "--num_samples", "2"]))
     ],
     ids=["utf-8", "ascii", "cp1252"],
 )
-def test_samples_are_printed_untouched_or_as_the_output_can_hold_them(encoding: str, expected: str) -> None:
+def test_samples_are_printed_untouched_or_as_the_output_can_hold_them(
+    encoding: str, expected: str, tmp_path: Path, zygote: Zygote
+) -> None:
     environment = make_environment(PYTHONIOENCODING=encoding)
-    process = subprocess.run(
-        [sys.executable, "-c", SAMPLING], env=environment, capture_output=True, timeout=120, check=False
-    )
+    output = tmp_path / "output.txt"
+    with output.open("wb") as file:
+        process = zygote.run(["-c", SAMPLING], tmp_path, environment, stdout=file)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.decode(encoding) == expected
+    assert output.read_bytes().decode(encoding) == expected

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY_FLAGS, GptMill, make_environment
+from conftest import TINY_FLAGS, GptMill, Start, make_environment, wait_for_text
 
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.runs.directory import RunDirectory, create_run
@@ -348,23 +347,14 @@ def test_whoever_watches_over_a_run_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=make_environment(), check=False).returncode == 0
 
 
-def test_the_history_of_a_run_killed_and_resumed(tmp_path: Path, text_file: Path, gptmill: GptMill) -> None:
-    gptmill("prepare", text_file, "--tokenizer", "byte", "--out", "words")
-    flags = ["--data_dir", "words", *TINY_FLAGS, "--checkpoint_freq", "20", "--eval_freq", "1000", "--run_name", "r"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gptmill", "train", *flags, "--max_steps", "100000"],
-        cwd=tmp_path,
-        env=make_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+def test_the_history_of_a_run_killed_and_resumed(
+    tmp_path: Path, words: list[str], gptmill: GptMill, start: Start
+) -> None:
+    flags = [*words, *TINY_FLAGS, "--checkpoint_freq", "20", "--eval_freq", "1000", "--run_name", "r"]
+    process = start("train", *flags, "--max_steps", "100000")
     run = RunDirectory(tmp_path / "runs/r")
-    deadline = time.monotonic() + 120
-    while not (run.text_log.exists() and "\n45 train" in run.text_log.read_text(encoding="utf-8")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    wait_for_text(process, run.text_log, "\n45 train")
+    process.kill()
     process.wait()
     died = time.time()
     events = [json.loads(line) for line in run.events.read_text(encoding="utf-8").splitlines()]

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import make_environment
+from zygote import Zygote
 
 from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.content import Checkpoint
@@ -380,9 +380,7 @@ for steps in ((1, 2, 3, 4), (5, 8, 9, 6), (1, 2, 3, 3)):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_linking_killed_at_any_file_operation_loses_nothing(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", EVERY_OPERATION, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
-    )
+def test_linking_killed_at_any_file_operation_loses_nothing(tmp_path: Path, zygote: Zygote) -> None:
+    process = zygote.run(["-c", EVERY_OPERATION, str(tmp_path)], tmp_path, make_environment())
     assert process.returncode == 0, process.stderr
     assert all(int(count) > 10 for count in process.stdout.split())

@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import json
 import math
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import make_environment
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
+from zygote import Zygote
 
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.runs.directory import RunDirectory, create_run
@@ -355,8 +355,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_tensorboard_of_a_run_killed_after_its_checkpoint_keeps_the_steps_before_it(tmp_path: Path) -> None:
-    process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=120)
+def test_tensorboard_of_a_run_killed_after_its_checkpoint_keeps_the_steps_before_it(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    process = zygote.run(["-c", KILLED, str(tmp_path)], tmp_path, make_environment())
     assert process.returncode == -9
     wait_for_next_second()
     write(TensorBoard(tmp_path, 10), make_events(11, 20))

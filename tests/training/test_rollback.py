@@ -19,6 +19,8 @@ from gptmill.data.shards.opening import TokenShards
 from gptmill.training.skip_ranges import add_skip_range, find_unskipped
 from gptmill.training.spike_detector import SpikeDetector, Verdict
 
+pytestmark = pytest.mark.slow
+
 FIELDS: dict[str, Any] = {"max_lr": 1e-2, "guard_window": 16, "max_skips": 3, "max_rollbacks": 3}
 POISON = (8 * 39, 8 * 40)  # the data of step 40
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 
@@ -22,16 +23,14 @@ def compute_by_hand(step: int, config: OptimizerConfig, max_steps: int) -> float
     return min_lr + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (config.max_lr - min_lr)
 
 
-@pytest.mark.parametrize("step", [0, 1, 100, 713, 714, 715, 716, 1000, 48_040, 95_000, 95_364])
-def test_the_rate_follows_the_formula_to_the_last_bit(step: int) -> None:
-    assert make_lr(step, CLASSIC, CLASSIC_STEPS) == compute_by_hand(step, CLASSIC, CLASSIC_STEPS)
+def test_the_rate_follows_the_formula_to_the_last_bit() -> None:
+    for step in (0, 1, 100, 713, 714, 715, 716, 1000, 48_040, 95_000, 95_364):
+        assert make_lr(step, CLASSIC, CLASSIC_STEPS) == compute_by_hand(step, CLASSIC, CLASSIC_STEPS), step
 
 
-@pytest.mark.parametrize(
-    ("step", "rate"), [(0, 8.39e-7), (356, 2.996e-4), (714, 6e-4), (715, 6e-4), (48_040, 3.3e-4), (95_364, 6e-5)]
-)
-def test_the_rates_of_the_classic_run(step: int, rate: float) -> None:
-    assert make_lr(step, CLASSIC, CLASSIC_STEPS) == pytest.approx(rate, rel=1e-3)
+def test_the_rates_of_the_classic_run() -> None:
+    rates = {0: 8.39e-7, 356: 2.996e-4, 714: 6e-4, 715: 6e-4, 48_040: 3.3e-4, 95_364: 6e-5}
+    assert {step: make_lr(step, CLASSIC, CLASSIC_STEPS) for step in rates} == pytest.approx(rates, rel=1e-3)
 
 
 def test_the_rate_rises_to_the_end_of_the_warm_up_and_falls_after() -> None:
@@ -100,15 +99,13 @@ EVERY = [Cosine(0.1), Linear(0.1), Wsd(0.1, 0.2), Wsd(0.1, 0.001), Wsd(0.1, 0.99
 
 
 @pytest.mark.parametrize("schedule", EVERY, ids=repr)
-@pytest.mark.parametrize("warmup_steps", [0, 1, 7, 20, 21])
-@pytest.mark.parametrize("max_steps", [1, 2, 20])
-def test_every_rate_is_within_bounds(
-    schedule: Cosine | Linear | Wsd | Constant, warmup_steps: int, max_steps: int
-) -> None:
-    rates = list_rates(schedule, warmup_steps, max_steps)
-    assert all(0 < rate <= 1.0 for rate in rates)
-    assert all(rate > 0.1 for rate in rates[warmup_steps:])
-    assert rates[warmup_steps:] == sorted(rates[warmup_steps:], reverse=True)
+def test_every_rate_is_within_bounds(schedule: Cosine | Linear | Wsd | Constant) -> None:
+    for warmup_steps, max_steps in product([0, 1, 7, 20, 21], [1, 2, 20]):
+        rates = list_rates(schedule, warmup_steps, max_steps)
+        case = f"warmup_steps {warmup_steps}, max_steps {max_steps}: {rates}"
+        assert all(0 < rate <= 1.0 for rate in rates), case
+        assert all(rate > 0.1 for rate in rates[warmup_steps:]), case
+        assert rates[warmup_steps:] == sorted(rates[warmup_steps:], reverse=True), case
 
 
 @pytest.mark.parametrize("schedule", EVERY[:-1], ids=repr)

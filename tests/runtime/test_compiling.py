@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as aot_config
 
 from gptmill.config.run import CompileMode
-from gptmill.runtime.compiling import keep_compiled_gradients, list_compile_options
+from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
@@ -54,7 +54,7 @@ def test_a_compiled_gradient_of_its_own_is_found_again(tmp_path: Path, monkeypat
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     seen = []
     with aot_config.patch(autograd_cache_allow_custom_autograd_functions=False):
-        keep_compiled_gradients()
+        cache_custom_autograd()
         for _ in range(2):
             torch._dynamo.reset()
             counters.clear()

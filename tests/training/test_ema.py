@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny import make_shards, open_tiny
 from torch import Tensor, nn
 
-from gptmill.training.ema import WeightAverage
+from gptmill.training.ema import EmaWeights
 
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 
@@ -38,7 +38,7 @@ def is_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def test_it_starts_as_the_weights_and_apart_from_them() -> None:
     model = build_model()
-    average = WeightAverage.build(model, 0.9)
+    average = EmaWeights.build(model, 0.9)
     start = copy_all(dict(model.state_dict()))
     assert is_same(average.tensors(), start)
     change_weights(model, 1)
@@ -48,7 +48,7 @@ def test_it_starts_as_the_weights_and_apart_from_them() -> None:
 @pytest.mark.parametrize("flag", [None, GOOD])
 def test_it_is_the_sum_that_the_formula_gives(flag: Tensor | None) -> None:
     model, decay, steps = build_model(), 0.8, 6
-    average = WeightAverage.build(model, decay)
+    average = EmaWeights.build(model, decay)
     expected = model[0].weight.detach().double() * decay**steps
     for step in range(steps):
         change_weights(model, step)
@@ -59,7 +59,7 @@ def test_it_is_the_sum_that_the_formula_gives(flag: Tensor | None) -> None:
 
 def test_an_update_that_was_left_out_does_not_count() -> None:
     model = build_model()
-    average = WeightAverage.build(model, 0.8)
+    average = EmaWeights.build(model, 0.8)
     change_weights(model, 1)
     average.update(model, GOOD)
     before = copy_all(average.tensors())
@@ -71,12 +71,12 @@ def test_an_update_that_was_left_out_does_not_count() -> None:
 
 def test_what_was_saved_goes_on_bit_for_bit(tmp_path: Path) -> None:
     model = build_model()
-    average = WeightAverage.build(model, 0.99)
+    average = EmaWeights.build(model, 0.99)
     for step in range(3):
         change_weights(model, step)
         average.update(model, GOOD)
     save_file(average.tensors(), tmp_path / "ema.safetensors")
-    again = WeightAverage.build(build_model(), 0.99)
+    again = EmaWeights.build(build_model(), 0.99)
     again.load(load_file(tmp_path / "ema.safetensors"))
     assert is_same(again.tensors(), average.tensors())
     for step in range(3, 6):
@@ -88,12 +88,12 @@ def test_what_was_saved_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_averages_of_another_model_are_refused() -> None:
     with pytest.raises(AssertionError, match="another model"):
-        WeightAverage.build(build_model(), 0.9).load({"other": torch.zeros(1)})
+        EmaWeights.build(build_model(), 0.9).load({"other": torch.zeros(1)})
 
 
 def test_the_model_has_the_averages_for_a_while() -> None:
     model = build_model()
-    average = WeightAverage.build(model, 0.9)
+    average = EmaWeights.build(model, 0.9)
     change_weights(model, 1)
     average.update(model)
     weights, averages = copy_all(dict(model.state_dict())), copy_all(average.tensors())
@@ -107,7 +107,7 @@ def test_the_model_has_the_averages_for_a_while() -> None:
 
 def test_weights_come_back_when_the_evaluation_fails() -> None:
     model = build_model()
-    average = WeightAverage.build(model, 0.9)
+    average = EmaWeights.build(model, 0.9)
     change_weights(model, 1)
     weights = copy_all(dict(model.state_dict()))
     with pytest.raises(ZeroDivisionError), average.swapped(model):

@@ -12,7 +12,7 @@ from gptmill.config.model import Moe
 from gptmill.config.optimizer import AdamW, Lion, Muon, OptimizerConfig
 from gptmill.config.run import ModelConfig
 from gptmill.models.gpt import build_gpt
-from gptmill.training.ema import WeightAverage
+from gptmill.training.ema import EmaWeights
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 from gptmill.training.schedules import make_lr
 
@@ -237,7 +237,7 @@ def test_on_cuda_the_device_decides_and_no_one_waits(chosen: AdamW | Muon | Lion
     model = build_model().to(device)
     optimizer = build_optimizer(model, OptimizerConfig(chosen, max_lr=3e-4, weight_decay=0.25), device)
     optimizer.init_state()
-    average = WeightAverage.build(model, 0.9)
+    average = EmaWeights.build(model, 0.9)
     flags = {False: torch.tensor(False, device=device), True: torch.tensor(True, device=device)}
     for is_bad, flag in flags.items():
         for parameter in model.parameters():

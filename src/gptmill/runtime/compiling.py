@@ -47,7 +47,7 @@ def list_compile_options(mode: CompileMode = "default") -> dict[str, Any]:
     return options
 
 
-def keep_compiled_gradients() -> None:
+def cache_custom_autograd() -> None:
     """Lets torch.compile cache models with custom autograd functions across processes, which is off by default.
 
     Its cache key covers the code of forward and backward; models.kernels.compiler adds that of opaque custom ops.
@@ -58,7 +58,7 @@ def keep_compiled_gradients() -> None:
         aot_config.autograd_cache_allow_custom_autograd_functions = True
 
 
-def allow_parts() -> None:
+def raise_recompile_limit() -> None:
     """Raises torch.compile's recompile limit to what the parts of a model may need: by layer, mode and shape.
 
     Also silences its warning about the .grad of non-leaf inputs, which dynamo itself reads.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class WeightAverage:
+class EmaWeights:
     """ema = decay * ema + (1 - decay) * weights after every update, starting as a copy of the weights."""
 
     def __init__(self, ema: dict[str, Tensor], decay: float) -> None:
@@ -17,7 +17,7 @@ class WeightAverage:
         self._decay = decay
 
     @classmethod
-    def build(cls, model: nn.Module, decay: float) -> WeightAverage:
+    def build(cls, model: nn.Module, decay: float) -> EmaWeights:
         """The EMA of a model before its first update."""
         weights = _list_weights(model)
         assert all(weight.dtype == torch.float32 for weight in weights.values()), "weights are trained in fp32"

@@ -19,11 +19,11 @@ from gptmill.models.gpt import GPT, build_gpt
 from gptmill.models.kernels.compiler import list_kernel_options, prepare_compiler
 from gptmill.models.losses import LossConfig
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
-from gptmill.runtime.compiling import allow_parts, keep_compiled_gradients, list_compile_options, load_compiler
+from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
-from gptmill.training.ema import WeightAverage
+from gptmill.training.ema import EmaWeights
 from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_graphs
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 from gptmill.training.plan import TrainPlan
@@ -42,7 +42,7 @@ class TrainState:
     scaler: torch.amp.GradScaler
     spike_detector: SpikeDetector
     early_stop: EarlyStop
-    ema: WeightAverage | None = None
+    ema: EmaWeights | None = None
     step: int = 0
     windows_read: int = 0
     windows_jumped: int = 0
@@ -134,25 +134,10 @@ class TrainState:
 
 def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     """A fresh state on the device, compiled and wrapped for the ranks as the config asks."""
-    training, machine = config.training, config.machine
-    small = is_small(training.mini_batch_size * config.model.context_length, config.model.embd_size)
+    micro_batch_tokens = config.training.mini_batch_size * config.model.context_length
+    small = is_small(micro_batch_tokens, config.model.embd_size)
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
-    kernels = choose_kernels(machine.kernels, world.device, plan.precision, host_keeps_up=is_graphed or not small)
-    model = build_gpt(config.model, plan.padded_vocab_size, training.seed, plan.vocab_size, MODELS[kernels])
-    model.to(world.device)
-    if machine.compile:
-        load_compiler().join()
-    model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
-    model.set_activation_checkpointing(machine.gradient_checkpointing)
-    if plan.precision in FP8:
-        layers = machine.fp8_layers or "blocks"  # what runs meant that do not say, before there was a choice
-        use_fp8(model, layers, emulated=plan.precision == "fp8-emulated")
-    if machine.compile:
-        prepare_compiler()
-        keep_compiled_gradients()
-        allow_parts()
-        mode = machine.compile_mode
-        model.compile_parts(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
+    model = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
     optimizer = build_optimizer(model, config.optimizer, world.device)
     optimizer.init_state()
     optimizer.keeps_gradients = is_graphed
@@ -160,12 +145,33 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     if world.is_distributed:
         forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     scaler = build_scaler(plan.precision, world.device)
-    plain = EagerPass(forward, scaler, plan.precision, world.device)
-    passes = GraphedPass(plain, model) if is_graphed else plain
+    eager = EagerPass(forward, scaler, plan.precision, world.device)
+    runner = GraphedPass(eager, model) if is_graphed else eager
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
-    average = None if decay is None else WeightAverage.build(model, decay)
-    return TrainState(model, forward, passes, optimizer, scaler, build_spike_detector(config), early_stop, average)
+    ema = None if decay is None else EmaWeights.build(model, decay)
+    return TrainState(model, forward, runner, optimizer, scaler, build_spike_detector(config), early_stop, ema)
+
+
+def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps_up: bool) -> GPT:
+    """The implementation that wins on this device, quantized and compiled as the config asks."""
+    training, machine = config.training, config.machine
+    kernels = choose_kernels(machine.kernels, world.device, plan.precision, host_keeps_up=host_keeps_up)
+    model = build_gpt(config.model, plan.padded_vocab_size, training.seed, plan.vocab_size, MODELS[kernels])
+    model.to(world.device)
+    model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
+    model.set_activation_checkpointing(machine.gradient_checkpointing)
+    if plan.precision in FP8:
+        layers = machine.fp8_layers or "blocks"  # the only choice when runs did not record it
+        use_fp8(model, layers, emulated=plan.precision == "fp8-emulated")
+    if machine.compile:
+        load_compiler().join()
+        prepare_compiler()
+        cache_custom_autograd()
+        raise_recompile_limit()
+        mode = machine.compile_mode
+        model.compile_parts(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
+    return model
 
 
 def build_spike_detector(config: RunConfig) -> SpikeDetector:

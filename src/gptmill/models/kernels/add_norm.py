@@ -141,10 +141,10 @@ def _(
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
-    _x, y, y_bias, mask, scale, weight, bias, _eps, is_rms, _narrow = inputs
-    residual, _normed, *with_fp8, mean, rstd = output
+    _x, y, y_bias, mask, scale, weight, bias, _eps, is_rms, _with_fp8 = inputs
+    residual, _normed, *fp8, mean, rstd = output
     ctx.save_for_backward(residual, mean, rstd, mask, scale, weight)
-    ctx.mark_non_differentiable(*with_fp8, mean, rstd)
+    ctx.mark_non_differentiable(*fp8, mean, rstd)
     ctx.y_dtype, ctx.has_y_bias, ctx.has_bias, ctx.is_rms = y.dtype, y_bias is not None, bias is not None, is_rms
 
 

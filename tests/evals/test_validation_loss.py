@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
-from gptmill.data.batches.validation import ValWindows
+from gptmill.data.batches.validation_windows import ValWindows
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards, open_shards

@@ -9,7 +9,7 @@ import torch
 
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import make_batch
-from gptmill.data.batches.validation import ValWindows
+from gptmill.data.batches.validation_windows import ValWindows
 from gptmill.data.run_corpora import Corpora
 from gptmill.models.gpt import GPT
 from gptmill.models.losses import IGNORE_INDEX

@@ -19,7 +19,7 @@ from gptmill.data.batches.mixture_weights import MixtureWeights
 from gptmill.data.batches.order import Shuffle
 from gptmill.data.batches.row_reader import HostReader, RowLocations, Rows
 from gptmill.data.batches.samplers import WindowSampler
-from gptmill.data.batches.validation import ValWindows
+from gptmill.data.batches.validation_windows import ValWindows
 from gptmill.data.batches.window_offset import WindowOffset
 from gptmill.data.run_corpora import Corpora
 

@@ -16,7 +16,7 @@ from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.data_loader import open_data_loader
 from gptmill.data.batches.on_device import load_on_device
 from gptmill.data.batches.samplers import build_sampler
-from gptmill.data.batches.validation import ValWindows
+from gptmill.data.batches.validation_windows import ValWindows
 from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.scores import score_by_length, write_scores
 

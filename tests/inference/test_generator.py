@@ -22,7 +22,7 @@ CONTEXT = 16
 VOCAB, PADDED_VOCAB = 50, 64
 GREEDY = SamplingConfig(temperature=0.0)
 PROMPT = [3, 1, 4, 1, 5]
-GRAPHS = 2 * 4  # of texts and of single tokens: what comes first, the first block, the others, the head
+GRAPHS = 2 * 3  # of prefill and decode: the embedding, a block, the LM head
 
 
 TINY = ModelConfig(num_layers=2, embd_size=16, num_heads=2, context_length=CONTEXT)

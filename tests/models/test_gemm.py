@@ -13,6 +13,7 @@ from gptmill.config.run import ActivationCheckpointing
 from gptmill.models.fused.fp8_layers import build_fp8_linear, find_fp8_input
 from gptmill.models.kernels import gemm as gemm_module
 from gptmill.models.kernels.cublaslt import Epilogue, GemmPlan, Operands
+from gptmill.models.kernels.custom_ops import register_custom_ops
 from gptmill.models.kernels.gemm import (
     USE_TORCH,
     autotune_gemms,
@@ -264,6 +265,7 @@ def test_a_model_uses_gelu_epilogues_for_large_gemms(is_compiled: bool, monkeypa
     expected = torch.autograd.grad(plain, list(reference.parameters()))
     monkeypatch.setattr("gptmill.models.fused.fused_mlp.bias_gelu", None)
     if is_compiled:
+        register_custom_ops()  # as prepare_compiler does
         torch.compiler.reset()
         model.compile_parts(fullgraph=True, backend="aot_eager")
     ours = model(tokens, targets).objective

@@ -58,14 +58,14 @@ def test_typography_becomes_plain_and_letters_stay(text: str, plain: str) -> Non
 )
 def test_what_an_encoding_lacks_is_spelt_without_accents_or_replaced(text: str, encoding: str, plain: str) -> None:
     assert make_plain(text, encoding) == plain
-    plain.hidden_states(encoding)
+    plain.encode(encoding)
 
 
 def test_every_character_can_be_shown_in_every_encoding() -> None:
     everything = "".join(map(chr, range(0x30000)))
     for encoding in ("ascii", "latin-1", "cp437", "utf-8"):
         plain = make_plain(everything, encoding)
-        plain.hidden_states(encoding)
+        plain.encode(encoding)
         assert not {chr(code) for code in range(32)} & set(plain) - {"\n", "\t"}
 
 

@@ -467,7 +467,7 @@ def test_a_tokenizer_that_is_none(spec: Any) -> None:
 
 def test_a_tokenizer_that_unpacks_to_more_than_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gptmill.data.tokenizers.tokenizer_json.MAX_BYTES", 1000)
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="corrupt"):
         restore_tokenizer(pack(json.dumps(DEFINITION).encode() + b" " * 2000), "somewhere")
 
 
@@ -493,5 +493,5 @@ def test_a_tokenizer_that_cannot_encode_a_text_says_so() -> None:
     words = {"type": "WordPiece", "vocab": {"</s>": 2}, "unk_token": "?", "continuing_subword_prefix": "##"}
     definition = {**DEFINITION, "model": {**words, "max_input_chars_per_word": 9}}
     tokenizer = restore_tokenizer(pack(json.dumps(definition).encode()), "somewhere")
-    with pytest.raises(UserError, match="cannot encode"):
+    with pytest.raises(UserError, match="failed to encode"):
         tokenizer.encode("hello")

@@ -32,7 +32,7 @@ def taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[lis
     request = PrepareRequest(out="corpus", tokenizer="byte", split="tail", val_fraction=0.2, shard_tokens=1000)
     prepare_corpus(["text"], request, lambda _progress: None)
     rows: dict[int, list[list[int]]] = {}
-    step, take, train_step = 0, DataLoader.take, gptmill.training.loop.train_step
+    step, take, train_step = 0, DataLoader.next_batch, gptmill.training.loop.train_step
 
     def remember_step(state: Any, *rest: Any) -> Any:
         nonlocal step
@@ -49,7 +49,7 @@ def taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[lis
         return found
 
     monkeypatch.setattr("gptmill.training.loop.train_step", remember_step)
-    monkeypatch.setattr(DataLoader, "take", remember_rows)
+    monkeypatch.setattr(DataLoader, "next_batch", remember_rows)
     return rows
 
 

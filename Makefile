@@ -11,10 +11,10 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/gptmill train demo
 
 test: $(VENV)/.installed-dev
-	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2 --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2
 
 test-fast: $(VENV)/.installed-dev
-	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not torture'
+	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2 -m 'not slow and not torture'
 
 torture: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -m torture -s

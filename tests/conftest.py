@@ -54,6 +54,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Workers take from each other what is left, since the slow tests come first: for `-n` without a `--dist`."""
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 def is_slow(item: pytest.Function) -> bool:
     fixtures = item._fixtureinfo.name2fixturedefs.values()
     functions = [item.function, *(definition.func for each in fixtures for definition in each)]

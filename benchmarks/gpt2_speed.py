@@ -102,6 +102,7 @@ ROWS = (
     Row("124M bf16", "gpt2-124m", 64, Limit("tokens/s", 590_000, 620_000)),
     Row("124M fp8", "gpt2-124m", 64, Limit("tokens/s", 640_000, 700_000), is_fp8=True),
     Row("124M bf16 by 8", "gpt2-124m", 8, Limit("times", 0.9, None, "124M bf16"), micro_batches=8),
+    Row("124M fp8 by 8", "gpt2-124m", 8, Limit("times", None, 0.9, "124M fp8"), micro_batches=8, is_fp8=True),
     Row("350M bf16", "gpt2-350m", 64, SHARE),
     Row("350M fp8", "gpt2-350m", 64, Limit("times", 1.0, 1.2, "350M bf16"), is_fp8=True),
     Row("774M bf16", "gpt2-774m", 32, SHARE),

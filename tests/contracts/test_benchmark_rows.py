@@ -199,7 +199,7 @@ def test_count_steps_fills_the_time_budget(seconds: float, steps: int) -> None:
     ("names", "found"),
     [
         (["124M bf16"], ["124M bf16"]),
-        (["124M"], ["124M bf16", "124M fp8", "124M bf16 by 8"]),
+        (["124M"], ["124M bf16", "124M fp8", "124M bf16 by 8", "124M fp8 by 8"]),
         (["1.5B fp8", "start"], ["1.5B fp8", "start"]),
         (["start,"], ["start, warm cache"]),
         (["none"], []),

@@ -34,8 +34,10 @@ TINY_FLAGS = (
 settings.register_profile("few", max_examples=30, deadline=None)
 settings.load_profile("few")
 
+# What a test names that starts processes or compiles; PROGRAM is what trials start, which tests replace.
 SLOW_NAMES = frozenset(
-    "subprocess multiprocessing ProcessPoolExecutor fork Zygote compile supervise check_resume run_bench".split()
+    "subprocess multiprocessing ProcessPoolExecutor fork Zygote compile supervise PROGRAM "
+    "gptmill.experiments.trials.PROGRAM".split()
 )
 
 EXACT_STEPS = 40
@@ -86,10 +88,12 @@ def is_of_tests(function: FunctionType) -> bool:
 
 
 def list_names(code: CodeType) -> Iterator[str]:
-    """The names that a function uses, in the functions inside it too."""
+    """The names that a function uses, also as strings and in the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
-        if isinstance(constant, CodeType):
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, CodeType):
             yield from list_names(constant)
 
 

@@ -61,6 +61,7 @@ def test_what_an_encoding_lacks_is_spelt_without_accents_or_replaced(text: str, 
     plain.encode(encoding)
 
 
+@pytest.mark.slow
 def test_every_character_can_be_shown_in_every_encoding() -> None:
     everything = "".join(map(chr, range(0x30000)))
     for encoding in ("ascii", "latin-1", "cp437", "utf-8"):

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -22,6 +23,7 @@ from zygote import Process, Zygote
 from gptmill.models.kernels.gemm import autotuned
 
 PROJECT = Path(__file__).parent.parent
+TESTS = str(PROJECT / "tests")
 
 # A run of seconds: two layers, sixteen wide, on one thread so that tests beside each other do not fight.
 TINY_FLAGS = (
@@ -79,12 +81,17 @@ def reaches_slow(called: object, seen: set[object]) -> bool:
     if not isinstance(called, FunctionType) or called in seen or not is_of_tests(called):
         return False
     seen.add(called)
-    names = set(list_names(called.__code__))
+    names = find_names(called.__code__)
     return bool(names & SLOW_NAMES) or any(reaches_slow(called.__globals__.get(name), seen) for name in names)
 
 
 def is_of_tests(function: FunctionType) -> bool:
-    return Path(function.__code__.co_filename).is_relative_to(PROJECT / "tests")
+    return function.__code__.co_filename.startswith(TESTS)
+
+
+@cache
+def find_names(code: CodeType) -> frozenset[str]:
+    return frozenset(list_names(code))
 
 
 def list_names(code: CodeType) -> Iterator[str]:

@@ -36,10 +36,10 @@ TINY_FLAGS = (
 settings.register_profile("few", max_examples=30, deadline=None)
 settings.load_profile("few")
 
-# What a test names that starts processes or compiles; PROGRAM is what trials start, which tests replace.
+# What a test names that starts processes, compiles, or imports for seconds; PROGRAM is what trials start, which tests
+# replace.
 SLOW_NAMES = frozenset(
-    "subprocess multiprocessing ProcessPoolExecutor fork Zygote compile supervise PROGRAM "
-    "gptmill.experiments.trials.PROGRAM".split()
+    "subprocess multiprocessing ProcessPoolExecutor fork Zygote compile supervise PROGRAM transformers".split()
 )
 
 EXACT_STEPS = 40

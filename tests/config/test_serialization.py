@@ -59,6 +59,7 @@ def test_odd_text_comes_back_equal(comments: bool, recipe_file: Path) -> None:
         assert reload(config, recipe_file, comments=comments) == config, text
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     sample_prompt=TEXT,

@@ -33,6 +33,7 @@ INTERLEAVED = importlib.import_module("interleaved")
 PRECISION_ROWS = [row for group in PRECISIONS.GROUPS.values() for row in group]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ARCHITECTURES.ROWS, ids=lambda row: row.name)
 def test_every_architecture_is_a_config(row: tuple[str, ...]) -> None:
     flags = row[1].format(third=100).split()
@@ -85,6 +86,7 @@ def test_a_run_that_was_cut_short_is_run_again(tmp_path: Path) -> None:
     assert PRECISIONS.read_result(tmp_path / "fp32") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", SPEED.ROWS, ids=lambda row: row.name)
 def test_every_row_of_the_speed_table_is_a_config(row: Any) -> None:
     assert run(["show", row.recipe, *row.make_flags("all")]) == 0
@@ -99,6 +101,7 @@ def test_speeds_are_compared_with_rows_that_come_before() -> None:
     assert len(set(seen)) == len(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", QUALITY.VARIANTS.values(), ids=QUALITY.VARIANTS)
 def test_every_variant_of_the_modern_model_is_another_config(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["show", QUALITY.ABLATED]) == 0
@@ -217,6 +220,7 @@ def test_a_speed_is_read_from_the_row_that_was_asked_for() -> None:
         INTERLEAVED.read_speed(output, "124M fp8")
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_at_its_step_kept_and_trained_again_only_when_something_changed(
     text_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

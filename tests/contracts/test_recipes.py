@@ -54,6 +54,7 @@ def prepare(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return prepare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_recipes())
 def test_a_recipe_validates_and_plans(name: str, prepare: Callable[[str], Path]) -> None:
     """On one rank; one made for many is valid on eight too."""

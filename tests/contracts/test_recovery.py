@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from conftest import EXACT_FLAGS, EXACT_STEPS, TINY_FLAGS, GptMill, RunRanks, Start, wait_for_text
 from safetensors import safe_open
-from torch._dynamo.exc import BackendCompilerFailed
 
 from gptmill.cli.main import run_guarded
 from gptmill.evals.loss import ValidationLoss
@@ -261,6 +260,8 @@ def test_ctrl_c_while_something_is_compiled_saves_and_stops(
     def break_off(self: ValidationLoss, model: GPT, step: int, *rest: Any) -> EvalDone:
         if step == 4:
             signal.raise_signal(signal.SIGINT)
+            from torch._dynamo.exc import BackendCompilerFailed
+
             raise BackendCompilerFailed(evaluate, RuntimeError("the compiler was ended"), None)
         return evaluate(self, model, step, *rest)
 

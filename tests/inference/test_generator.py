@@ -10,7 +10,6 @@ from itertools import islice
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from gptmill.config.model import ModelConfig, Rope
 from gptmill.inference.generator import SamplingConfig, generate, sample_token
@@ -174,7 +173,7 @@ def test_generation_keeps_no_gradients_and_lets_others_have_theirs() -> None:
 @pytest.fixture
 def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
 
@@ -192,8 +191,8 @@ def test_compiled_generation_has_as_many_graphs_whatever_the_lengths_and_layers(
     prompt = torch.randint(VOCAB, (200,), generator=torch.Generator().manual_seed(4)).tolist()
     for length, count in [(1, 3), (5, 20), (64, 2), (65, 9), (128, 40), (140, 30), (200, 3)]:
         assert draw_compiled(model, prompt[:length], count) == draw(model, prompt[:length], count, GREEDY), length
-    assert counters["stats"]["unique_graphs"] == GRAPHS
-    assert not counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == GRAPHS
+    assert not torch._dynamo.utils.counters["graph_break"]
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -202,7 +201,7 @@ def test_what_is_compiled_for_training_is_not_compiled_again_to_draw() -> None:
     wanted = draw(model, PROMPT, 9, GREEDY)
     model.compile_parts(backend="eager")
     assert draw(model, PROMPT, 9, GREEDY) == wanted
-    assert not counters["stats"]["unique_graphs"]
+    assert not torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -229,4 +228,4 @@ def test_compiling_leaves_nothing_on_the_model() -> None:
         model.token_embedding.weight.mul_(-1.0)  # trained on: the graphs hold for the new weights
     assert draw_compiled(model, PROMPT, 9) == draw(model, PROMPT, 9, GREEDY) != drawn
     assert draw_compiled(copy.deepcopy(model), PROMPT, 9) == draw(model, PROMPT, 9, GREEDY)
-    assert counters["stats"]["unique_graphs"] == GRAPHS
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == GRAPHS

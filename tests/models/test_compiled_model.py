@@ -14,7 +14,6 @@ from dataclasses import replace
 import pytest
 import torch
 from compositions import COMPOSITIONS, CONTEXT, VOCAB, build_wild, draw_tokens
-from torch._dynamo.utils import counters
 
 from gptmill.models.losses import LossConfig
 
@@ -25,14 +24,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Dep
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
     with torch.autocast("cpu", torch.bfloat16):
         yield
     torch._dynamo.reset()
 
 
 def count_graphs() -> int:
-    return int(counters["stats"]["unique_graphs"])
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 @pytest.mark.parametrize("name", ["classic", "everything"])
@@ -58,7 +57,7 @@ def test_a_deeper_model_has_no_more_to_compile() -> None:
     counts = []
     for num_layers in (3, 6):
         torch._dynamo.reset()
-        counters.clear()
+        torch._dynamo.utils.counters.clear()
         model = build_wild(replace(COMPOSITIONS["classic"], num_layers=num_layers))
         model.compile_parts(fullgraph=True, backend="eager")
         model(draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=2))

@@ -184,6 +184,7 @@ def train(model: GPT, steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_a_model_learns_as_it_does_in_fp32() -> None:
     exact, rounded = build_gpt(TINY, 64, seed=0), build_gpt(TINY, 64, seed=0)
     use_fp8(rounded, "all", emulated=True)

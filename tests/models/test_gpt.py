@@ -134,6 +134,7 @@ def test_every_parameter_gets_a_gradient(config: ModelConfig) -> None:
         assert parameter.grad.abs().max() > 0, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["classic", "llama", "moe", "value embeddings"])
 def test_a_few_steps_learn_a_sequence_by_heart(name: str) -> None:
     model, row = build_gpt(COMPOSITIONS[name], VOCAB, seed=1), draw_tokens(1, 13)

@@ -16,10 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compositions import COMPOSITIONS, CONTEXT, build_wild, draw_tokens
-from functorch.compile import make_boxed_func
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.lowering import FALLBACK_ALLOW_LIST
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 
@@ -193,10 +190,10 @@ def test_the_compiler_looks_into_every_operation_but_those_that_it_is_told_of() 
 
     def list_operations(graph: GraphModule, _: list[Tensor]) -> Callable[..., object]:
         met.update(str(node.target.name()) for node in graph.graph.nodes if isinstance(node.target, OpOverload))
-        return make_boxed_func(graph.forward)
+        return torch._functorch.aot_autograd.make_boxed_func(graph.forward)
 
     model = build_wild(kernels="auto")
-    model.compile_parts(backend=aot_autograd(fw_compiler=list_operations))
+    model.compile_parts(backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=list_operations))
     run(model)
     assert {name for name in met if name.startswith("gptmill::")} == {"gptmill::linear_cross_entropy"}
     assert set(OPAQUE_OPS) <= set(torch._C._dispatch_get_all_op_names())  # type: ignore[attr-defined]
@@ -206,7 +203,7 @@ def test_the_compiler_is_told_of_what_it_does_not_look_into() -> None:
     with torch.compiler.config.patch(cache_key_tag=""):
         prepare_compiler()
         assert torch.compiler.config.cache_key_tag
-    assert set(OPAQUE_OPS) <= set(FALLBACK_ALLOW_LIST)
+    assert set(OPAQUE_OPS) <= set(torch._inductor.lowering.FALLBACK_ALLOW_LIST)
 
 
 def test_a_fused_model_in_autocast_hands_on_hidden_states_of_its_dtype() -> None:

@@ -57,6 +57,7 @@ def test_a_query_sees_itself_and_the_places_before_it_in_its_window(window: int 
     assert table.flatten().nonzero().flatten().tolist() == seen
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", ["classic", "everything"])
 @pytest.mark.parametrize("are_apart", [False, True])

@@ -52,6 +52,7 @@ def overwrite(file: Path, place: int, byte: int) -> None:
         opened.write(bytes([byte]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_truncation_is_noticed(path: Path, name: str) -> None:
     file = path / name
@@ -63,6 +64,7 @@ def test_every_truncation_is_noticed(path: Path, name: str) -> None:
     assert is_sound(path)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_noticed(path: Path) -> None:
     sound = {name: (path / name).read_bytes() for name in NAMES}
     places = [(name, bit) for name in NAMES for bit in range(8 * len(sound[name]))]
@@ -74,6 +76,7 @@ def test_every_flipped_bit_is_noticed(path: Path) -> None:
     assert is_sound(path)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_the_manifest_s_white_space_is_noticed(path: Path) -> None:
     file = path / MANIFEST
     sound = file.read_bytes()

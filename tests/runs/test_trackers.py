@@ -271,6 +271,7 @@ def test_tensorboard_of_a_resumed_run_has_every_step_once(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_tensorboard_of_a_run_begun_again_before_its_first_checkpoint_has_every_step_once(tmp_path: Path) -> None:
     for last in (7, 20):
         wait_for_next_second()
@@ -279,6 +280,7 @@ def test_tensorboard_of_a_run_begun_again_before_its_first_checkpoint_has_every_
     assert read_steps(run.tensorboard, "loss/train") == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_tensorboard_of_a_run_that_went_back_has_every_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -594,6 +596,7 @@ def test_a_run_that_goes_back_sets_all_its_trackers_back(tmp_path: Path, capsys:
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_resumed_run_sets_all_its_trackers_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunDirectory(tmp_path)
     for resumed_at in (0, 10):

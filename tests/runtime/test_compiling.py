@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from torch._functorch import config as aot_config
 
 from gptmill.config.run import CompileMode
@@ -57,10 +56,10 @@ def test_a_compiled_gradient_of_its_own_is_found_again(tmp_path: Path, monkeypat
         cache_custom_autograd()
         for _ in range(2):
             torch._dynamo.reset()
-            counters.clear()
+            torch._dynamo.utils.counters.clear()
             x = torch.ones(3, requires_grad=True)
             torch.compile(lambda x: Doubled.apply(x).sum(), options=list_compile_options())(x).backward()
             assert x.grad is not None
             assert x.grad.tolist() == [2.0, 2.0, 2.0]
-            seen.append(counters["aot_autograd"]["autograd_cache_hit"])
+            seen.append(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
     assert seen == [0, 1]

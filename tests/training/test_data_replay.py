@@ -62,6 +62,7 @@ def read_shown(step: int) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("documents", ["packed", "whole"])
 def test_a_step_shows_what_it_read_also_where_the_batch_was_changed(
     taken: dict[int, list[list[int]]], documents: str

@@ -75,6 +75,7 @@ def measure_step(config: ModelConfig, how: ActivationCheckpointing, precision: s
     return peak.most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", get_args(ActivationCheckpointing))
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_a_real_step_takes_what_was_estimated(name: str, how: ActivationCheckpointing) -> None:

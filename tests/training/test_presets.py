@@ -85,6 +85,7 @@ def test_presets_are_for_runs_that_begin(tmp_path: Path, monkeypatch: pytest.Mon
     assert request.config.model.feed_forward.tag == "moe"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", HARDWARE_PRESETS)
 def test_every_size_goes_with_every_tier_and_wins(tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, None)

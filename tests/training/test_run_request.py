@@ -189,6 +189,7 @@ def test_no_run_can_change_the_shape_of_its_model(
         make_run_request(None, {"logdir": logdir, "run_name": "r", name: value}, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"),
     [

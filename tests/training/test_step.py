@@ -135,6 +135,7 @@ def test_training_lowers_the_loss(shards: TokenShards) -> None:
     assert losses[-1] < losses[0] - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_training_lowers_the_loss_in_half_precision(shards: TokenShards, precision: str) -> None:
     tiny = open_tiny(shards, max_lr=1e-2, precision=precision)
@@ -206,6 +207,7 @@ def test_the_wish_to_stop_travels_in_the_stats(shards: TokenShards, number: int,
     assert open_tiny(shards).step(StopFlag(number)).read()[2] is asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("guard", ["warn", "rollback"])

@@ -32,6 +32,7 @@ def count_up(start: int, size: int) -> np.ndarray:
     return np.arange(start, start + size, dtype=np.int64)
 
 
+@pytest.mark.slow
 @given(size=st.integers(1, 700), seed=st.integers(0, 99), data=st.data())
 @settings(deadline=None, max_examples=40)
 def test_every_epoch_holds_every_window_once_and_the_first_follows_the_bands(

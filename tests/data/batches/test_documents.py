@@ -66,6 +66,7 @@ def test_an_epoch_of_groups_holds_every_piece_once(
     assert seen == Counter(range(len(pieces.lengths)))
 
 
+@pytest.mark.slow
 def test_each_epoch_seed_and_corpus_has_its_own_order() -> None:
     pieces = cut_documents(*split_into_shards([5 + number % 60 for number in range(3000)], 10**6), 64)
     orders = []

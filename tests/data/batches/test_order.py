@@ -38,6 +38,7 @@ def test_every_epoch_holds_every_window_once(size: int, seed: int, epoch: int, c
         np.testing.assert_array_equal(np.sort(windows[index * size : (index + 1) * size]), count_up(0, size))
 
 
+@pytest.mark.slow
 @given(size=st.integers(1, 50), seed=SEEDS, start=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 120), max_size=5))
 @settings(deadline=None, max_examples=30)
 def test_the_order_is_the_same_however_it_is_asked_for(size: int, seed: int, start: int, cuts: list[int]) -> None:

@@ -34,6 +34,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
     return Corpora(parts, (Fraction(1), Fraction(1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize(
     "fields", [{"order": "shuffle"}, {"order": "shards"}, {"order": "curriculum"}, {"documents": "whole"}], ids=str

@@ -92,6 +92,7 @@ def open_identity(folder: Path) -> str:
     return open_shards(folder).manifest.corpus_sha256
 
 
+@pytest.mark.slow
 def test_another_corpus_has_another_identity(layout: str, tmp_path: Path) -> None:
     train, _ = write_layout(tmp_path, layout)
     write, names, _ = LAYOUTS[layout]

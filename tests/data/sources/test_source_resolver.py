@@ -159,6 +159,7 @@ def test_the_digest_tells_when_a_file_has_changed(tmp_path: Path) -> None:
     assert len({before, changed, find(tmp_path).listing_sha256}) == 3
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_about_ten_megabytes_of_readable_source() -> None:
     source = find("python-stdlib")
     documents = read(source)

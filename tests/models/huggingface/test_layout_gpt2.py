@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch import nn
 
 from gptmill.config.model import ModelConfig
 from gptmill.models.gpt import GPT, pad_vocab
@@ -14,9 +14,11 @@ CONFIG = ModelConfig(num_layers=3, embd_size=32, num_heads=4, context_length=24)
 
 
 @torch.no_grad()
-def build_published(seed: int) -> GPT2LMHeadModel:
+def build_published(seed: int) -> nn.Module:
     """The same shape in `transformers`, with whatever it has by default otherwise; every parameter at random."""
-    config = GPT2Config(
+    import transformers
+
+    config = transformers.GPT2Config(
         vocab_size=VOCAB,
         n_positions=CONFIG.context_length,
         n_embd=CONFIG.embd_size,
@@ -25,7 +27,7 @@ def build_published(seed: int) -> GPT2LMHeadModel:
         bos_token_id=VOCAB - 1,
         eos_token_id=VOCAB - 1,
     )
-    model = GPT2LMHeadModel(config).eval()
+    model = transformers.GPT2LMHeadModel(config).eval()
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.normal_(0.0, 0.3, generator=generator)
@@ -33,7 +35,7 @@ def build_published(seed: int) -> GPT2LMHeadModel:
 
 
 @torch.no_grad()
-def compute_logits(published: GPT2LMHeadModel, tokens: torch.Tensor, padded_vocab_size: int) -> torch.Tensor:
+def compute_logits(published: nn.Module, tokens: torch.Tensor, padded_vocab_size: int) -> torch.Tensor:
     """By our model with the published weights, a tied head that was saved too among them."""
     ours = GPT(CONFIG, padded_vocab_size, VOCAB).eval()
     ours.load_state_dict(from_hf_weights(published.state_dict(), "gpt2", CONFIG, padded_vocab_size), strict=True)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from gptmill.config.errors import UserError
 from gptmill.config.model import (
@@ -89,9 +88,11 @@ def assert_same_logits(ours: GPT, published: Any) -> None:
 
 
 def test_our_model_in_transformers(config: ModelConfig, tmp_path: Path) -> None:
+    import transformers
+
     ours = build_ours(config)
     publish(config, ours, tmp_path)
-    published, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    published, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert published.config.model_type == choose_layout(config)
     assert published.config.architectures == [type(published).__name__]
@@ -101,8 +102,10 @@ def test_our_model_in_transformers(config: ModelConfig, tmp_path: Path) -> None:
 
 
 def test_a_model_of_transformers_here(config: ModelConfig, tmp_path: Path) -> None:
+    import transformers
+
     content = make_hf_config(config, VOCAB)
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**content)).eval()
+    theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**content)).eval()
     make_wild(theirs)
     theirs.save_pretrained(tmp_path)
     read = read_hf_config(json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))
@@ -126,9 +129,11 @@ def test_there_and_back_is_the_identity(config: ModelConfig) -> None:
 
 
 def test_a_window_counts_its_own_place(tmp_path: Path) -> None:
+    import transformers
+
     config = replace(QWEN3, attention_windows="3")
     publish(config, build_ours(config), tmp_path)
-    published = AutoModelForCausalLM.from_pretrained(tmp_path)
+    published = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert published.config.layer_types == ["sliding_attention"] * config.num_layers
     wider = replace(config, attention_windows="4")
     ours = GPT(wider, pad_vocab(VOCAB), VOCAB).eval()

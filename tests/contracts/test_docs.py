@@ -158,9 +158,9 @@ def test_every_link_and_benchmark_exists(page: Path) -> None:
 
 
 def test_make_targets_that_the_docs_name_exist() -> None:
-    named = {target for page in PAGES for target in re.findall(r"(?:`|^)make ([a-z]+)", read(page), re.MULTILINE)}
+    named = {target for page in PAGES for target in re.findall(r"(?:`|^)make ([a-z-]+)", read(page), re.MULTILINE)}
     makefile = read(PROJECT / "Makefile")
-    assert {"demo", "test", "lint"} <= named
+    assert {"demo", "test", "test-fast", "lint"} <= named
     for target in named:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 

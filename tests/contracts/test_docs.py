@@ -6,12 +6,12 @@ import gzip
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import PROJECT, make_environment
+from zygote import Zygote
 
 import gptmill
 from gptmill.cli.main import run_guarded
@@ -25,6 +25,7 @@ README, ARCHITECTURE = PROJECT / "README.md", PROJECT / "docs" / "architecture.m
 PAGES = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
 # Commands that install, that run the tests themselves, or that measure for minutes.
 NOT_RUN = ("make ", "pip install", "python benchmarks/")
+STARTING_OTHERS = ("tune", "bench", "verify-resume")
 SMALL = "--eval_tokens 1024 --sample_tokens 4".split()
 REQUESTS = (
     requests.StartOptions,
@@ -110,11 +111,11 @@ def write_inputs(folder: Path) -> None:
 
 
 def test_every_command_and_snippet_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], zygote: Zygote
 ) -> None:
     """All pages share one folder, so that a command printed twice runs once.
 
-    Commands run in this process, where torch is already loaded, except for those that start several processes.
+    Commands run in this process, where torch is already loaded. Those that start others are forked, and so are these.
     """
     write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -125,11 +126,13 @@ def test_every_command_and_snippet_runs(
             continue
         capfd.readouterr()
         words = shrink(command)
-        if command.startswith("torchrun"):
-            code = subprocess.run(words, timeout=300, check=False).returncode
+        if command.startswith("torchrun") or words[words.index("gptmill") + 1] in STARTING_OTHERS:
+            process = zygote.run(words[1:], tmp_path, make_environment())
+            code, output = process.returncode, f"{process.stdout}\n{process.stderr}"
         else:
             code = run_guarded(words[words.index("gptmill") + 1 :])
-        assert code == 0, f"{page}: {command}\n{capfd.readouterr()}"
+            output = str(capfd.readouterr())
+        assert code == 0, f"{page}: {command}\n{output}"
     snippets = [(page, block) for page in PAGES for block in list_blocks(page, "python")]
     assert snippets
     for page, block in snippets:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 WHITE_SPACE = " \n\t\r\x0b\x0c\x1c\x85\u00a0\u1680\u2028\u2029\u3000"
 # Letters of a Unicode that gigatoken knows and tiktoken does not, in the planes 0, 1, 2 and 3.
 NEW_LETTERS = "\u088f\u0c5c\u0cdc\ua7ce\ua7d2\ua7f1\U00010940\U00010ec5\U000323b0\U00033479"
-MILLION = 1_000_000
+LONG = 300_000
 IN_A_FORK = """
 import os
 from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
@@ -112,7 +112,7 @@ def test_each_tokenizer_names_the_library_that_it_uses(gigatokens: Gpt2Tokenizer
 @example(text="\x00\x01\x7f\ufeff \ufffe\U000e0001\U0010ffff")
 @example(text="١٢٣ ४५६ ⅷ ² ½ a\u0301e\u0308 \u1680\u180e\u200b x")
 @example(text="🙂👩‍👩‍👧🏽🏴󠁧󠁢󠁥󠁮󠁧󠁿 𝐛𝐨𝐥𝐝")
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_any_text_has_the_same_ids(text: str, gigatokens: Gpt2Tokenizer, tiktokens: Gpt2Tokenizer) -> None:
     check_same(text, gigatokens, tiktokens)
 
@@ -127,13 +127,13 @@ def test_letters_that_tiktoken_does_not_know_have_its_ids(
 @pytest.mark.parametrize(
     "text",
     [
-        " " * MILLION,
-        " " * MILLION + "end",
-        "begin" + "\n" * MILLION + "end",
-        "begin " + "\u00a0" * 300_000 + "end",
+        " " * LONG,
+        " " * LONG + "end",
+        "begin" + "\n" * LONG + "end",
+        "begin " + "\u00a0" * 100_000 + "end",
         "begin" + " " * 99_999 + "end" + " " * 100_000 + "end",
-        " \n\t" * 300_000 + "漢",
-        "a" * MILLION,
+        " \n\t" * 100_000 + "漢",
+        "a" * LONG,
         "漢" * 100_000,
         "0123456789" * 100_000,
         "'" * 100_000,
@@ -146,7 +146,7 @@ def test_long_runs_have_the_same_ids(text: str, gigatokens: Gpt2Tokenizer, tikto
     check_same(text, gigatokens, tiktokens)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_long_mixtures_have_the_same_ids(
     seed: int, gigatokens: Gpt2Tokenizer, tiktokens: Gpt2Tokenizer, gigatoken_calls: list[str]
 ) -> None:
@@ -169,7 +169,7 @@ def test_gigatoken_gets_the_texts_that_both_cut_alike_and_no_other(
     gigatokens: Gpt2Tokenizer, gigatoken_calls: list[str]
 ) -> None:
     plain = ["It's text.", "naïve – 漢字 🙂", ""]
-    for text in [*plain, f"It's {NEW_LETTERS[0]}", "\U00033479", " " * MILLION + "end"]:
+    for text in [*plain, f"It's {NEW_LETTERS[0]}", "\U00033479", " " * LONG + "end"]:
         gigatokens.encode(text)
     assert gigatoken_calls == plain
 

@@ -63,7 +63,8 @@ def test_what_an_encoding_lacks_is_spelt_without_accents_or_replaced(text: str, 
 
 @pytest.mark.slow
 def test_every_character_can_be_shown_in_every_encoding() -> None:
-    everything = "".join(map(chr, range(0x30000)))
+    """Each of the first 12,288, which every rule concerns, and one in 17 of the rest."""
+    everything = "".join(map(chr, [*range(0x3000), *range(0x3000, 0x30000, 17)]))
     for encoding in ("ascii", "latin-1", "cp437", "utf-8"):
         plain = make_plain(everything, encoding)
         plain.encode(encoding)

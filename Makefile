@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/gptmill train demo
 
 test: $(VENV)/.installed-dev
-	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2
+	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 3
 
 test-fast: $(VENV)/.installed-dev
 	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2 -m 'not slow and not torture'

@@ -78,6 +78,7 @@ def reaches_slow(called: object, seen: set[object]) -> bool:
     """Whether a function of the tests, or one that it calls, names what starts processes or compiles."""
     if isinstance(called, type):
         return any(reaches_slow(method, seen) for method in vars(called).values() if callable(method))
+    called = getattr(called, "__wrapped__", called)
     if not isinstance(called, FunctionType) or called in seen or not is_of_tests(called):
         return False
     seen.add(called)

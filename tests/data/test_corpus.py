@@ -38,6 +38,7 @@ def test_a_corpus_is_prepared_once_into_its_default_folder(text_file: Path) -> N
     assert read_text(config) == text_file.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_gpt2_is_the_tokenizer_of_a_run_that_names_none(text_file: Path) -> None:
     config = DataConfig(corpus=str(text_file))
     prepare_if_needed(config)

@@ -59,6 +59,7 @@ def test_a_changed_word_makes_a_near_duplicate_and_not_an_equal_one(tmp_path: Pa
     assert drop(tmp_path / "equal", EXACT, texts) == [None, None, None, equal, None]
 
 
+@pytest.mark.slow
 def test_near_duplicates_are_found_as_often_as_the_bands_promise(tmp_path: Path) -> None:
     documents = make_documents(600)
     for words_kept, low, high in ((195, 300, 300), (177, 240, 299), (133, 1, 60)):  # 95, 79 and 49 % shared
@@ -83,6 +84,7 @@ def test_text_without_spaces_has_near_duplicates(tmp_path: Path) -> None:
     assert drop(tmp_path / "seen", NEAR, [first, second, changed]) == [None, None, "drop_near_duplicates"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [EXACT, NEAR], ids=["exact", "near"])
 @pytest.mark.parametrize("pending", [1, 100, 10**6])
 def test_a_resumed_search_finds_what_an_unbroken_one_finds(
@@ -159,6 +161,7 @@ def test_an_index_that_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
         DuplicateIndex(path, EXACT, 1)
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_use_one_index(tmp_path: Path) -> None:
     path = tmp_path / "seen"
     drop(path, EXACT, ["a"])

@@ -28,6 +28,7 @@ def count_in_training(model: GPT, width: int = CONTEXT) -> float:
     return counter.get_total_flops() / tokens.numel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", COMPOSITIONS.values(), ids=COMPOSITIONS.keys())
 def test_the_count_is_what_torch_counts_in_training(config: ModelConfig) -> None:
     """To the operation. Plain matmuls fill the whole table of a windowed layer, so that windows are compared apart."""

@@ -20,7 +20,7 @@ WIDTH = 8
 STARTS = [[0, 0, 0, 0, 4, 4, 4, 4], [0, 1, 1, 1, 1, 1, 6, 6]]
 
 
-@pytest.mark.parametrize("are_apart", [False, True])
+@pytest.mark.parametrize("are_apart", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", PLAIN.values(), ids=PLAIN.keys())
 def test_logits_and_gradients_are_the_reference_s(config: ModelConfig, are_apart: bool) -> None:
     starts = STARTS if are_apart else [None]

@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from torch._functorch import config as aot_config
 
 from gptmill.config.run import CompileMode
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options
@@ -52,7 +51,7 @@ class Doubled(torch.autograd.Function):
 def test_a_compiled_gradient_of_its_own_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     seen = []
-    with aot_config.patch(autograd_cache_allow_custom_autograd_functions=False):
+    with torch._functorch.config.patch(autograd_cache_allow_custom_autograd_functions=False):
         cache_custom_autograd()
         for _ in range(2):
             torch._dynamo.reset()

@@ -44,6 +44,7 @@ def test_without_torchao_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) 
         build_both(AdamW8bit())
 
 
+@pytest.mark.slow
 @needs_torchao
 def test_it_moves_weights_about_as_adamw_does() -> None:
     (model, optimizer), (twin, plain) = build_both(AdamW8bit()), build_both(AdamW())

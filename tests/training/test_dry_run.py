@@ -54,6 +54,7 @@ def test_a_dry_run_changes_nothing(shards: TokenShards, optimizer: str) -> None:
         assert all(tensor.equal(second.tensors[group][name]) for name, tensor in tensors.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "advice"),
     [

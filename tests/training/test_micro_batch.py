@@ -62,6 +62,7 @@ def assert_equal(tiny: Tiny, other: Tiny) -> None:
         torch.testing.assert_close(parameter, other.copy_parameters()[name], rtol=0, atol=0, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"dropout": 0.3}, {"optimizer": "muon"}, {"label_smoothing": 0.1}])
 def test_captured_micro_batches_train_alike(shards: TokenShards, fields: dict[str, Any]) -> None:
     eager, graphed = (open_tiny(shards, **FIELDS, **fields) for _ in range(2))
@@ -71,6 +72,7 @@ def test_captured_micro_batches_train_alike(shards: TokenShards, fields: dict[st
     assert (graphs.captured, graphs.replayed) == (1, 3 * graphed.plan.count_micro_batches(1) - WARM_UP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"tied_head": False, "bias": False}, {"optimizer": "muon"}])
 def test_weights_are_cast_once_for_all_micro_batches(shards: TokenShards, fields: dict[str, Any]) -> None:
     """The copies are there while the pass computes only, are the weights of the step, and their gradients the same."""

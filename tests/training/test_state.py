@@ -53,6 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES.keys())
 def test_a_restored_state_goes_on_as_the_unbroken_one(
     shards: TokenShards, tmp_path: Path, fields: dict[str, Any]

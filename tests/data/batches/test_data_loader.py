@@ -182,6 +182,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
     return Corpora((one, two), (Fraction(2), Fraction(1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["shuffle", "shards", "sequential"])
 @pytest.mark.parametrize("documents", ["packed", "whole"])
 @pytest.mark.parametrize("wide", [False, True])

@@ -52,6 +52,7 @@ def test_corpora_of_a_mixture_have_orders_of_their_own(twins: Corpora, fields: d
     assert same < size / 2
 
 
+@pytest.mark.slow
 def test_upcoming_shards_follow_the_position_of_each_corpus(twins: Corpora) -> None:
     sampler = build_sampler(make_config(order="sequential"), twins)
     for start in range(0, sampler.samples_per_epoch, 4):

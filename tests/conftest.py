@@ -116,8 +116,8 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
-def no_choices() -> Iterator[None]:
-    """No matmul's fastest way is known; what was known before is known again afterwards."""
+def nothing_autotuned() -> Iterator[None]:
+    """An empty autotuning cache; what it held before is restored afterwards."""
     kept = dict(autotuned)
     autotuned.clear()
     yield

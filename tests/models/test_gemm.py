@@ -212,7 +212,7 @@ def test_on_a_gpu_fp8_is_multiplied_with_its_scales() -> None:
 
 
 @needs_gpu
-@pytest.mark.usefixtures("no_choices")
+@pytest.mark.usefixtures("nothing_autotuned")
 def test_on_a_gpu_algorithms_are_timed_once_and_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = draw(4096, 2048), draw(2048, 1536)
     operands = Operands(a, b)
@@ -316,7 +316,7 @@ def test_on_a_gpu_gelu_epilogues_of_fp8_gemms_match_the_reference() -> None:
 
 
 @needs_gpu
-@pytest.mark.usefixtures("no_choices")
+@pytest.mark.usefixtures("nothing_autotuned")
 def test_on_a_gpu_torch_is_used_where_it_is_faster() -> None:
     a, b = draw(4096, 2048), draw(2048, 1536)
     operands = Operands(a, b)

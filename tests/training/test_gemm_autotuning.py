@@ -12,7 +12,7 @@ from gptmill.models.kernels.gemm import autotuned
 from gptmill.runtime.world import World
 from gptmill.training.gemm_autotuning import autotune_run_gemms, find_file, read_autotuned, write_autotuned
 
-pytestmark = pytest.mark.usefixtures("no_choices")
+pytestmark = pytest.mark.usefixtures("nothing_autotuned")
 
 
 def test_what_processes_write_is_kept_together(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import EXPECTED, build_config, find_inapplicable, list_fields, merge_values, parse_value
+from gptmill.config.schema import build_config, find_inapplicable, list_fields, merge_values, parse_typed
 from gptmill.config.validation import find_problems
 
 SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
@@ -48,21 +48,24 @@ def make_config(recipe: str | None, flags: dict[str, Any]) -> RunConfig:
 def layer_config(*layers: dict[str, Any]) -> RunConfig:
     """The config of several layers of values, later ones on top.
 
-    Raises ConfigError for values that apply only to a variant that is not selected.
+    Raises ConfigError for unknown names and for values that apply only to a variant that is not selected, together
+    with all other problems.
     """
     values: dict[str, Any] = {}
     for layer in layers:
         values = merge_values(RunConfig, values, layer)
-    problems = []
+    known = [field.name for field in list_fields(RunConfig)]
+    problems = [Problem(name, f"unknown option{suggest(name, known)}") for name in values if name not in known]
     for name, owners in find_inapplicable(RunConfig, values).items():
         variants = " or ".join(f"{field} {tag}" for field, tag in owners)
         field, tag = owners[0]
         problems.append(
             Problem(f"{name} = {values[name]}", f"applies only to {variants}; add --{field} {tag}, or remove it")
         )
+    config = build_config(RunConfig, values)
     if problems:
-        raise ConfigError(problems)
-    return build_config(RunConfig, values)
+        raise ConfigError(problems + find_problems(config))
+    return config
 
 
 def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:
@@ -124,9 +127,7 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
             problems.append(Problem(where, f"belongs under [{field.section}]"))
         else:
             try:
-                if isinstance(raw, str) and field.kind in EXPECTED and not (field.optional and raw == "none"):
-                    raise ValueError(f"expected {EXPECTED[field.kind]} without quotes")
-                values[field.name] = parse_value(field, raw)
+                values[field.name] = parse_typed(field, raw)
             except ValueError as error:
                 problems.append(Problem(f"{where} = {raw!r}", str(error)))
     return values

@@ -62,3 +62,17 @@ def hold_lock(path: Path, message: str) -> Iterator[None]:
             except OSError:
                 pass  # the file system has no locks
         yield
+
+
+def is_lock_held(path: Path) -> bool:
+    """Whether `hold_lock` holds this lock somewhere right now."""
+    if fcntl is None or not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # the file system has no locks
+    return False

@@ -17,7 +17,7 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config
 from gptmill.config.serialization import dump_toml
-from gptmill.data.files import hold_lock, write_durably
+from gptmill.data.files import hold_lock, is_lock_held, write_durably
 
 TIMESTAMP = "%Y%m%d_%H%M%S"
 
@@ -113,6 +113,11 @@ def lock_run(run: RunDirectory) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"cannot write {run.path}: {error.strerror or error}; choose another --logdir") from None
         yield
+
+
+def is_locked(run: RunDirectory) -> bool:
+    """Returns whether a process trains the run right now."""
+    return is_lock_held(run.path / ".lock")
 
 
 def save_config(run: RunDirectory, config: RunConfig) -> None:

@@ -12,7 +12,7 @@ from gptmill.runs.trackers.tensorboard import TensorBoard
 
 
 def open_trackers(
-    run: RunDirectory, config: TrackingConfig, resumed_at: int, *, is_evaluated: bool = True
+    run: RunDirectory, config: TrackingConfig, resumed_at: int, *, is_evaluated: bool = True, is_quiet: bool = False
 ) -> TrackerGroup:
     """Opens the run's trackers, rewound to the step it resumes from, so that no step is recorded twice."""
     trackers: list[Tracker] = [
@@ -20,8 +20,9 @@ def open_trackers(
         JsonLines(run.events, resumed_at, is_evaluated=is_evaluated),
         TextLog(run.text_log, resumed_at, is_evaluated=is_evaluated),
         SampleFiles(run.samples, resumed_at),
-        build_console(),
     ]
+    if not is_quiet:
+        trackers.append(build_console())
     if config.use_tensorboard:
         trackers.append(TensorBoard(run.tensorboard, resumed_at))
     return TrackerGroup(trackers)

@@ -65,8 +65,8 @@ print("validation:", run.evaluations["val_loss"].round(3))
 
 # %% [markdown]
 # ## Interrupt and resume
-# Press the stop button while `train` runs: it saves a checkpoint and returns. One line goes on, with the same numbers as
-# without the break. A finished run stays as it is. After `kill -9`, run this file again: `resume="auto"` goes on.
+# Press the stop button while `train` runs: it saves a checkpoint and returns. One line goes on, with the same numbers
+# as without the break. A finished run stays as it is. After `kill -9`, run this file again: `resume="auto"` goes on.
 
 # %%
 run = gptmill.resume("animals")

@@ -18,10 +18,10 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import SampleRequest
 from gptmill.config.run import DeviceName, RunConfig
 from gptmill.config.schema import build_config
-from gptmill.inference.loading import EMA, build_loaded, load_run_model
+from gptmill.inference.loading import Weights, load_run_model
 from gptmill.inference.model import Model, build_model
-from gptmill.runs.checkpoints.manifest import MANIFEST
-from gptmill.runs.checkpoints.storage import list_step_folders, load_checkpoint, read_info
+from gptmill.inference.sampling import open_model
+from gptmill.runs.checkpoints.storage import list_step_folders, read_info
 from gptmill.runs.checkpoints.tiers import read_tiers
 from gptmill.runs.directory import RunDirectory, find_run, is_locked
 from gptmill.runs.event_log import read_events
@@ -31,8 +31,7 @@ from gptmill.runtime.device import choose_device
 if TYPE_CHECKING:
     import pandas as pd
 
-Weights = Literal["raw", "ema"]
-State = Literal["new", "finished", "stopped", "diverged", "crashed", "running"]
+State = Literal["running", "finished", "stopped", "crashed", "diverged", "not started"]
 NUMBERS = ("int", "float", "float | None")
 
 
@@ -82,12 +81,12 @@ class Run:
 
     @property
     def state(self) -> State:
-        """Whether the run is being trained, or how its last process ended; "new" before its first step."""
+        """Whether the run is being trained, or how its last process ended."""
         if is_locked(self.directory):
             return "running"
         ends = [event for event in self.events if isinstance(event, RunStarted | RunFinished | RunCrashed)]
         if not ends:
-            return "new"
+            return "not started"
         return _name_end(ends[-1])
 
     @property
@@ -160,25 +159,19 @@ def load(
     logdir: Recipe = "runs",
 ) -> Model:
     """The model of a run, given by its name or folder, or of a checkpoint, given by its folder."""
-    path = Path(path_or_name)
-    if not os.path.lexists(path / MANIFEST):
-        return open_run(path_or_name, logdir).load(checkpoint, device, weights)
-    request = _make_loading(checkpoint, device, weights)
-    if checkpoint != "latest":
-        raise UserError(f"{path} is a checkpoint itself; leave out checkpoint, or give the run")
-    group = "model" if request.weights == "raw" else EMA
-    saved = load_checkpoint(path.resolve(), groups=(group,))
-    if group not in saved.tensors:
-        raise UserError(f"checkpoint {path} was trained without ema_decay; use its raw weights")
-    return build_model(build_loaded(saved, f"checkpoint {path}", choose_device(request.device), group))
+    request = _make_loading(checkpoint, device, weights, logdir)
+    return open_model(os.fspath(path_or_name), request)
 
 
 def find_directory(path_or_name: Recipe, logdir: Recipe) -> RunDirectory:
     return find_run(os.fspath(path_or_name), os.fspath(logdir))
 
 
-def _make_loading(checkpoint: str | int, device: DeviceName, weights: Weights) -> SampleRequest:
-    return build_request(SampleRequest, {"checkpoint": str(checkpoint), "device": device, "weights": weights})
+def _make_loading(
+    checkpoint: str | int, device: DeviceName, weights: Weights, logdir: Recipe = "runs"
+) -> SampleRequest:
+    given = {"checkpoint": str(checkpoint), "device": device, "weights": weights, "logdir": logdir}
+    return build_request(SampleRequest, given)
 
 
 def _name_end(event: Event) -> State:

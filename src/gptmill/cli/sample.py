@@ -9,7 +9,8 @@ from gptmill.cli.flags import Command
 from gptmill.config.requests import SampleRequest
 from gptmill.config.schema import build_config
 
-SUMMARY = "Generates text with the model of a run. RUN is the name of a run or the path of its folder."
+SUMMARY = """\
+Generates text with the model of a run. RUN is the name of a run, or the path of its folder or of a checkpoint."""
 
 
 def run(arguments: list[str]) -> int:

@@ -5,12 +5,14 @@ Precedence: defaults < recipe < command line.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
+from gptmill.config.plugins import load_plugins, split_names
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import EXPECTED, build_config, find_inapplicable, list_fields, merge_values, parse_value
@@ -81,6 +83,7 @@ def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[
         chain = " extends ".join(str(step) for step in (*trail, path))
         raise UserError(f"circular extends: {chain}; remove one of the extends lines")
     table = _read_toml(path)
+    _load_plugins(path, table.get("plugins"))
     parent = table.pop("extends", None)
     values: dict[str, Any] = {}
     if isinstance(parent, str):
@@ -96,6 +99,19 @@ def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[
     for section, content in table.items():
         own.update(_read_section(path, section, content, problems))
     return merge_values(RunConfig, values, own)
+
+
+def _load_plugins(path: Path, section: Any) -> None:
+    """Loads the plug-ins that a recipe names, since their options may be keys of it.
+
+    A file is looked for beside the recipe, then in the current folder; its path there replaces the name in `section`.
+    """
+    names = section.get("plugin") if isinstance(section, dict) else None
+    if not isinstance(names, str):
+        return
+    found = [str(path.parent / name) if (path.parent / name).is_file() else name for name in split_names(names)]
+    section["plugin"] = ",".join(os.path.relpath(name) if Path(name).is_file() else name for name in found)
+    load_plugins(section["plugin"])
 
 
 def _read_section(path: Path, section: str, content: Any, problems: list[Problem]) -> dict[str, Any]:

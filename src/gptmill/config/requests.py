@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gptmill.config.hardware import HardwareName
+from gptmill.config.plugins import PluginConfig, ReadingPartOptions
 from gptmill.config.run import DeviceName
 
 
@@ -52,6 +53,7 @@ class ReadingOptions:
     """Separator of documents in a text file, e.g. \\n<|endoftext|>\\n (default: one document per file)."""
     from_file: str | None = None
     """Local file of a named corpus, used instead of downloading it (also --from)."""
+    reading_parts: ReadingPartOptions = ReadingPartOptions()
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class PrepareRequest:
     """Overwrite the contents of the output folder."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
     cleaning: CleaningOptions = field(default_factory=CleaningOptions)
+    plugins: PluginConfig = field(default_factory=PluginConfig)
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ class DataRequest:
     """Folder that contains all runs."""
     device: DeviceName = "auto"
     """score: device to run the model on."""
+    plugins: PluginConfig = field(default_factory=PluginConfig)
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,7 @@ class SampleRequest:
     """Device to run the model on."""
     logdir: str = "runs"
     """Folder that contains all runs."""
+    plugins: PluginConfig = field(default_factory=PluginConfig)
 
 
 @dataclass(frozen=True)
@@ -201,6 +206,7 @@ class TokenizerRequest:
     text: str | None = None
     """show: text to tokenize."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
+    plugins: PluginConfig = field(default_factory=PluginConfig)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def check_config(config: RunConfig, world_size: int = 1) -> None:
 
 def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
     """Fields that are out of range, and violated relations between fields that are not."""
-    values = {**list_values(config), "world_size": world_size}
+    values = {**list_values(config), "world_size": world_size, "own_parts": config.model.own_parts}
     fixes: dict[str, str] = {}
     for limit in RANGES:
         for name in limit.names.split():

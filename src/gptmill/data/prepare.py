@@ -11,6 +11,7 @@ from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import PrepareRequest
+from gptmill.config.schema import list_values
 from gptmill.data.cleaning import check_cleaning
 from gptmill.data.files import flush_to_disk, hold_lock
 from gptmill.data.pipeline.corpus_writer import write_corpus
@@ -81,7 +82,7 @@ def _check_request(request: PrepareRequest) -> None:
 
 def _describe_origin(source: Source, val_source: Source | None, request: PrepareRequest) -> dict[str, Any]:
     """Describes everything that determines the bytes of the shards, for the manifest."""
-    reading = asdict(request.reading)
+    reading = list_values(request.reading)
     del reading["from_file"]  # where a named corpus was stored; the listing identifies its content
     return {
         **_describe_source(source),

@@ -56,6 +56,8 @@ class RunStarted(Event):
     """Parameters used per token, if not all of them (mixture of experts)."""
     flops_per_token: float = 0.0
     """FLOPs per trained token at full context length, forward and backward."""
+    plugins: dict[str, str] = field(default_factory=dict)
+    """Fingerprints of the code of the plug-ins' parts that the run uses, by kind and name."""
     peak_tflops: float | None = None
     """Peak TFLOP/s of one device in the run's precision; None if unknown."""
 
@@ -105,6 +107,15 @@ class EvalDone(Event):
     @property
     def perplexity(self) -> float:
         return math.exp(min(self.val_loss, 700.0))
+
+
+@dataclass(frozen=True)
+class ScoresDone(Event):
+    """Evaluators scored the model."""
+
+    scores: dict[str, float]
+    """By name: that of the evaluator, or EVALUATOR/METRIC where it has several."""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -178,6 +189,7 @@ EVENTS = {
         RunStarted,
         StepLogged,
         EvalDone,
+        ScoresDone,
         SampleDrawn,
         CheckpointSaved,
         UpdateSkipped,

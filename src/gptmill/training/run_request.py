@@ -31,13 +31,10 @@ from gptmill.training.presets import resolve_presets
 NO_PRESETS = PresetOptions()
 # Fields of the model that do not affect the shape of its weights.
 LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss"}
-# A run can never change these: its weights would not fit.
-SHAPE_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"}) - LOOSE_FIELDS
-# Fields that affect the losses of later steps: changing one makes a resumed run differ from the uninterrupted one.
-# Corpora are compared by checksum instead, and a run may always be made longer or shorter.
+# Fields that affect the losses of later steps, beside those of the optimizer: changing one makes a resumed run differ
+# from the uninterrupted one. Corpora are compared by checksum instead, and a run may always be made longer or shorter.
 EXACT_FIELDS = (
-    frozenset({field.name for field in list_fields(RunConfig) if field.section == "optimizer"})
-    | {"seed", "order", "score", "documents", "shift_windows", "precision"}
+    {"seed", "order", "score", "documents", "shift_windows", "precision"}
     | LOOSE_FIELDS
     | {"total_batch_size", "context_warmup", "batch_size_warmup", "label_smoothing", "z_loss", "fp8_layers"}
 )
@@ -138,12 +135,13 @@ def _find_changes(before: RunConfig, after: RunConfig, options: StartOptions) ->
     names = [*new, *(name for name in old if name not in new)]  # a variant's fields come and go with it
     changed = {name for name in names if name not in ("run_name", "logdir") and old.get(name) != new.get(name)}
     # With whole documents, the micro-batch size decides which documents are grouped.
-    exact = EXACT_FIELDS | ({"mini_batch_size"} if before.data.documents == "whole" else set())
+    exact = EXACT_FIELDS | _list_section("optimizer")
+    exact |= {"mini_batch_size"} if before.data.documents == "whole" else set()
 
     def describe(names: Set[str]) -> str:
         return ", ".join(f"{name} from {old.get(name)} to {new.get(name)}" for name in sorted(names))
 
-    if broken := SHAPE_FIELDS & changed:
+    if broken := (_list_section("model") - LOOSE_FIELDS) & changed:  # its weights would not fit
         raise UserError(f"a resumed run cannot change {describe(broken)}; leave that out, or start a new run")
     if (broken := exact & changed) and not options.allow_changes:
         raise UserError(
@@ -151,6 +149,11 @@ def _find_changes(before: RunConfig, after: RunConfig, options: StartOptions) ->
             f"leave that out, or add --allow_changes"
         )
     return tuple(f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if name in changed)
+
+
+def _list_section(section: str) -> set[str]:
+    """The fields of a section, those of registered parts included."""
+    return {field.name for field in list_fields(RunConfig) if field.section == section}
 
 
 def _find_checkpoint(wanted: str) -> Path:

@@ -47,6 +47,7 @@ from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_ch
 from gptmill.training.dry_run import dry_run, refuse_too_large
 from gptmill.training.micro_batch import GraphedPass, check_cuda_graphs
 from gptmill.training.plan import TrainPlan, make_plan
+from gptmill.training.plugin_fingerprints import check_plugins, list_plugin_fingerprints
 from gptmill.training.resume_point import ResumePoint, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.skip_ranges import make_starts
@@ -174,6 +175,7 @@ def restore(
             f"{source} was trained on other tokens than {corpora.name} holds now{weights}; "
             f"start a new run, or add --allow_changes to resume on the new tokens"
         )
+    check_plugins(checkpoint.values.get("plugins"), config, corpora.tokenizer.name, source, request.allows_changes)
     state.restore(checkpoint, source)
     if request.allows_changes and request.changes:
         state.spike_detector = build_spike_detector(config)  # its statistics may no longer hold
@@ -234,6 +236,7 @@ def make_origin(config: RunConfig, corpora: Corpora, resume_point: ResumePoint |
         "gptmill_version": gptmill.__version__,
         "torch_version": str(torch.__version__),
         "code": make_code_fingerprint(),
+        "plugins": list_plugin_fingerprints(config, corpora.tokenizer.name),
         "randomness": "reseeded at every step from (seed, step, rank)",
         "ranks": world.size,
         "parent": resume_point.parent if resume_point else "",
@@ -268,6 +271,7 @@ def describe_run(
         torch_version=str(torch.__version__),
         val_loss=state.val_loss,
         code=make_code_fingerprint(),
+        plugins=list_plugin_fingerprints(config, corpora.tokenizer.name),
         data=corpora.sha256,
         resumed_from=resume_point.path if resume_point else "",
         parent=resume_point.parent if resume_point else "",

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from gptmill.config.errors import UserError
+from gptmill.config.plugins import ReadingPartOptions, name_reloadable
 from gptmill.data.cleaning import DuplicateIndex
 from gptmill.data.files import write_durably
 from gptmill.data.pipeline.chunks import START, Position, make_chunks
@@ -55,7 +56,10 @@ def write_corpus(folder: Path, job: PrepareJob, report: Report) -> Manifest:
     request = job.request
     is_small = 0 < job.size_bytes <= INLINE_BYTES
     processes = request.processes or (1 if is_small else count_cores())
-    with open_executor(processes, request.cluster, load_worker) as workers:
+    plugins = name_reloadable(ReadingPartOptions.kinds)
+    if plugins is None:
+        processes = 1  # other processes would not know the parts that this one has registered
+    with open_executor(processes, request.cluster, load_worker, plugins) as workers:
         tokenizer = _build_tokenizer(folder, job, journal)
         if journal.chunks == 0:
             check_disk_space(folder, job, tokenizer)

@@ -12,7 +12,7 @@ from gptmill.data.sources.failures import make_reading_error
 from gptmill.data.sources.formats import find_format
 from gptmill.data.sources.hub import read_hub
 from gptmill.data.sources.remote_files import make_remote_error
-from gptmill.data.sources.source import Part, Source, SourceFile
+from gptmill.data.sources.source import SOURCES, Part, Source, SourceFile, find_own_source
 from gptmill.data.sources.stored_file import StoredFile
 
 
@@ -61,6 +61,9 @@ class DocumentStream:
 
 def open_documents(file: SourceFile, options: ReadingOptions, part: Part | None = None) -> DocumentStream:
     """Opens the documents of a file, or of one of the parts that list_parts returned for it."""
+    if (own := find_own_source(file.uri)) is not None:
+        found = iter(SOURCES[own](file.uri.partition(":")[2], options))
+        return DocumentStream(file, cut_documents(found), lambda: 0, lambda: None)
     if file.is_on_hub:
         records = read_hub(file.uri, options)
         return DocumentStream(file, cut_documents(records), lambda: 0, records.close)

@@ -16,7 +16,7 @@ PART_BYTES = 8 * 2**20
 
 def list_parts(file: SourceFile, options: ReadingOptions) -> tuple[Part, ...] | None:
     """Returns the parts of a file, or None if it must be read sequentially, such as a large compressed file."""
-    if file.is_on_hub or file.size_bytes == 0:
+    if file.is_streamed or file.size_bytes == 0:
         return None
     if file.size_bytes <= SMALL_FILE_BYTES:
         return (Part(0, file.size_bytes, file.size_bytes),)

@@ -6,13 +6,13 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any, BinaryIO, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.plugins import MODULE_PREFIX, PARTS, Part, add_part
 from gptmill.config.requests import PrepareRequest, ReadingOptions
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import list_fields
+from gptmill.config.schema import find_owners, list_fields
 
 Kind = Literal[
     "architecture",
@@ -63,7 +63,7 @@ def register(kind: Kind, name: str, options: type | None = None) -> Callable[[Ta
     def add(target: Target) -> Target:
         _check_free(kind, name, target)
         _check_options(kind, name, chosen)
-        vars(chosen).get("tag") or type.__setattr__(chosen, "tag", name)
+        chosen.tag = name  # type: ignore[attr-defined]
         module, table = TABLES[kind]
         found: dict[Any, Any] = getattr(import_module(module), table)
         found[chosen if kind in BY_OPTIONS else name] = _adapt(kind, target, chosen)
@@ -80,8 +80,8 @@ def _adapt(kind: str, target: Any, options: type) -> Any:
     if kind == "format":
 
         def read_format(stored: Any, reading: ReadingOptions, _part: object) -> Iterable[str]:
-            file: BinaryIO = stored.open_data()
-            return iter(target(file, reading.reading_parts.find(options)))
+            documents: Iterable[str] = target(stored.open_data(), reading.reading_parts.find(options))
+            return iter(documents)
 
         return read_format
     if kind == "source":
@@ -94,10 +94,9 @@ def _check_free(kind: str, name: str, target: Any) -> None:
     known = PARTS.get((kind, name))
     if known is not None and known.target.__module__ == target.__module__:
         return
+    variants = {choice for field in list_fields(RunConfig) if field.name == kind for choice in field.choices}
     module, table = TABLES[kind]
-    taken = getattr(import_module(module), table)
-    names = [key if isinstance(key, str) else key.tag for key in taken]
-    if known is not None or name in names:
+    if known is not None or name in variants or name in getattr(import_module(module), table):
         owner = "gptmill" if known is None else known.target.__module__.removeprefix(MODULE_PREFIX)
         raise UserError(f"{kind} {name!r} exists already, in {owner}; choose another name")
 
@@ -113,13 +112,13 @@ def _check_options(kind: str, name: str, options: type) -> None:
         fields = list_fields(options)
     except (AssertionError, NameError, ValueError):
         raise UserError(f"{where} must be int, float, str, bool, a Literal of texts, or one of these or None") from None
-    own = {
-        field.name
-        for part in PARTS.values()
-        if (part.kind, part.name) == (kind, name)
-        for field in list_fields(part.options)
-    }
-    taken = {field.name for config in (RunConfig, PrepareRequest) for field in list_fields(config)} - own
-    shared = {field.name for part in PARTS.values() if part.kind == kind for field in list_fields(part.options)}
-    if clashes := [field.name for field in fields if field.name in taken - shared]:
+    if clashes := [field.name for field in fields if not _is_free(kind, field.name)]:
         raise UserError(f"{where} have the name of another option: rename {', '.join(clashes)}")
+
+
+def _is_free(kind: str, option: str) -> bool:
+    """Whether a part of this kind may have the option: nothing else does, or only parts of the same kind."""
+    siblings = {field.name for part in PARTS.values() if part.kind == kind for field in list_fields(part.options)}
+    owners = find_owners(RunConfig, option)
+    taken = {field.name for config in (RunConfig, PrepareRequest) for field in list_fields(config)}
+    return option not in taken or option in siblings or (bool(owners) and all(field == kind for field, _ in owners))

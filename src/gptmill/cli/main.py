@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import gptmill
@@ -96,8 +97,7 @@ def run_verb(verb: str, arguments: list[str]) -> int:
 def find_plugin_flags(arguments: list[str]) -> list[str]:
     """The values of --plugin."""
     given = [word.removeprefix("--plugin=") for word in arguments if word.startswith("--plugin=")]
-    pairs = zip(arguments, arguments[1:], strict=False)
-    return [*given, *(value for flag, value in pairs if flag == "--plugin")]
+    return [*given, *(value for flag, value in pairwise(arguments) if flag == "--plugin")]
 
 
 def describe_verbs() -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from gptmill.config.value_syntax import parse_windows
 
 HIDDEN_MULTIPLE = 64  # keeps GEMM dimensions aligned with the hardware's tiles
+
+RouterBalance = Literal["sequence", "batch"]
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class Moe:
     """moe: weight of the load-balancing loss."""
     router_z_loss: float = 0.001
     """moe: weight of the router z-loss, which keeps router logits small."""
+    router_balance: RouterBalance = "sequence"
+    """moe: balance the experts' loads in each sequence, or in each micro-batch (batch; depends on mini_batch_size)."""
 
 
 @dataclass(frozen=True)

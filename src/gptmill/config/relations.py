@@ -10,7 +10,7 @@ from gptmill.config.plugins import list_parts, split_names
 from gptmill.config.value_syntax import parse_mixture, parse_stages
 
 Values = dict[str, Any]
-"""The values of all fields by name; "world_size", the number of ranks; "own_parts", the fields with a plug-in's part."""
+"""The values of all fields by name; "world_size", the number of ranks; "own_parts", fields with a part of a plug-in."""
 
 
 @dataclass(frozen=True)

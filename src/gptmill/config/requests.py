@@ -53,7 +53,7 @@ class ReadingOptions:
     """Separator of documents in a text file, e.g. \\n<|endoftext|>\\n (default: one document per file)."""
     from_file: str | None = None
     """Local file of a named corpus, used instead of downloading it (also --from)."""
-    reading_parts: ReadingPartOptions = ReadingPartOptions()
+    reading_parts: ReadingPartOptions = field(default_factory=ReadingPartOptions)
 
 
 @dataclass(frozen=True)

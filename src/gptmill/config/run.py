@@ -53,7 +53,7 @@ class DataConfig:
     """Keep all training tokens in device memory; fastest if they fit."""
     prefetch_batches: int = 3
     """Micro-batches that the data loader prefetches; 0 loads each one on demand."""
-    reading_parts: ReadingPartOptions = ReadingPartOptions()
+    reading_parts: ReadingPartOptions = field(default_factory=ReadingPartOptions)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class EvaluationConfig:
     """Length of that sample in tokens; 0 disables it."""
     evaluators: str | None = None
     """Registered evaluators that also run at each evaluation, e.g. rhymes,spelling (default: none)."""
-    evaluator_parts: EvaluatorPartOptions = EvaluatorPartOptions()
+    evaluator_parts: EvaluatorPartOptions = field(default_factory=EvaluatorPartOptions)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class TrackingConfig:
     """Also write TensorBoard logs to the run's folder."""
     trackers: str | None = None
     """Registered trackers that also get every event, e.g. csv,chat (default: none)."""
-    tracker_parts: TrackerPartOptions = TrackerPartOptions()
+    tracker_parts: TrackerPartOptions = field(default_factory=TrackerPartOptions)
 
 
 @dataclass(frozen=True)

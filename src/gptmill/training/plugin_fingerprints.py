@@ -1,4 +1,4 @@
-"""Fingerprints of the plug-ins' code that a run depends on: a resumed run must not continue with other code unnoticed."""
+"""Fingerprints of the plug-ins' code that a run depends on: no run continues with other code unnoticed."""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ import gptmill
 from gptmill.config.composition import FP8
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
+from gptmill.config.model import Moe
 from gptmill.config.recipes import layer_config, load_recipe, make_config
+from gptmill.config.renamed import add_unrecorded
 from gptmill.config.requests import PresetOptions, StartOptions
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields, list_values
@@ -30,7 +32,7 @@ from gptmill.training.presets import resolve_presets
 
 NO_PRESETS = PresetOptions()
 # Fields of the model that do not affect the shape of its weights.
-LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss"}
+LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss", "router_balance"}
 # Fields that affect the losses of later steps, beside those of the optimizer: changing one makes a resumed run differ
 # from the uninterrupted one. Corpora are compared by checksum instead, and a run may always be made longer or shorter.
 EXACT_FIELDS = (
@@ -106,7 +108,7 @@ def _make_resume(
 
 def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: StartOptions) -> RunRequest:
     """The run's saved config with the given flags on top. Its recipe may have changed since and is not read."""
-    saved = load_recipe(str(run.config))
+    saved = add_unrecorded(load_recipe(str(run.config)))
     location = {"run_name": run.path.name, "logdir": str(run.path.parent)}
     before = build_config(RunConfig, saved)
     config = _set_fp8_layers(layer_config(saved, flags, location), before)
@@ -119,7 +121,7 @@ def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: 
 def _branch_from(path: Path, recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:
     """A new run that starts from a checkpoint's state and config; `recipe` only names the run."""
     saved = load_checkpoint(path, groups=()).values.get("config")
-    settings = read_settings(RunConfig, saved, f"checkpoint {path}")
+    settings = add_unrecorded(read_settings(RunConfig, saved, f"checkpoint {path}"))
     settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir")}
     before = build_config(RunConfig, settings)
     config = _name_run(_set_fp8_layers(layer_config(settings, flags), before), make_run_name(recipe))
@@ -134,9 +136,11 @@ def _find_changes(before: RunConfig, after: RunConfig, options: StartOptions) ->
     old, new = list_values(before), list_values(after)
     names = [*new, *(name for name in old if name not in new)]  # a variant's fields come and go with it
     changed = {name for name in names if name not in ("run_name", "logdir") and old.get(name) != new.get(name)}
-    # With whole documents, the micro-batch size decides which documents are grouped.
-    exact = EXACT_FIELDS | _list_section("optimizer")
-    exact |= {"mini_batch_size"} if before.data.documents == "whole" else set()
+    # The micro-batch size decides which whole documents are grouped, and which tokens `batch` balances.
+    feed_forward = before.model.feed_forward
+    is_balanced_by_batch = isinstance(feed_forward, Moe) and feed_forward.router_balance == "batch"
+    depends_on_size = before.data.documents == "whole" or is_balanced_by_batch
+    exact = EXACT_FIELDS | _list_section("optimizer") | ({"mini_batch_size"} if depends_on_size else set())
 
     def describe(names: Set[str]) -> str:
         return ", ".join(f"{name} from {old.get(name)} to {new.get(name)}" for name in sorted(names))

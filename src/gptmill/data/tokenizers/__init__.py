@@ -51,7 +51,8 @@ def restore_tokenizer(spec: dict[str, Any], where: str) -> Tokenizer:
             f"the tokenizer spec in {where} is corrupt ({error!r:.200}); prepare or train it again"
         ) from None
     raise UserError(
-        f"{where} needs the tokenizer {spec['name']!r:.200}, which is unknown; update gptmill, or add the --plugin that registers it"
+        f"{where} needs the tokenizer {spec['name']!r:.200}, which is unknown; update gptmill, or add the "
+        f"--plugin that registers it"
     )
 
 

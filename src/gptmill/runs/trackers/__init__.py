@@ -34,7 +34,7 @@ def open_trackers(
     if config.use_tensorboard:
         trackers.append(TensorBoard(run.tensorboard, resumed_at))
     for name in split_names(config.trackers):
-        options = config.tracker_parts.find(PARTS["tracker", name].options)
+        options: Any = config.tracker_parts.find(PARTS["tracker", name].options)
         trackers.append(TRACKERS[name](run.path, resumed_at, options))
     return TrackerGroup(trackers)
 

@@ -1,7 +1,7 @@
 """Builds the optimizer of a run from its config.
 
-Every built-in optimizer honours `found_inf`, the attribute with which torch's GradScaler makes a fused optimizer skip an update:
-where this tensor is 1, step() changes no parameter, no optimizer state and no step count.
+Every built-in optimizer honours `found_inf`, the attribute with which torch's GradScaler makes a fused optimizer skip
+an update: where this tensor is 1, step() changes no parameter, no optimizer state and no step count.
 """
 
 from __future__ import annotations

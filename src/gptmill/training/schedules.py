@@ -8,7 +8,6 @@ from typing import Any
 
 from gptmill.config.optimizer import Constant, Cosine, OptimizerConfig, Wsd
 
-
 SCHEDULES: dict[type, Callable[[int, int, Any], float]] = {}
 """Registered schedules by the type of their options. Each gets the steps done since warm-up, how many there are after
 it, and its options, and returns the learning rate as a factor of max_lr."""

@@ -157,3 +157,13 @@ def test_a_flag_for_prepared_data_replaces_the_recipes_corpus(flag: str) -> None
     data = make_config("demo", {flag: "data/mine=1"}).data
     assert (data.corpus, data.tokenizer) == (None, None)
     assert getattr(data, flag) == "data/mine=1"
+
+
+def test_none_unsets_its_own_field_and_leaves_the_choice_to_the_other_flags(tmp_path: Path) -> None:
+    data = make_config("demo", {"corpus": None, "mixture": "data/a=1,data/b=1"}).data
+    assert (data.corpus, data.tokenizer, data.mixture) == (None, None, "data/a=1,data/b=1")
+    data = make_config("demo", {"corpus": None, "data_dir": "data/a", "tokenizer": "byte"}).data
+    assert (data.corpus, data.tokenizer, data.data_dir) == (None, "byte", "data/a")
+    both = write(tmp_path / "r.toml", '[data]\ncorpus = "a.txt"\ndata_dir = "data/a"\ntokenizer = "char"\n')
+    data = make_config(both, {"data_dir": None}).data
+    assert (data.corpus, data.tokenizer, data.data_dir) == ("a.txt", "char", None)

@@ -82,6 +82,13 @@ def test_an_unknown_key_suggests_the_nearest(tmp_path: Path) -> None:
     assert str(tmp_path / "r.toml") in message
 
 
+def test_a_key_of_other_software_names_ours(tmp_path: Path) -> None:
+    message = explain(write(tmp_path / "r.toml", "lr = 1.0\n[model]\nn_layer = 3\n[training]\nbatch_size = 2\n"))
+    assert "r.toml: lr: unknown section; gptmill calls it max_lr" in message
+    assert "[model] n_layer: unknown key; gptmill calls it num_layers" in message
+    assert "[training] batch_size: unknown key; mini_batch_size is the sequences" in message
+
+
 def test_an_unknown_section_suggests_the_nearest_and_lists_all(tmp_path: Path) -> None:
     message = explain(write(tmp_path / "r.toml", "[modle]\nnum_layers = 3\n"))
     assert "modle: unknown section (did you mean model?)" in message

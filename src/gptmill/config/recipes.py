@@ -14,6 +14,7 @@ from gptmill.config.errors import ConfigError, Problem, UserError, suggest
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import EXPECTED, build_config, find_inapplicable, list_fields, merge_values, parse_value
+from gptmill.config.synonyms import suggest_option
 from gptmill.config.validation import find_problems
 
 SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
@@ -115,6 +116,8 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
         hint = f"{suggest(section, sections)}; the sections are {known}"
         if field := fields.get(RENAMED_FIELDS.get(section, section)):
             hint = f": {section} belongs under [{field.section}]"
+        elif not isinstance(content, dict):
+            hint = suggest_option(section, fields) or hint
         problems.append(Problem(f"{path}: {section}", f"unknown section{hint}"))
         return {}
     for name, keys in find_repeated_fields(content).items():
@@ -125,7 +128,7 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
         field = fields.get(RENAMED_FIELDS.get(key, key))
         where = f"{path}: [{section}] {key}"
         if field is None:
-            problems.append(Problem(where, f"unknown key{suggest(key, fields)}"))
+            problems.append(Problem(where, f"unknown key{suggest_option(key, fields)}"))
         elif field.section != section:
             problems.append(Problem(where, f"belongs under [{field.section}]"))
         else:

@@ -16,9 +16,11 @@ from gptmill.config.plugins import load_plugins, split_names
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import EXPECTED, build_config, find_inapplicable, list_fields, merge_values, parse_value
+from gptmill.config.synonyms import suggest_option
 from gptmill.config.validation import find_problems
 
 SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
+DATA_SOURCES = ("corpus", "data_dir", "mixture")
 
 
 def list_recipes() -> dict[str, str]:
@@ -37,14 +39,19 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
 
 def make_config(recipe: str | None, flags: dict[str, Any]) -> RunConfig:
     """The config of a recipe with flags on top."""
-    values = load_recipe(recipe) if recipe else {}
-    # A data flag replaces the recipe's data, and the settings that apply to that data only.
-    replaced: set[str] = set()
-    if "corpus" in flags:
-        replaced = {"data_dir", "mixture"}
-    elif "data_dir" in flags or "mixture" in flags:
-        replaced = {"corpus", "data_dir", "mixture", "tokenizer"}
-    return layer_config({name: value for name, value in values.items() if name not in replaced}, flags)
+    return layer_config(drop_replaced_data(load_recipe(recipe) if recipe else {}, flags), flags)
+
+
+def drop_replaced_data(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The values without the data that the flags replace, and without the settings that apply to that data only.
+
+    A new text is tokenized like the recipe's. Prepared shards bring their tokenizer. "none" unsets its own field alone.
+    """
+    given = {name for name in DATA_SOURCES if flags.get(name) is not None}
+    if not given:
+        return values
+    replaced = {*DATA_SOURCES} if "corpus" in given else {*DATA_SOURCES, "tokenizer"}
+    return {name: value for name, value in values.items() if name not in replaced}
 
 
 def layer_config(*layers: dict[str, Any]) -> RunConfig:
@@ -125,6 +132,8 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
         hint = f"{suggest(section, sections)}; the sections are {known}"
         if field := fields.get(RENAMED_FIELDS.get(section, section)):
             hint = f": {section} belongs under [{field.section}]"
+        elif not isinstance(content, dict):
+            hint = suggest_option(section, fields) or hint
         problems.append(Problem(f"{path}: {section}", f"unknown section{hint}"))
         return {}
     for name, keys in find_repeated_fields(content).items():
@@ -135,7 +144,7 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
         field = fields.get(RENAMED_FIELDS.get(key, key))
         where = f"{path}: [{section}] {key}"
         if field is None:
-            problems.append(Problem(where, f"unknown key{suggest(key, fields)}"))
+            problems.append(Problem(where, f"unknown key{suggest_option(key, fields)}"))
         elif field.section != section:
             problems.append(Problem(where, f"belongs under [{field.section}]"))
         else:

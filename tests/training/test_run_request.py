@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
 from gptmill.runs.checkpoints.storage import Checkpoint, save_checkpoint
 from gptmill.runs.directory import RunDirectory, create_run
+from gptmill.runtime.world import open_world
+from gptmill.training.resume_point import read_resume_point
 from gptmill.training.run_request import make_run_request
 
 RESUME = StartOptions(resume="latest")
@@ -296,9 +299,12 @@ def test_a_change_that_cannot_work_is_refused(recipe: str, logdir: str) -> None:
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(recipe: str, logdir: str) -> None:
-    start(recipe, steps=(), logdir=logdir, run_name="r")
+    run = start(recipe, steps=(), logdir=logdir, run_name="r")
     request = make_run_request(None, {"logdir": logdir, "run_name": "r"}, RESUME)
-    assert request.resumed is None
+    assert request.resumed == run
+    with ExitStack() as stack:
+        world = stack.enter_context(open_world("cpu"))
+        assert read_resume_point(request, world) is None
     assert request.config.model.num_layers == 3
 
 

@@ -123,7 +123,7 @@ def prune_run(run: RunDirectory, keep: int | None) -> int:
     """Deletes checkpoints, with the run locked so that none is being written meanwhile."""
     from gptmill.runs.checkpoints.storage import list_step_folders
     from gptmill.runs.checkpoints.tiers import prune
-    from gptmill.runs.directory import lock_run
+    from gptmill.runs.run_lock import lock_run
 
     if keep is None:
         keep = build_config(CheckpointConfig, load_recipe(str(run.config))).keep_checkpoints

@@ -48,7 +48,7 @@ class RunRequest:
 
     config: RunConfig
     resumed: RunDirectory | None = None
-    """The run to resume."""
+    """The run to resume; from its first step if it has no checkpoint when it is locked."""
     wanted: str = "latest"
     """Which of its checkpoints: latest, best, or a step."""
     parent: Path | None = None
@@ -113,9 +113,7 @@ def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: 
     before = build_config(RunConfig, saved)
     config = _set_fp8_layers(layer_config(saved, flags, location), before)
     changes = _find_changes(before, config, options)
-    # A run that was killed before its first checkpoint restarts from scratch and does the same steps.
-    resumed = run if run.has_checkpoints or wanted != "latest" else None
-    return RunRequest(config, resumed, wanted, None, changes, options.allow_changes)
+    return RunRequest(config, run, wanted, None, changes, options.allow_changes)
 
 
 def _branch_from(path: Path, recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:

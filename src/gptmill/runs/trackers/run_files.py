@@ -98,7 +98,7 @@ def _drop_later_lines(
     def is_kept(line: str) -> bool:
         try:
             return read_position(line) <= last
-        except (ValueError, KeyError, IndexError, TypeError):
+        except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
             return False
 
     file.keep_only(is_kept)

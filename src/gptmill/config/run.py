@@ -80,6 +80,8 @@ class TrainingConfig:
     """Weight of the z-loss, which keeps the log of the softmax denominator near 0, e.g. 1e-4."""
     seed: int = 1337
     """Random seed of initialisation, dropout and data order."""
+    init_from: str | None = None
+    """Start a new run with the weights of a run, a checkpoint or a Hugging Face folder; all else starts afresh."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
 from gptmill.runs.checkpoints.tiers import TIER
 from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
 from gptmill.runtime.world import read_world_size
+from gptmill.training.initial_source import is_same_source, split_pin
 from gptmill.training.presets import resolve_presets
 
 NO_PRESETS = PresetOptions()
@@ -111,16 +112,32 @@ def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: 
     saved = add_unrecorded(load_recipe(str(run.config)))
     location = {"run_name": run.path.name, "logdir": str(run.path.parent)}
     before = build_config(RunConfig, saved)
+    flags = _check_source(flags, before, run)
     config = _set_fp8_layers(layer_config(saved, flags, location), before)
     changes = _find_changes(before, config, options)
     return RunRequest(config, run, wanted, None, changes, options.allow_changes)
 
 
+def _check_source(flags: dict[str, Any], before: RunConfig, run: RunDirectory) -> dict[str, Any]:
+    """The flags without init_from, which the run has recorded; raises UserError if it names other weights."""
+    recorded = before.training.init_from
+    logdir = str(flags.get("logdir", run.path.parent))
+    if "init_from" in flags and not is_same_source(flags["init_from"], recorded, logdir):
+        started = "from scratch" if recorded is None else f"from {split_pin(recorded)[0]}"
+        raise UserError(
+            f"run {run.path} started {started}, and a resumed run cannot change init_from to {flags['init_from']}; "
+            f"leave it out, or start a new run"
+        )
+    return {name: value for name, value in flags.items() if name != "init_from"}
+
+
 def _branch_from(path: Path, recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:
     """A new run that starts from a checkpoint's state and config; `recipe` only names the run."""
+    if flags.get("init_from") is not None:
+        raise UserError(f"--init_from and --resume {path} both name weights to start from; leave one of them out")
     saved = load_checkpoint(path, groups=()).values.get("config")
     settings = add_unrecorded(read_settings(RunConfig, saved, f"checkpoint {path}"))
-    settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir")}
+    settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir", "init_from")}
     before = build_config(RunConfig, settings)
     config = _name_run(_set_fp8_layers(layer_config(settings, flags), before), make_run_name(recipe))
     check_unused(_find_directory(config))

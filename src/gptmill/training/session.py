@@ -44,6 +44,7 @@ from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
 from gptmill.training.dry_run import dry_run, refuse_too_large
+from gptmill.training.initial_weights import broadcast_initial_weights, read_initial_source, record_source
 from gptmill.training.micro_batch import GraphedPass, check_cuda_graphs
 from gptmill.training.plan import TrainPlan, make_plan
 from gptmill.training.plugin_fingerprints import check_plugins, list_plugin_fingerprints
@@ -111,6 +112,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         load_compiler()
     world = stack.enter_context(open_world(config.machine.device))
     check_cuda_graphs(config, world)
+    source = read_initial_source(request, world)
     world.run_on_main(partial(prepare_if_needed, request, report_preparing))
     corpora = open_corpora(config.data)
     sampler = build_sampler(config, corpora)
@@ -122,10 +124,15 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     if resume_point is not None:
         tensors = resume_point.checkpoint.tensors["model"]
         check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
+    weights = broadcast_initial_weights(source, request, corpora, plan, world)
+    request = record_source(request, weights)
+    config = request.config
     with refuse_too_large(plan.parameters, world.device):
         state = build_state(config, plan, world)
         if resume_point is not None:
             plan = restore(state, resume_point, corpora, request, plan)
+        elif weights is not None:
+            weights.load(state)
     dry_run(state, config, plan, world)
     evaluators = build_evaluators(config, corpora, world)
     reader = build_reader(config, corpora, world)
@@ -237,8 +244,13 @@ def make_origin(config: RunConfig, corpora: Corpora, resume_point: ResumePoint |
         "plugins": list_plugin_fingerprints(config, corpora.tokenizer.name),
         "randomness": "reseeded at every step from (seed, step, rank)",
         "ranks": world.size,
-        "parent": resume_point.parent if resume_point else "",
+        "parent": find_parent(config, resume_point),
     }
+
+
+def find_parent(config: RunConfig, resume_point: ResumePoint | None) -> str:
+    """The checkpoint or model from which this run was started; empty for a run started from scratch."""
+    return resume_point.parent if resume_point else config.training.init_from or ""
 
 
 def describe_run(
@@ -272,7 +284,7 @@ def describe_run(
         plugins=list_plugin_fingerprints(config, corpora.tokenizer.name),
         data=corpora.sha256,
         resumed_from=resume_point.path if resume_point else "",
-        parent=resume_point.parent if resume_point else "",
+        parent=find_parent(config, resume_point),
         changes=list(request.changes),
     )
 

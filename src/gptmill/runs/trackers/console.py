@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from gptmill.runs.display import shorten_checksum
 from gptmill.runs.events import (
     EvalDone,
     Event,
@@ -168,6 +169,7 @@ def describe_start(event: RunStarted) -> str:
     rows = {
         "run": event.run,
         "model": f"{event.parameters:,} parameters{active}, {event.precision}",
+        "weights": "" if event.resumed_from or not event.parent else f"from {shorten_checksum(event.parent)}",
         "compute": _describe_compute(event),
         "layout": event.layout,
         "optimizer": event.optimizer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator
 from importlib import import_module
 from typing import Any, Literal, TypeVar, get_args
 
@@ -78,15 +78,23 @@ def _adapt(kind: str, target: Any, options: type) -> Any:
     if kind == "optimizer":
         return import_module("gptmill.training.optimizers").make_own_builder(target)
     if kind == "format":
-
-        def read_format(stored: Any, reading: ReadingOptions, _part: object) -> Iterable[str]:
-            documents: Iterable[str] = target(stored.open_data(), reading.reading_parts.find(options))
-            return iter(documents)
-
-        return read_format
+        return lambda stored, reading, _part: _read(stored.open_data, target, stored.uri, reading, options)
     if kind == "source":
-        return lambda rest, reading: target(rest, reading.reading_parts.find(options))
+        return lambda rest, reading: _read(lambda: rest, target, rest, reading, options)
     return target
+
+
+def _read(
+    open_input: Callable[[], Any], read: Any, where: str, reading: ReadingOptions, options: type
+) -> Generator[str]:
+    """The documents that a plug-in's function reads; whatever it raises names the input."""
+    try:
+        yield from read(open_input(), reading.reading_parts.find(options))
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{read.__name__}, of a plug-in, failed on {where}: {reason:.300}; fix it there") from error
 
 
 def _check_free(kind: str, name: str, target: Any) -> None:

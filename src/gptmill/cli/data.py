@@ -46,6 +46,7 @@ def run(arguments: list[str]) -> int:
 
 def print_info(location: str, request: DataRequest) -> int:
     from gptmill.data.cleaning import CleaningReport
+    from gptmill.data.sources import DefectReport
 
     shards = open_corpus(location, request)
     manifest = shards.manifest
@@ -57,6 +58,7 @@ def print_info(location: str, request: DataRequest) -> int:
         lines.append(f"{name:<6}{split.tokens:,} tokens{documents} in {len(split.shards):,} shard(s)")
     described = {key: value for key, value in manifest.source.items() if value is not None}
     lines += ["source", *(f"  {key}: {value}" for key, value in described.items())]
+    lines += DefectReport.from_json(manifest.defects).describe()
     lines += CleaningReport.from_json(manifest.cleaning).describe() if manifest.cleaning else []
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

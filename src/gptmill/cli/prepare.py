@@ -26,10 +26,12 @@ def run(arguments: list[str]) -> int:
     from gptmill.cli.progress import show_preparing
     from gptmill.data.cleaning import CleaningReport
     from gptmill.data.prepare import prepare_corpus
+    from gptmill.data.sources import DefectReport
 
     with show_preparing() as report:
         folder, manifest = prepare_corpus(parsed.words, build_config(PrepareRequest, parsed.values), report)
-    for line in CleaningReport.from_json(manifest.cleaning).describe():
+    cleaning, defects = CleaningReport.from_json(manifest.cleaning), DefectReport.from_json(manifest.defects)
+    for line in [*defects.describe(), *cleaning.describe()]:
         sys.stdout.write(line + "\n")
     for name, split in (("train", manifest.train), ("val", manifest.val)):
         counts = f"{split.tokens:,} tokens of {split.documents:,} documents in {len(split.shards)} shard(s)"

@@ -53,6 +53,10 @@ class ReadingOptions:
     """Separator of documents in a text file, e.g. \\n<|endoftext|>\\n (default: one document per file)."""
     from_file: str | None = None
     """Local file of a named corpus, used instead of downloading it (also --from)."""
+    on_error: Literal["stop", "skip", "replace"] = "stop"
+    """Bad input: stop; skip the record or the damaged rest of its file; or replace undecodable bytes, else skip."""
+    max_errors: int = 1000
+    """on_error skip or replace: stop if there are more errors than this."""
     reading_parts: ReadingPartOptions = field(default_factory=ReadingPartOptions)
 
 
@@ -91,7 +95,7 @@ class PrepareRequest:
     tokenizer: str = "gpt2"
     """gpt2, byte, char (the corpus' characters), another tiktoken encoding, or the path of a tokenizer.json."""
     val_fraction: float = 0.01
-    """Fraction of the corpus held out for validation."""
+    """Fraction of the corpus held out for validation; 0: no validation split."""
     val_source: str | None = None
     """Separate source of validation text; if set, nothing is split off."""
     split: Literal["auto", "documents", "tail"] = "auto"

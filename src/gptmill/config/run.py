@@ -36,7 +36,7 @@ class DataConfig:
     tokenizer: str | None = None
     """Tokenizer that the shards must use (default: the one they were prepared with; gpt2 when preparing)."""
     val_fraction: float = 0.01
-    """Fraction of the corpus held out for validation when it is prepared."""
+    """Fraction of the corpus held out for validation when it is prepared; 0: no validation split."""
     mixture: str | None = None
     """Data mixture instead of data_dir: folders with sampling weights, e.g. data/books=0.7,data/code=0.3."""
     order: OrderName = "shuffle"

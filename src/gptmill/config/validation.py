@@ -90,7 +90,7 @@ RANGES = (
         lambda value: 0 <= value < 1,
         "must be at least 0 and below 1",
     ),
-    Range("val_fraction", lambda value: 0 < value < 1, "must be between 0 and 1"),
+    Range("val_fraction", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must be between 0 and {MAX_SEED}"),
     Range("logdir data_dir corpus tokenizer mirror_to init_from", lambda value: value != "", "must not be empty"),
     Range("score", is_folder_name, "must be a plain name, as given to gptmill data score"),

@@ -66,10 +66,12 @@ def _is_ours(path: Path) -> bool:
 
 def _check_request(request: PrepareRequest) -> None:
     problems = check_cleaning(request.cleaning)
-    if not 0 < request.val_fraction < 1:
-        problems.append(Problem(f"--val_fraction {request.val_fraction}", "must lie between 0 and 1"))
+    if not 0 <= request.val_fraction < 1:
+        problems.append(Problem(f"--val_fraction {request.val_fraction}", "must be at least 0 and below 1"))
     if request.shard_tokens < 1:
         problems.append(Problem(f"--shard_tokens {request.shard_tokens}", "must be at least 1"))
+    if request.reading.max_errors < 1:
+        problems.append(Problem(f"--max_errors {request.reading.max_errors}", "must be at least 1"))
     if request.processes is not None and request.processes < 1:
         problems.append(Problem(f"--processes {request.processes}", "must be at least 1"))
     if request.cluster is not None and request.processes is not None:
@@ -84,6 +86,7 @@ def _describe_origin(source: Source, val_source: Source | None, request: Prepare
     """Describes everything that determines the bytes of the shards, for the manifest."""
     reading = list_values(request.reading)
     del reading["from_file"]  # where a named corpus was stored; the listing identifies its content
+    del reading["max_errors"]  # does not affect the shards, and may be raised to resume
     return {
         **_describe_source(source),
         "val_source": _describe_source(val_source) if val_source else None,

@@ -30,12 +30,14 @@ from gptmill.data.sources.source import HUB_PREFIX, Source, SourceFile, find_own
 
 STANDARD_INPUT = "-"
 LOCAL_SCHEME = "file://"
+METADATA_SUFFIX = ".wat"  # of Common Crawl
 
 
 def resolve_source(inputs: list[str], options: ReadingOptions) -> Source:
     """Finds all files of the inputs; raises UserError if there is nothing to read."""
     _check_from(inputs, options)
     files = tuple(file for name in inputs for file in _resolve_input(name, options))
+    _check_metadata(files)
     # Relative names and sizes, so that a corpus keeps its identity when its folder is moved.
     listing = "\n".join(f"{file.name} {file.size_bytes}" for file in files)
     size_bytes = sum(file.size_bytes for file in files)
@@ -76,6 +78,15 @@ def make_source_name(inputs: list[str]) -> str:
 def _check_from(inputs: list[str], options: ReadingOptions) -> None:
     if options.from_file is not None and sum(name in CORPORA for name in inputs) != 1:
         raise UserError(f"--from goes with one named corpus ({', '.join(CORPORA)}); name it as the source")
+
+
+def _check_metadata(files: tuple[SourceFile, ...]) -> None:
+    for file in files:
+        if PurePath(split_compression(file.path_name)[0]).suffix.lower() == METADATA_SUFFIX:
+            raise UserError(
+                f"{file.uri} holds the metadata of a crawl, not its text; give the .wet.gz or .warc.gz file of the "
+                f"same crawl"
+            )
 
 
 def _resolve_input(name: str, options: ReadingOptions) -> list[SourceFile]:

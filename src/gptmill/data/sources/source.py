@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -10,7 +10,7 @@ from gptmill.config.requests import ReadingOptions
 
 HUB_PREFIX = "hf:"
 
-SOURCES: dict[str, Callable[[str, ReadingOptions], Iterable[str]]] = {}
+SOURCES: dict[str, Callable[[str, ReadingOptions], Generator[str]]] = {}
 """Registered sources by the name before the colon, as in NAME:REST; each yields the documents of REST."""
 
 

@@ -7,6 +7,7 @@ from pathlib import PurePath
 
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.compression import split_compression
+from gptmill.data.sources.failures import Record
 from gptmill.data.sources.formats.json_records import read_json, read_json_lines
 from gptmill.data.sources.formats.parquet import read_parquet
 from gptmill.data.sources.formats.tables import read_csv, read_tsv
@@ -15,7 +16,7 @@ from gptmill.data.sources.formats.web import read_html, read_warc, read_wet
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
-Reader = Callable[[StoredFile, ReadingOptions, Part | None], Iterator[str]]
+Reader = Callable[[StoredFile, ReadingOptions, Part | None], Iterator[Record]]
 
 PROSE_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".adoc")
 CODE_SUFFIXES = (".c", ".cc", ".cpp", ".h", ".hpp", ".go", ".java", ".js", ".rb", ".rs", ".sh", ".ts")

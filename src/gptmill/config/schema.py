@@ -75,7 +75,8 @@ def build_config(cls: type[T], values: dict[str, Any]) -> T:
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         hint = hints[item.name]
         if is_part_options(hint):
-            arguments[item.name] = hint(tuple(build_config(part.options, values) for part in list_parts(hint.kinds)))
+            own = [part.options for part in list_parts(hint.kinds) if dataclasses.fields(part.options)]
+            arguments[item.name] = hint(tuple(build_config(options, values) for options in own))
         elif variants := list_variants(hint, item.name):
             tag = values.get(item.name, _read_tag(item.default))
             arguments[item.name] = build_config(variants[tag], values)

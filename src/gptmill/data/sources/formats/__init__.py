@@ -40,12 +40,12 @@ SEPARABLE = (read_text, read_python)  # the formats that --separator applies to
 
 def find_format(name: str) -> Reader:
     """Returns the reader for a file name; files of unknown suffix are read as plain text."""
-    return FORMATS.get(_find_suffix(name), read_text)
+    return FORMATS.get(find_suffix(name), read_text)
 
 
 def is_known(name: str) -> bool:
     """Whether the name has a suffix of FORMATS, optionally followed by that of a compression."""
-    return _find_suffix(name) in FORMATS
+    return find_suffix(name) in FORMATS
 
 
 def is_one_document(name: str, options: ReadingOptions) -> bool:
@@ -54,5 +54,6 @@ def is_one_document(name: str, options: ReadingOptions) -> bool:
     return read is read_html or (read in SEPARABLE and options.separator is None)
 
 
-def _find_suffix(name: str) -> str:
+def find_suffix(name: str) -> str:
+    """Returns the suffix of a file name without that of its compression."""
     return PurePath(split_compression(name)[0]).suffix.lower()

@@ -119,6 +119,7 @@ def test_a_corpus_is_prepared_again_only_for_the_parts_that_it_uses(gptmill: Gpt
     assert (tmp_path / "a/manifest.json").read_bytes() == before
 
 
+HEAD = "import gptmill\nfrom dataclasses import dataclass\n@dataclass(frozen=True)\nclass A:\n"
 BAD = {
     "missing": (None, "there is no plug-in bad.py"),
     "syntax": ("def (", "cannot be loaded: SyntaxError"),
@@ -127,13 +128,11 @@ BAD = {
     "name": ('import gptmill\ngptmill.register("attention", "Two words")', "cannot be the name of a attention"),
     "taken": ('import gptmill\ngptmill.register("optimizer", "adamw")(print)', "'adamw' exists already, in gptmill"),
     "option taken": (
-        "import gptmill\nfrom dataclasses import dataclass\n@dataclass(frozen=True)\nclass A:\n    max_lr: float = 1.0\n"
-        'gptmill.register("schedule", "x", options=A)(print)',
+        f'{HEAD}    max_lr: float = 1.0\ngptmill.register("schedule", "x", options=A)(print)',
         "have the name of another option: rename max_lr",
     ),
     "option type": (
-        "import gptmill\nfrom dataclasses import dataclass\n@dataclass(frozen=True)\nclass A:\n    sizes: tuple = ()\n"
-        'gptmill.register("schedule", "x", options=A)(print)',
+        f'{HEAD}    sizes: tuple = ()\ngptmill.register("schedule", "x", options=A)(print)',
         "must be int, float, str, bool",
     ),
 }
@@ -160,9 +159,7 @@ WRONG_USE = {
 
 
 @pytest.mark.parametrize(("flags", "message"), WRONG_USE.values(), ids=WRONG_USE.keys())
-def test_wrong_use_of_own_parts_gets_one_sentence(
-    gptmill: GptMill, words: list[str], tmp_path: Path, flags: str, message: str
-) -> None:
+def test_wrong_use_of_own_parts_gets_one_sentence(gptmill: GptMill, words: list[str], flags: str, message: str) -> None:
     refused = gptmill("train", *words, *FLAGS, *flags.split(), check=False)
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert message in refused.stderr

@@ -91,7 +91,7 @@ def make_row(path: Path, tiers: list[str]) -> list[str]:
 
 def verify(folder: Path) -> int:
     """Verifies the checksums of all checkpoints; returns exit code 1 if any is damaged."""
-    from gptmill.cli.progress import show_amount
+    from gptmill.api.progress import show_amount
     from gptmill.runs.checkpoints.selection import list_candidates
     from gptmill.runs.checkpoints.storage import find_damage, list_step_folders
 

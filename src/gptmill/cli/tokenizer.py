@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> int:
 
 
 def train(sources: list[str], request: TokenizerRequest) -> int:
-    from gptmill.cli.progress import show_reading
+    from gptmill.api.progress import show_reading
     from gptmill.data.files import write_durably
     from gptmill.data.sources import DefectReport
     from gptmill.data.tokenizers.bpe_training import MIN_VOCAB_SIZE, train_tokenizer

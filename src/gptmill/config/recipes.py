@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gptmill.config.errors import ConfigError, Problem, UserError, suggest
 from gptmill.config.plugins import load_plugins, split_names
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import EXPECTED, build_config, find_inapplicable, list_fields, merge_values, parse_value
+from gptmill.config.schema import build_config, find_inapplicable, list_fields, merge_values, parse_typed
 from gptmill.config.synonyms import suggest_option
 from gptmill.config.validation import find_problems
 
@@ -35,6 +36,12 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     if problems:
         raise ConfigError(problems)
     return values
+
+
+def load_recipe_plugins(recipe: str) -> None:
+    """Loads the plug-ins of a recipe, since their options are fields; `load_recipe` reports what is wrong with it."""
+    with suppress(UserError):
+        load_recipe(recipe)
 
 
 def make_config(recipe: str | None, flags: dict[str, Any]) -> RunConfig:
@@ -57,21 +64,24 @@ def drop_replaced_data(values: dict[str, Any], flags: dict[str, Any]) -> dict[st
 def layer_config(*layers: dict[str, Any]) -> RunConfig:
     """The config of several layers of values, later ones on top.
 
-    Raises ConfigError for values that apply only to a variant that is not selected.
+    Raises ConfigError for unknown names and for values that apply only to a variant that is not selected, together
+    with all other problems.
     """
     values: dict[str, Any] = {}
     for layer in layers:
         values = merge_values(RunConfig, values, layer)
-    problems = []
+    known = [field.name for field in list_fields(RunConfig)]
+    problems = [Problem(name, f"unknown option{suggest_option(name, known)}") for name in values if name not in known]
     for name, owners in find_inapplicable(RunConfig, values).items():
         variants = " or ".join(f"{field} {tag}" for field, tag in owners)
         field, tag = owners[0]
         problems.append(
             Problem(f"{name} = {values[name]}", f"applies only to {variants}; add --{field} {tag}, or remove it")
         )
+    config = build_config(RunConfig, values)
     if problems:
-        raise ConfigError(problems)
-    return build_config(RunConfig, values)
+        raise ConfigError(problems + find_problems(config))
+    return config
 
 
 def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:
@@ -149,9 +159,7 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
             problems.append(Problem(where, f"belongs under [{field.section}]"))
         else:
             try:
-                if isinstance(raw, str) and field.kind in EXPECTED and not (field.optional and raw == "none"):
-                    raise ValueError(f"expected {EXPECTED[field.kind]} without quotes")
-                values[field.name] = parse_value(field, raw)
+                values[field.name] = parse_typed(field, raw)
             except ValueError as error:
                 problems.append(Problem(f"{where} = {raw!r}", str(error)))
     return values

@@ -169,6 +169,43 @@ def parse_value(field: Field, raw: object) -> Any:
     return _parse_number(field.kind, raw)
 
 
+def parse_typed(field: Field, value: object) -> Any:
+    """As `parse_value`, for a value that has a type, in TOML or Python: a number in quotes is not one."""
+    if value is None and field.optional:
+        return None
+    if isinstance(value, str) and field.kind in EXPECTED and not (field.optional and value == "none"):
+        raise ValueError(f"expected {EXPECTED[field.kind]} without quotes")
+    return parse_value(field, value)
+
+
+def find_wrong_parts(config: Any) -> dict[str, str]:
+    """Sections and variants of a config that are instances of another class, by name, and what was expected."""
+    wrong: dict[str, str] = {}
+    for name, hint in get_type_hints(type(config)).items():
+        is_section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+        classes: tuple[type, ...] = tuple(list_variants(hint, name).values()) or ((hint,) if is_section else ())
+        if classes and isinstance(getattr(config, name), classes):
+            wrong |= find_wrong_parts(getattr(config, name))
+        elif classes:
+            wrong[name] = f"expected {' or '.join(f'{each.__name__}(...)' for each in classes)}"
+    return wrong
+
+
+def find_wrong_types(config: Any) -> dict[str, str]:
+    """Fields of a config whose values have the wrong type, by name, and what was expected: dataclasses check none."""
+    cls: type = type(config)
+    values, wrong = list_values(config), dict[str, str]()
+    for field in list_fields(cls):
+        value = values.get(field.name)
+        if field.name not in values or (field.kind is float and isinstance(value, float)):
+            continue  # of a variant that is not selected; or perhaps infinite, which is a matter of range
+        try:
+            parse_typed(field, value)
+        except ValueError as error:
+            wrong[field.name] = str(error)
+    return wrong
+
+
 def _is_unicode(text: str) -> bool:
     """Whether the text can be encoded as UTF-8; undecodable bytes from the shell cannot (surrogateescape)."""
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import gptmill
 from gptmill.config.composition import FP8
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
@@ -58,13 +58,22 @@ class RunRequest:
     allows_changes: bool = False
     deadline: float | None = None
     """When the process must have exited, on time.monotonic()."""
+    is_quiet: bool = False
+    """Whether the console shows no progress."""
 
 
 def make_run_request(
-    recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions = NO_PRESETS
+    recipe: str | None,
+    flags: dict[str, Any],
+    options: StartOptions,
+    presets: PresetOptions = NO_PRESETS,
+    started: float | None = None,
 ) -> RunRequest:
-    """Raises UserError for an invalid combination of recipe, flags and options."""
-    deadline = _make_deadline(options.time_limit)
+    """Raises UserError for an invalid combination of recipe, flags and options.
+
+    The time limit counts from `started`, on time.monotonic(), or else from now.
+    """
+    deadline = _make_deadline(options.time_limit, time.monotonic() if started is None else started)
     if options.resume is None:
         return replace(_make_new(recipe, resolve_presets(recipe, flags, presets), options), deadline=deadline)
     if options.force_cpu:
@@ -219,10 +228,10 @@ def _is_same_run(run: RunDirectory, tracking: TrackingConfig) -> bool:
     return run.path.resolve() == (Path(tracking.logdir) / (tracking.run_name or "")).resolve()
 
 
-def _make_deadline(time_limit: str | None) -> float | None:
+def _make_deadline(time_limit: str | None, started: float) -> float | None:
     if time_limit is None:
         return None
     try:
-        return gptmill.STARTED + parse_duration(time_limit)
+        return started + parse_duration(time_limit)
     except ValueError as error:
         raise UserError(f"--time_limit {time_limit}: {error}") from None

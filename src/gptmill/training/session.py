@@ -35,11 +35,12 @@ from gptmill.runs.events import RunStarted
 from gptmill.runs.history import record_crash
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
-from gptmill.runtime.compiling import load_compiler
+from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.device import describe_device
 from gptmill.runtime.precision import describe_precision, set_matmul_precision
 from gptmill.runtime.signals import StopFlag, listen_for_stop
+from gptmill.runtime.torch_settings import restore_torch_settings
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
@@ -107,6 +108,7 @@ class Session:
 def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
     """Builds or restores the state and opens the run. Writes nothing before everything has been validated."""
     config, started = request.config, time.monotonic()
+    stack.enter_context(restore_torch_settings())
     set_deterministic(config.machine.deterministic)
     if config.machine.compile:
         load_compiler()
@@ -129,6 +131,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     config = request.config
     with refuse_too_large(plan.parameters, world.device):
         state = build_state(config, plan, world)
+        if config.machine.compile:
+            stack.callback(forget_compiled)
         if resume_point is not None:
             plan = restore(state, resume_point, corpora, request, plan)
         elif weights is not None:
@@ -145,7 +149,13 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         open_watchdog(run.path, world.rank, world.size, guard.hang_factor, guard.hang_seconds)
     )
     trackers = stack.enter_context(
-        open_trackers(run, config.tracking, state.step, is_evaluated=state.evaluated_at == state.step)
+        open_trackers(
+            run,
+            config.tracking,
+            state.step,
+            is_evaluated=state.evaluated_at == state.step,
+            is_quiet=request.is_quiet,
+        )
         if world.is_main
         else TrackerGroup([])
     )

@@ -21,7 +21,7 @@ options."""
 
 
 def open_trackers(
-    run: RunDirectory, config: TrackingConfig, resumed_at: int, *, is_evaluated: bool = True
+    run: RunDirectory, config: TrackingConfig, resumed_at: int, *, is_evaluated: bool = True, is_quiet: bool = False
 ) -> TrackerGroup:
     """Opens the run's trackers, rewound to the step it resumes from, so that no step is recorded twice."""
     trackers: list[Tracker] = [
@@ -29,8 +29,9 @@ def open_trackers(
         JsonLines(run.events, resumed_at, is_evaluated=is_evaluated),
         TextLog(run.text_log, resumed_at, is_evaluated=is_evaluated),
         SampleFiles(run.samples, resumed_at),
-        build_console(),
     ]
+    if not is_quiet:
+        trackers.append(build_console())
     if config.use_tensorboard:
         trackers.append(TensorBoard(run.tensorboard, resumed_at))
     for name in split_names(config.trackers):

@@ -103,7 +103,8 @@ def read_model_config(values: Any, source: str) -> ModelConfig:
 def check_size(config: ModelConfig, padded_vocab_size: int, tensors: Mapping[str, Tensor], source: str) -> None:
     """Raises UserError if the tensors are far too small for the config, before a huge model is built in vain."""
     needed = count_parameters(config, padded_vocab_size)
-    modules = config.num_layers + config.value_embeddings + config.mtp_heads
+    is_own = "architecture" in config.own_parts
+    modules = 0 if is_own else config.num_layers + config.value_embeddings + config.mtp_heads
     sizes = [tensor.numel() for tensor in tensors.values()]
     # Missing and extra tensors are reported later; here only the order of magnitude matters.
     is_small = needed.total > 2 * sum(sizes) or needed.token_embedding > max(sizes, default=0)

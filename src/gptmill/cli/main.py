@@ -62,6 +62,9 @@ def run_guarded(arguments: list[str]) -> int:
         return report_os_error(error)
     except KeyboardInterrupt:
         sys.stderr.write("gptmill: interrupted\n")
+        # CPython takes a Ctrl-C inside an exec, as in dataclasses, for unhandled and overrides the exit code in the
+        # end, unless another exec has succeeded since.
+        exec("")
         return exit_codes.INTERRUPTED
 
 

@@ -49,6 +49,7 @@ from gptmill.training.micro_batch import GraphedPass, check_cuda_graphs
 from gptmill.training.plan import TrainPlan, make_plan
 from gptmill.training.resume_point import ResumePoint, read_resume_point
 from gptmill.training.run_request import RunRequest
+from gptmill.training.schedule_warnings import warn_of_schedule
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state
 
@@ -146,6 +147,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         first_step=state.step, started=started,
     )  # fmt: skip
     trackers.track(describe_run(session, state, corpora, request, resume_point))
+    for warning in warn_of_schedule(config, plan, state, resume_point):
+        trackers.track(warning)
     return session, state
 
 
@@ -177,9 +180,8 @@ def restore(
     state.restore(checkpoint, source)
     if request.allows_changes and request.changes:
         state.spike_detector = build_spike_detector(config)  # its statistics may no longer hold
-    if config.training.max_steps is None and config.training.steps_per_epoch is None:
-        left = config.training.num_epochs * plan.windows_per_epoch - (state.windows_read - state.windows_jumped)
-        plan = replace(plan, max_steps=max(1, plan.find_last_step(state.step, left)))
+    trained = state.windows_read - state.windows_jumped
+    plan = replace(plan, max_steps=plan.find_max_steps(config.training, state.step, trained))
     if state.step > plan.max_steps:
         raise UserError(f"{source} is at step {state.step}, beyond max_steps {plan.max_steps}; raise --max_steps")
     return plan

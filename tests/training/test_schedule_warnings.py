@@ -45,13 +45,13 @@ def test_other_max_steps_that_leave_the_schedule_as_it_is_are_no_surprise() -> N
 
 
 def test_a_longer_run_is_told_what_that_does_to_its_learning_rate(gptmill: GptMill, straight: Path) -> None:
-    output = gptmill("train", "--run_name", "straight", "--resume", "latest", "--max_steps", "44").stdout
+    output = gptmill("train", "--run_name", straight.name, "--resume", "latest", "--max_steps", "44").stdout
     warning = r"warning: max_steps 44 instead of 40 reshapes the cosine schedule: .* step 40 is \S+ instead of 0\.0001"
     assert len(re.findall(warning, output)) == 1
-    assert re.search(warning, gptmill("checkpoints", "history", "straight").stdout)
-    again = gptmill("train", "--run_name", "straight", "--resume", "40", "--max_steps", "44").stdout
+    assert re.search(warning, gptmill("checkpoints", "history", straight.name).stdout)
+    again = gptmill("train", "--run_name", straight.name, "--resume", "40", "--max_steps", "44").stdout
     assert re.search(warning, again)  # the checkpoint of step 40 knows of 40 steps only
-    assert "warning" not in gptmill("train", "--run_name", "straight", "--resume", "latest").stdout
+    assert "warning" not in gptmill("train", "--run_name", straight.name, "--resume", "latest").stdout
 
 
 def test_a_run_that_ends_within_its_warm_up_is_told_so(gptmill: GptMill, words: list[str]) -> None:

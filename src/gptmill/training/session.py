@@ -26,13 +26,14 @@ from gptmill.data.run_corpora import Corpora, open_corpora
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
+from gptmill.evals.loss import check_validation
 from gptmill.inference.loading import check_size
 from gptmill.models.fused.dispatch import describe_kernels
 from gptmill.models.huggingface.layouts import describe_layout
 from gptmill.runs.checkpoints.disk_space import check_disk_space
 from gptmill.runs.code_fingerprint import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory, create_run, lock_run, save_config
-from gptmill.runs.events import RunStarted
+from gptmill.runs.events import RunStarted, Warned
 from gptmill.runs.history import record_crash
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
@@ -116,6 +117,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     corpora = open_corpora(config.data)
     sampler = build_sampler(config, corpora)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
+    no_validation = check_validation(config, corpora)
     set_matmul_precision(plan.precision)
     set_attention_backend(config.machine.attention_backend)
     resume_point = read_resume_point(request, world)
@@ -147,6 +149,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         first_step=state.step, started=started,
     )  # fmt: skip
     trackers.track(describe_run(session, state, corpora, request, resume_point))
+    if no_validation:
+        trackers.track(Warned(state.step, "validation", no_validation))
     for warning in warn_of_schedule(config, plan, state, resume_point):
         trackers.track(warning)
     return session, state

@@ -25,13 +25,14 @@ from gptmill.data.run_corpora import Corpora, open_corpora
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
+from gptmill.evals.loss import check_validation
 from gptmill.inference.loading import check_size
 from gptmill.models.fused.dispatch import describe_kernels
 from gptmill.models.huggingface.layouts import describe_layout
 from gptmill.runs.checkpoints.disk_space import check_disk_space
 from gptmill.runs.code_fingerprint import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory, create_run, save_config
-from gptmill.runs.events import RunStarted
+from gptmill.runs.events import RunStarted, Warned
 from gptmill.runs.history import record_crash
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
@@ -51,6 +52,7 @@ from gptmill.training.plan import TrainPlan, make_plan
 from gptmill.training.plugin_fingerprints import check_plugins, list_plugin_fingerprints
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
+from gptmill.training.schedule_warnings import warn_of_schedule
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state
 
@@ -119,6 +121,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     corpora = open_corpora(config.data)
     sampler = build_sampler(config, corpora)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
+    no_validation = check_validation(config, corpora)
     set_matmul_precision(plan.precision)
     set_attention_backend(config.machine.attention_backend)
     run = hold_run(request, world, stack)
@@ -164,6 +167,10 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         first_step=state.step, started=started,
     )  # fmt: skip
     trackers.track(describe_run(session, state, corpora, request, resume_point))
+    if no_validation:
+        trackers.track(Warned(state.step, "validation", no_validation))
+    for warning in warn_of_schedule(config, plan, state, resume_point):
+        trackers.track(warning)
     return session, state
 
 
@@ -197,9 +204,8 @@ def restore(
     state.restore(checkpoint, source)
     if request.allows_changes and request.changes:
         state.spike_detector = build_spike_detector(config)  # its statistics may no longer hold
-    if config.training.max_steps is None and config.training.steps_per_epoch is None:
-        left = config.training.num_epochs * plan.windows_per_epoch - (state.windows_read - state.windows_jumped)
-        plan = replace(plan, max_steps=max(1, plan.find_last_step(state.step, left)))
+    trained = state.windows_read - state.windows_jumped
+    plan = replace(plan, max_steps=plan.find_max_steps(config.training, state.step, trained))
     if state.step > plan.max_steps:
         raise UserError(f"{source} is at step {state.step}, beyond max_steps {plan.max_steps}; raise --max_steps")
     return plan

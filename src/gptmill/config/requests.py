@@ -147,6 +147,18 @@ class CheckpointsRequest:
 
 
 @dataclass(frozen=True)
+class RunsRequest:
+    """Runs"""
+
+    logdir: str = "runs"
+    """Folder that contains all runs."""
+    sort: Literal["started", "name", "step", "loss", "size"] = "started"
+    """list: newest first, by name, or by the most steps, the lowest validation loss or the largest size."""
+    yes: bool = False
+    """remove: do not ask."""
+
+
+@dataclass(frozen=True)
 class VerifyResumeRequest:
     """Resume check"""
 

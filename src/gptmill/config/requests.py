@@ -173,7 +173,7 @@ class SampleRequest:
     """Sampling"""
 
     prompt: str = ""
-    """Prompt; empty starts a new document."""
+    """Prompt; empty starts a new document, - reads standard input."""
     num_samples: int = 1
     """Number of samples."""
     max_new_tokens: int = 256

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.requests import SampleRequest
 from gptmill.config.validation import MAX_SEED
 from gptmill.inference.generator import SamplingConfig, generate
-from gptmill.inference.loading import LoadedModel, load_run_model
+from gptmill.inference.loading import LoadedModel, is_checkpoint, load_model, load_run_model
 from gptmill.runs.directory import find_run
 from gptmill.runtime.device import choose_device
 
@@ -36,16 +37,24 @@ class TextSampler:
 
 
 def open_sampler(run_name: str, request: SampleRequest) -> TextSampler:
-    """Loads the model; raises UserError for invalid settings, runs and prompts."""
+    """Loads the model of a run, or of the checkpoint at a path; raises UserError for invalid settings and prompts."""
     if problems := find_problems(request):
         raise ConfigError(problems)
-    run = find_run(run_name, request.logdir)
-    loaded = load_run_model(run, request.checkpoint, choose_device(request.device), request.weights)
+    loaded = _load(run_name, request)
     try:
         prompt = [loaded.tokenizer.end_of_text, *loaded.tokenizer.encode(request.prompt).tolist()]
     except UserError as error:
         raise UserError(f"--prompt {request.prompt!r}: {error}") from None
     return TextSampler(loaded, request, prompt)
+
+
+def _load(run_or_checkpoint: str, request: SampleRequest) -> LoadedModel:
+    path, device = Path(run_or_checkpoint), choose_device(request.device)
+    if not is_checkpoint(path):
+        return load_run_model(find_run(run_or_checkpoint, request.logdir), request.checkpoint, device, request.weights)
+    if request.checkpoint != "latest":
+        raise UserError(f"{path} is a checkpoint; leave out --checkpoint {request.checkpoint}, or name the run instead")
+    return load_model(path, device, request.weights)
 
 
 def find_problems(request: SampleRequest) -> list[Problem]:

@@ -24,6 +24,7 @@ VERBS = {
     "train": "train a model from a recipe, or resume a run",
     "sample": "generate text with a trained model",
     "data": "inspect and verify a prepared corpus, score its documents",
+    "runs": "list, compare and remove runs",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",
     "verify-resume": "check on this machine that a killed run resumes bit-identically",
     "tune": "find the fastest micro-batch size and compile mode for a recipe",

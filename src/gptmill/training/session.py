@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from gptmill.runs.code_fingerprint import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import RunStarted, Warned
 from gptmill.runs.history import record_crash
+from gptmill.runs.slow_notice import say_if_slow
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
@@ -98,6 +99,11 @@ class Session:
         tiers = list_due_tiers(state, self.config, self.plan, is_best=False, is_last=is_last)
         return bool(tiers) or self.is_evaluation_due(state) or self.is_snapshot_due(state)
 
+    def say_if_slow(self, state: TrainState, doing: str) -> AbstractContextManager[None]:
+        """Shows signs of life at the start of a process; later the logged steps do, of which the first comes late."""
+        is_starting = self.world.is_main and state.step <= self.first_step + 1
+        return say_if_slow(doing) if is_starting else nullcontext()
+
     def open_data_loader(self, state: TrainState) -> DataLoader:
         """This rank's micro-batches from the current data position on."""
         starts = make_starts(
@@ -140,7 +146,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
             plan = restore(state, resume_point, corpora, request, plan)
         elif weights is not None:
             weights.load(state)
-    dry_run(state, config, plan, world)
+    with say_if_slow(describe_dry_run(config)) if world.is_main else nullcontext():
+        dry_run(state, config, plan, world)
     evaluators = build_evaluators(config, corpora, world)
     reader = build_reader(config, corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))
@@ -172,6 +179,11 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     for warning in warn_of_schedule(config, plan, state, resume_point):
         trackers.track(warning)
     return session, state
+
+
+def describe_dry_run(config: RunConfig) -> str:
+    compiling = ", and compiling the model" if config.machine.compile else ""
+    return f"trying {config.training.mini_batch_size} x {config.model.context_length:,} tokens{compiling}"
 
 
 def prepare_if_needed(request: RunRequest, report: Report) -> None:

@@ -20,6 +20,7 @@ from gptmill.runs.checkpoints.tensor_files import load_tensors
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+EMBEDDINGS = ("wte.weight", "embed_tokens.weight")
 MAX_JSON_BYTES = 64 << 20
 
 
@@ -61,9 +62,11 @@ def read_hf_folder(folder: Path) -> HuggingFaceModel:
     weights: dict[str, Tensor] = {}
     checksums = []
     for path in _list_weight_files(folder):
-        weights |= load_tensors(path)
         with open_regular(path) as file:
             checksums.append(hashlib.file_digest(file, "sha256").hexdigest())
+        weights |= load_tensors(path)
+    if any(len(weights[name]) != vocab_size for name in weights if name.endswith(EMBEDDINGS)):
+        raise UserError(f"{folder}: the embedding has not {vocab_size:,} rows, as {CONFIG} says; download it again")
     sha256 = checksums[0] if len(checksums) == 1 else hashlib.sha256("\n".join(checksums).encode()).hexdigest()
     return HuggingFaceModel(folder, config, str(content["model_type"]), vocab_size, weights, sha256)
 

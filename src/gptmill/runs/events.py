@@ -48,7 +48,7 @@ class RunStarted(Event):
     resumed_from: str = ""
     """The checkpoint that this process resumed from; empty for a new run."""
     parent: str = ""
-    """The checkpoint of another run that this run was initialised from."""
+    """The checkpoint or model that this run was initialised from, with --init_from also the weights' checksum."""
     total_tokens: int = 0
     """Tokens of all steps, batch-size warm-up included."""
     changes: list[str] = field(default_factory=list)

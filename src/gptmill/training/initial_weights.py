@@ -16,13 +16,18 @@ from torch import Tensor
 
 from gptmill.config.errors import UserError
 from gptmill.config.model import LearnedPositions, ModelConfig
+from gptmill.config.run import DataConfig
 from gptmill.config.schema import list_values
 from gptmill.config.serialization import format_flags
+from gptmill.data.corpus_preparation import DEFAULT_TOKENIZER, find_data_dir
 from gptmill.data.run_corpora import Corpora
-from gptmill.data.tokenizers import build_tokenizer
-from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
+from gptmill.data.shards.opening import holds_shards
+from gptmill.data.tokenizers import Tokenizer, build_tokenizer
+from gptmill.data.tokenizers.char import CharTokenizer
+from gptmill.data.tokenizers.protocol import make_fingerprint
 from gptmill.data.tokenizers.tokenizer_json import FILE_NAME
 from gptmill.inference.huggingface_folder import HuggingFaceModel
+from gptmill.models.gpt import pad_vocab
 from gptmill.models.huggingface.config_import import drop_default_sizes
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.world import World
@@ -64,6 +69,7 @@ def read_initial_source(request: RunRequest, world: World) -> Source | None:
         init_from = str(request.config.training.init_from)
         source = read_source(init_from, request.config.tracking.logdir)
         check_model(source.config, request.config.model, split_pin(init_from)[0])
+        _check_requested_tokenizer(source, request.config.data)
         found.append(source)
 
     world.run_on_main(read)
@@ -81,7 +87,10 @@ def broadcast_initial_weights(
     def make() -> None:
         assert source is not None
         pin = make_pin(source)
-        tensors = make_tensors(source, corpora, plan.padded_vocab_size)
+        check_tokenizer(source, corpora.tokenizer, corpora.name)
+        tensors = source.weights
+        if isinstance(source, HuggingFaceModel):
+            tensors = source.convert(plan.padded_vocab_size)
         _check_finite(tensors, split_pin(pin)[0])
         made.append(Checkpoint(0, {"model": tensors}, {"init_from": pin}))
 
@@ -119,20 +128,33 @@ def check_model(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
         )
 
 
-def make_tensors(source: Source, corpora: Corpora, padded_vocab_size: int) -> dict[str, Tensor]:
-    """The weights as our state dict; raises UserError if the corpora have another tokenizer than the source."""
+def check_tokenizer(source: Source, tokenizer: Tokenizer, corpus: str) -> None:
+    """Raises UserError if the corpus has another tokenizer than the source."""
+    fingerprint = make_fingerprint(tokenizer)
     if isinstance(source, CheckpointWeights):
-        check_fingerprint(source.tokenizer_fingerprint, corpora.fingerprint, f"checkpoint {source.path}")
-        return source.weights
-    # Published models may have more rows than their tokenizer has tokens: any number, if it is certainly the same one.
-    has_rows = corpora.tokenizer.vocab_size <= source.vocab_size
-    if not has_rows or (source.vocab_size > padded_vocab_size and not _has_tokenizer(source, corpora.fingerprint)):
+        if source.tokenizer_fingerprint != fingerprint:
+            raise UserError(
+                f"tokenizer mismatch: --init_from {source.path} was trained with {source.tokenizer_fingerprint}, but "
+                f"{corpus} has {fingerprint}; prepare the corpus with the model's tokenizer"
+            )
+        return
+    # A published model may have more rows than its tokenizer has tokens: any number, if it is certainly the same one.
+    is_near = tokenizer.vocab_size <= source.vocab_size <= pad_vocab(tokenizer.vocab_size)
+    if not is_near and not (source.vocab_size > tokenizer.vocab_size and _has_tokenizer(source, fingerprint)):
         raise UserError(
-            f"--init_from {source.folder} has a vocabulary of {source.vocab_size:,} tokens, but the tokenizer of "
-            f"{corpora.name}, {corpora.tokenizer.name}, has {corpora.tokenizer.vocab_size:,}; prepare the corpus with "
-            f"the model's tokenizer: --tokenizer {source.folder / FILE_NAME}"
+            f"tokenizer mismatch: --init_from {source.folder} has a vocabulary of {source.vocab_size:,} tokens, but "
+            f"{corpus} one of {tokenizer.vocab_size:,} ({tokenizer.name}); prepare the corpus with the model's "
+            f"tokenizer: --tokenizer {source.folder / FILE_NAME}"
         )
-    return source.convert(padded_vocab_size)
+
+
+def _check_requested_tokenizer(source: Source, data: DataConfig) -> None:
+    """Checks the tokenizer of a corpus that is yet to be prepared, unless only its text decides what that is."""
+    name = data.tokenizer or DEFAULT_TOKENIZER
+    if data.mixture is not None or data.corpus is None or holds_shards(find_data_dir(data)):
+        return
+    if name != CharTokenizer.name:
+        check_tokenizer(source, build_tokenizer(name, ()), data.corpus)
 
 
 def _has_source(request: RunRequest) -> bool:

@@ -52,6 +52,8 @@ class ReadingOptions:
     """Separator of documents in a text file, e.g. \\n<|endoftext|>\\n (default: one document per file)."""
     from_file: str | None = None
     """Local file of a named corpus, used instead of downloading it (also --from)."""
+    max_expansion: float | None = 1000.0
+    """Decompression bombs: stop at a file that expands more than X-fold, beyond its first 16 MiB (none: no limit)."""
 
 
 @dataclass(frozen=True)

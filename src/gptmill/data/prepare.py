@@ -83,6 +83,7 @@ def _describe_origin(source: Source, val_source: Source | None, request: Prepare
     """Describes everything that determines the bytes of the shards, for the manifest."""
     reading = asdict(request.reading)
     del reading["from_file"]  # where a named corpus was stored; the listing identifies its content
+    del reading["max_expansion"]  # a limit, which changes no text
     return {
         **_describe_source(source),
         "val_source": _describe_source(val_source) if val_source else None,

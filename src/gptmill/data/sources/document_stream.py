@@ -64,7 +64,7 @@ def open_documents(file: SourceFile, options: ReadingOptions, part: Part | None 
     if file.is_on_hub:
         records = read_hub(file.uri, options)
         return DocumentStream(file, cut_documents(records), lambda: 0, records.close)
-    stored = StoredFile(file)
+    stored = StoredFile(file, options.max_expansion)
     read = find_format(file.path_name)
     documents = cut_documents(read(stored, options, part))
     return DocumentStream(file, documents, lambda: stored.bytes_read, stored.close)

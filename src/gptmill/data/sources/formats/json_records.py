@@ -12,6 +12,7 @@ from typing import Any
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.failures import make_decoding_error, make_field_error, make_type_error
+from gptmill.data.sources.formats.json_values import parse_values
 from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read_lines
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
@@ -105,8 +106,8 @@ def _read_records(
         if not content or content.isspace():
             continue
         try:
-            record = json.loads(content)
-        except (ValueError, RecursionError) as error:
+            record = parse_values(content)
+        except ValueError as error:
             raise UserError(f"{locate()} is not JSON: {error}; fix the line or remove it") from None
         text = find_text(record, options.text_field, locate)
         if text is not None:
@@ -126,19 +127,19 @@ def _count_lines(stored: StoredFile, offset: int) -> int:
 def _is_record(line: bytes) -> bool:
     """Whether a line is a complete record, so that the file is JSON Lines."""
     try:
-        return isinstance(json.loads(line.removeprefix(BYTE_ORDER_MARK).decode("utf-8")), dict | str)
-    except (ValueError, RecursionError):
+        return isinstance(parse_values(line.removeprefix(BYTE_ORDER_MARK).decode("utf-8")), dict | str)
+    except ValueError:
         return False
 
 
 def _parse_file(content: bytes, uri: str) -> Any:
     try:
-        return json.loads(content.decode("utf-8"))
+        return parse_values(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise make_decoding_error(uri, error, error.start) from None
     except json.JSONDecodeError as error:
         raise UserError(f"{uri}:{error.lineno} is not JSON: {error.msg}; fix the file or leave it out") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{uri} is JSON that cannot be read: {error}; leave it out") from None
 
 

@@ -17,7 +17,7 @@ BLOCK_BYTES = 2**14
 CONTENT_BYTES = 2**20  # that a block is decompressed to at a time, whatever its compression ratio
 LARGEST_WINDOW_LOG = 31
 # The package zstandard cannot bound its output, so it is fed little at a time: 4 bytes may be a block of 128 KiB.
-ZSTANDARD_BYTES = 2**10
+ZSTANDARD_BYTES = 2**9
 
 
 class CompressedStream(Protocol):

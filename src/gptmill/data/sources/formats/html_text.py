@@ -19,8 +19,10 @@ FLAT = frozenset(
     "area base br col embed hr img input link meta param source track wbr "
     "p li dt dd option optgroup tr td th thead tbody tfoot colgroup rp rt html head body".split()
 )
-HIDDEN = re.compile(r"<(script|style|noscript|template|title)\b.*?(?:</\1\b|\Z)|<!--.*?(?:-->|\Z)", re.I | re.S)
-BREAK = re.compile(r"<(?:/(?:p|div|li|tr|h[1-6]|table|ul|ol|blockquote|pre)|br|hr|p)\b[^<>]*>?", re.I)
+HIDDEN = re.compile(
+    r"<(script|style|noscript|template|title)\b.*?(?:</\1\b[^<>]*>?|\Z)|<!--.*?(?:-->|\Z)", re.IGNORECASE | re.DOTALL
+)
+BREAK = re.compile(r"<(?:/(?:p|div|li|tr|h[1-6]|table|ul|ol|blockquote|pre)|br|hr|p)\b[^<>]*>?", re.IGNORECASE)
 TAG = re.compile(r"<[a-zA-Z/!?][^<>]*>?")
 
 

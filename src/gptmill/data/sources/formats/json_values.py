@@ -8,7 +8,7 @@ from typing import Any
 
 MAX_VALUES = 2**22  # a value takes up to 100 bytes
 SMALL_CHARS = 2 * MAX_VALUES  # a value takes two characters
-STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S)
+STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 def parse_values(content: str) -> Any:

@@ -13,6 +13,7 @@ from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
+MAX_ROW_FIELDS = 2**22  # of a row, each of which takes up to 60 bytes
 END = "\ue000end of file\ue000"  # appended to detect unclosed quotes: without any, it parses as a row of its own
 
 
@@ -30,7 +31,8 @@ def _read_rows(stored: StoredFile, options: ReadingOptions, delimiter: str) -> I
     csv.field_size_limit(MAX_LINE_BYTES)
     lines = read_lines(stored.open_data(), stored.uri)
     texts = (decode_line(line, stored.uri, offset) for offset, line in lines)
-    rows = csv.reader(chain(texts, [END]), delimiter=delimiter)
+    lines_of_row = RowLines(texts, delimiter, stored.uri)
+    rows = csv.reader(chain(lines_of_row, [END]), delimiter=delimiter)
     try:
         header = next(rows, None)
         if header is None or header == [END]:
@@ -39,6 +41,7 @@ def _read_rows(stored: StoredFile, options: ReadingOptions, delimiter: str) -> I
             raise make_field_error(stored.uri, "column", options.text_field, header)
         column, number = header.index(options.text_field), 1
         for row in rows:
+            lines_of_row.end_row()
             if row == [END]:
                 return
             if row and row[-1].endswith(END):
@@ -56,3 +59,28 @@ def _read_rows(stored: StoredFile, options: ReadingOptions, delimiter: str) -> I
                 )
     except csv.Error as error:
         raise UserError(f"{stored.uri}:{rows.line_num} is not valid: {error}; fix the row or remove it") from None
+
+
+class RowLines:
+    """The lines of a table, with a limit to those of one row: quoted fields may span any number of lines."""
+
+    def __init__(self, lines: Iterator[str], delimiter: str, uri: str) -> None:
+        self._lines = lines
+        self._delimiter = delimiter
+        self._uri = uri
+        self.end_row()
+
+    def end_row(self) -> None:
+        """Starts counting anew."""
+        self._chars = self._fields = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self._chars += len(line)
+            self._fields += line.count(self._delimiter)
+            if self._chars > MAX_LINE_BYTES or self._fields > MAX_ROW_FIELDS:
+                raise UserError(
+                    f"{self._uri} has a row of more than {MAX_LINE_BYTES >> 20} MiB or {MAX_ROW_FIELDS:,} fields; "
+                    f"close its quotes, or leave it out"
+                )
+            yield line

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from gptmill.config.json_text import parse_json
+
 
 @dataclass(frozen=True)
 class Event:
@@ -199,7 +201,7 @@ def to_json(event: Event) -> str:
 
 def from_json(line: str) -> Event | None:
     """Returns the event of a line, ignoring fields that a newer gptmill added; None for an event that it added."""
-    record: dict[str, Any] = json.loads(line)
+    record: dict[str, Any] = parse_json(line)
     kind = EVENTS.get(record["event"])
     if kind is None:
         return None

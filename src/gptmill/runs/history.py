@@ -5,13 +5,14 @@ Does not import torch, so that the supervisor can write to it too.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gptmill.config.json_text import parse_json
+from gptmill.data.regular_files import read_regular
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events, read_recent_events
 from gptmill.runs.events import Event, RolledBack, RunCrashed, RunFinished, RunStarted, UpdateSkipped, Warned, to_json
@@ -79,6 +80,6 @@ def find_last_activity(run: RunDirectory) -> RunCrashed:
 
 def _read_heartbeat(path: Path) -> float:
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["time"])
+        return float(parse_json(read_regular(path))["time"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gptmill.config.json_text import parse_json
 from gptmill.data.cleaning import CleaningReport
 from gptmill.data.files import write_durably
 from gptmill.data.pipeline.chunks import START, Chunk, Position
 from gptmill.data.pipeline.prepare_job import MAX_RAISED_FRACTION
 from gptmill.data.pipeline.shard_writer import WriterState
+from gptmill.data.regular_files import read_regular
 
 FILE_NAME = "journal.json"
 MIN_VAL_TOKENS = 2049  # one window of a context length of 2048, even from a small corpus
@@ -82,7 +84,7 @@ class Journal:
 def read_journal(folder: Path, origin: dict[str, Any]) -> Journal | None:
     """Returns the journal of an earlier preparation of the same sources and options, or None."""
     try:
-        content: dict[str, Any] = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
+        content: dict[str, Any] = parse_json(read_regular(folder / FILE_NAME))
         if content.pop("version") != VERSION or content["origin"] != origin:
             return None
         return Journal(

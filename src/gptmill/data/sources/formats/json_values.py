@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
+
+from gptmill.config.json_text import parse_json
 
 MAX_VALUES = 2**22  # a value takes up to 100 bytes
 SMALL_CHARS = 2 * MAX_VALUES  # a value takes two characters
@@ -18,10 +19,7 @@ def parse_values(content: str) -> Any:
             f"it has more than {MAX_VALUES:,} values, too many to parse in memory; give one record per line, without "
             f"the fields that are not text"
         )
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
+    return parse_json(content)
 
 
 def count_values(content: str) -> int:

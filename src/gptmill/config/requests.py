@@ -57,6 +57,8 @@ class ReadingOptions:
     """Bad input: stop; skip the record or the damaged rest of its file; or replace undecodable bytes, else skip."""
     max_errors: int = 1000
     """on_error skip or replace: stop if there are more errors than this."""
+    max_expansion: float | None = 1000.0
+    """Decompression bombs: stop at a file that expands more than X-fold, beyond its first 16 MiB (none: no limit)."""
     reading_parts: ReadingPartOptions = field(default_factory=ReadingPartOptions)
 
 

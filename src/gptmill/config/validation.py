@@ -17,6 +17,7 @@ MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200
 MAX_SHOWN = 100
 MAX_LAYERS = 10_000
+MAX_CACHE_GB = 1_000_000_000
 MIN_GUARD_WINDOW = 16  # fewer steps give no robust statistics
 
 
@@ -83,10 +84,11 @@ RANGES = (
         "must be finite and not negative",
     ),
     Range(
-        "max_lr matrix_lr eps norm_eps grad_clip logit_softcap cache_gb spike_threshold",
+        "max_lr matrix_lr eps norm_eps grad_clip logit_softcap spike_threshold",
         lambda value: 0 < value < math.inf,
         "must be finite and greater than 0",
     ),
+    Range("cache_gb", lambda value: 0 < value <= MAX_CACHE_GB, f"must be greater than 0 and at most {MAX_CACHE_GB:,}"),
     Range(
         "dropout label_smoothing beta1 beta2 muon_momentum",
         lambda value: 0 <= value < 1,

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gptmill.config.errors import UserError
+from gptmill.data.regular_files import open_regular
 
 try:
     import fcntl
@@ -26,7 +27,7 @@ def find_cache_dir() -> Path:
 
 def hash_file(path: Path) -> str:
     """Returns the SHA-256 of a file, read in blocks."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -90,6 +90,7 @@ def _describe_origin(source: Source, val_source: Source | None, request: Prepare
     reading = list_values(replace(request.reading, reading_parts=ReadingPartOptions()))
     del reading["from_file"]  # where a named corpus was stored; the listing identifies its content
     del reading["max_errors"]  # does not affect the shards, and may be raised to resume
+    del reading["max_expansion"]  # a limit, which changes no text
     return {
         **_describe_source(source),
         "val_source": _describe_source(val_source) if val_source else None,

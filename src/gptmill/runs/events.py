@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
+from gptmill.config.json_text import parse_json
+
 MAX_INT = 2**63 - 1
 MAX_TIME = 253_402_300_800.0  # the year 10,000, which datetime cannot represent
 
@@ -219,7 +221,7 @@ def from_json(line: str) -> Event | None:
 
     Raises ValueError, KeyError, TypeError or OverflowError for what gptmill cannot have written.
     """
-    record: dict[str, Any] = json.loads(line)
+    record: dict[str, Any] = parse_json(line)
     kind = EVENTS.get(record["event"])
     if kind is None:
         return None

@@ -5,12 +5,13 @@ Does not import torch, so that the supervisor can write to it too.
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gptmill.config.json_text import parse_json
+from gptmill.data.regular_files import read_regular
 from gptmill.runs.append_file import AppendOnlyFile
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events, read_recent_events
@@ -86,7 +87,7 @@ def find_last_activity(run: RunDirectory) -> RunCrashed:
 
 def _read_heartbeat(path: Path) -> float:
     try:
-        moment = float(json.loads(path.read_text(encoding="utf-8"))["time"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        moment = float(parse_json(read_regular(path))["time"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return 0.0
     return moment if 0 <= moment < MAX_TIME else 0.0

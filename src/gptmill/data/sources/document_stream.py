@@ -113,7 +113,7 @@ def open_documents(file: SourceFile, options: ReadingOptions, part: Part | None 
             count_bytes=lambda: 0,
             close=records.close,
         )
-    stored = StoredFile(file)
+    stored = StoredFile(file, options.max_expansion)
     read = find_format(file.path_name)
     return DocumentStream(
         file,

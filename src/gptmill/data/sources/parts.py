@@ -20,7 +20,7 @@ def list_parts(file: SourceFile, options: ReadingOptions) -> tuple[Part, ...] | 
         return None
     if file.size_bytes <= SMALL_FILE_BYTES:
         return (Part(0, file.size_bytes, file.size_bytes),)
-    stored = StoredFile(file)
+    stored = StoredFile(file, options.max_expansion)
     try:
         read = find_format(file.path_name)
         if read is read_json_lines and stored.plain_path is not None:

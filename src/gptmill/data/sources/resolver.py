@@ -35,7 +35,7 @@ METADATA_SUFFIX = ".wat"  # of Common Crawl
 
 def resolve_source(inputs: list[str], options: ReadingOptions) -> Source:
     """Finds all files of the inputs; raises UserError if there is nothing to read."""
-    _check_from(inputs, options)
+    _check_options(inputs, options)
     files = tuple(file for name in inputs for file in _resolve_input(name, options))
     _check_metadata(files)
     # Relative names and sizes, so that a corpus keeps its identity when its folder is moved.
@@ -75,7 +75,9 @@ def make_source_name(inputs: list[str]) -> str:
     return name.encode("utf-8", errors="replace").decode()
 
 
-def _check_from(inputs: list[str], options: ReadingOptions) -> None:
+def _check_options(inputs: list[str], options: ReadingOptions) -> None:
+    if options.max_expansion is not None and not options.max_expansion >= 1:
+        raise UserError(f"--max_expansion {options.max_expansion:g}: must be at least 1, or none for no limit")
     if options.from_file is not None and sum(name in CORPORA for name in inputs) != 1:
         raise UserError(f"--from goes with one named corpus ({', '.join(CORPORA)}); name it as the source")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import parse_json
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.regular_files import open_regular
 from gptmill.runs.checkpoints.tensor_files import FileDigest, write_all
@@ -71,7 +72,7 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise UserError(f"cannot read checkpoint {path / MANIFEST}: {error.strerror or error}") from None
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         if not isinstance(content, dict):
             raise ValueError("it is not an object")
         if (content["format"], content["version"]) != (FORMAT, VERSION):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from gptmill.config.json_text import parse_json
 from gptmill.runs.append_file import AppendOnlyFile
 from gptmill.runs.events import EvalDone, Event, SampleDrawn, ScoresDone, StepLogged, to_json
 
@@ -28,7 +28,7 @@ class JsonLines:
         """Drops later steps; unless `is_evaluated`, the evaluation of this step too, which is to be repeated."""
 
         def read_position(line: str) -> tuple[int, bool]:
-            record = json.loads(line)  # not an Event: those that a newer version added are kept
+            record = parse_json(line)  # not an Event: those that a newer version added are kept
             return int(record["step"]), record["event"] in EVALUATIONS
 
         _drop_later_lines(self._file, (step, is_evaluated), read_position)

@@ -17,6 +17,7 @@ from gptmill.data.sources.failures import (
     make_field_error,
     make_type_error,
 )
+from gptmill.data.sources.formats.json_values import parse_values
 from gptmill.data.sources.formats.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, decode_line, read_lines
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
@@ -122,8 +123,8 @@ def _read_records(
 
 def _parse_line(content: str, field: str, locate: Callable[[], str]) -> Record:
     try:
-        record = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        record = parse_values(content)
+    except ValueError as error:
         return ReadingError(f"{locate()} is not JSON: {error}; fix the line or remove it", "malformed")
     text = find_text(record, field, locate)
     if isinstance(text, str) and SURROGATE_ESCAPE.search(content):
@@ -144,17 +145,17 @@ def _count_lines(stored: StoredFile, offset: int) -> int:
 def _is_record(line: bytes) -> bool:
     """Whether a line is a complete record, so that the file is JSON Lines."""
     try:
-        return isinstance(json.loads(line.removeprefix(BYTE_ORDER_MARK).decode("utf-8")), dict | str)
-    except (ValueError, RecursionError):
+        return isinstance(parse_values(line.removeprefix(BYTE_ORDER_MARK).decode("utf-8")), dict | str)
+    except ValueError:
         return False
 
 
 def _parse_file(content: str, uri: str) -> Any:
     try:
-        return json.loads(content)
+        return parse_values(content)
     except json.JSONDecodeError as error:
         message = f"{uri}:{error.lineno} is not JSON: {error.msg}; fix the file or leave it out"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         message = f"{uri} is JSON that cannot be read: {error}; leave it out"
     raise ReadingError(message, "malformed")
 

@@ -13,6 +13,7 @@ from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, read_lines
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
+MAX_ROW_FIELDS = 2**22  # of a row, each of which takes up to 60 bytes
 END = "\ue000end of file\ue000"  # appended to detect unclosed quotes: without any, it parses as a row of its own
 
 
@@ -28,7 +29,8 @@ def read_tsv(stored: StoredFile, options: ReadingOptions, part: Part | None = No
 
 def _read_rows(stored: StoredFile, options: ReadingOptions, delimiter: str) -> Iterator[Record]:
     csv.field_size_limit(MAX_LINE_BYTES)
-    rows = csv.reader(chain(_decode_lines(stored, options), [END]), delimiter=delimiter)
+    lines_of_row = RowLines(_decode_lines(stored, options), delimiter, stored.uri)
+    rows = csv.reader(chain(lines_of_row, [END]), delimiter=delimiter)
     column, number = None, 0
     while True:
         try:
@@ -37,6 +39,7 @@ def _read_rows(stored: StoredFile, options: ReadingOptions, delimiter: str) -> I
             message = f"{stored.uri}:{rows.line_num} is not valid: {error}; fix the row or remove it"
             yield ReadingError(message, "malformed")
             continue
+        lines_of_row.end_row()
         if row == [END]:
             return
         if column is None:
@@ -69,3 +72,28 @@ def _decode_lines(stored: StoredFile, options: ReadingOptions) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise make_decoding_error(stored.uri, error, offset + error.start) from None
         yield text if offset else text.removeprefix("\ufeff")
+
+
+class RowLines:
+    """The lines of a table, with a limit to those of one row: quoted fields may span any number of lines."""
+
+    def __init__(self, lines: Iterator[str], delimiter: str, uri: str) -> None:
+        self._lines = lines
+        self._delimiter = delimiter
+        self._uri = uri
+        self.end_row()
+
+    def end_row(self) -> None:
+        """Starts counting anew."""
+        self._chars = self._fields = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self._chars += len(line)
+            self._fields += line.count(self._delimiter)
+            if self._chars > MAX_LINE_BYTES or self._fields > MAX_ROW_FIELDS:
+                raise ReadingError(
+                    f"{self._uri} has a row of more than {MAX_LINE_BYTES >> 20} MiB or {MAX_ROW_FIELDS:,} fields; "
+                    f"close its quotes, or leave it out"
+                )
+            yield line

@@ -126,8 +126,9 @@ def _read_records(
                 yield ReadingError(f"{locate()} is not JSON: {error}; fix the line or remove it", "malformed")
                 continue
             text = find_text(record, options.text_field, locate)
-            is_escaped = isinstance(text, str) and SURROGATE_ESCAPE.search(content)
-            yield replace_lone_surrogates(text) if is_escaped else text
+            if isinstance(text, str) and SURROGATE_ESCAPE.search(content):
+                text = replace_lone_surrogates(text)
+            yield text
 
 
 def _count_lines(stored: StoredFile, offset: int) -> int:

@@ -16,9 +16,10 @@ from gptmill.config.run import CheckpointConfig, RunConfig
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.storage import list_step_folders, save_checkpoint
 from gptmill.runs.checkpoints.tiers import BEST, link_tiers, make_rolling_name, read_tiers
-from gptmill.runs.directory import RunDirectory, create_run, lock_run
+from gptmill.runs.directory import RunDirectory, create_run
 from gptmill.runs.events import Warned
 from gptmill.runs.history import append_event
+from gptmill.runs.run_lock import lock_run
 
 Capture = pytest.CaptureFixture[str]
 

@@ -137,7 +137,7 @@ def test_averaged_weights_write_another_text(tmp_path: Path, monkeypatch: pytest
 def test_compiling_changes_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a backend that generates no code: that takes long, and is torch's own to test."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gptmill.inference.sampling.generate", partial(generate, backend="eager"))
+    monkeypatch.setattr("gptmill.inference.model.generate", partial(generate, backend="eager"))
     plain, compiled = (
         b"".join(open_sampler("tiny", SampleRequest(device="cpu", compile=is_compiled, max_new_tokens=20)).sample(0))
         for is_compiled in (False, True)

@@ -91,7 +91,7 @@ def make_row(path: Path, tiers: list[str]) -> list[str]:
 
 def verify(folder: Path) -> int:
     """Verifies the checksums of all checkpoints; returns exit code 1 if any is damaged."""
-    from gptmill.cli.progress import show_amount
+    from gptmill.api.progress import show_amount
     from gptmill.runs.checkpoints.selection import list_candidates
     from gptmill.runs.checkpoints.storage import find_damage, list_step_folders
 
@@ -123,7 +123,7 @@ def prune_run(run: RunDirectory, keep: int | None) -> int:
     """Deletes checkpoints, with the run locked so that none is being written meanwhile."""
     from gptmill.runs.checkpoints.storage import list_step_folders
     from gptmill.runs.checkpoints.tiers import prune
-    from gptmill.runs.directory import lock_run
+    from gptmill.runs.run_lock import lock_run
 
     if keep is None:
         keep = build_config(CheckpointConfig, load_recipe(str(run.config))).keep_checkpoints

@@ -10,11 +10,13 @@ import io
 import os
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import gptmill
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError, suggest
+from gptmill.config.plugins import load_installed_plugins, load_plugins
 
 VERBS = {
     "prepare": "tokenize text files, folders, datasets or named corpora into shards",
@@ -84,9 +86,18 @@ def run_command(arguments: list[str]) -> int:
 def run_verb(verb: str, arguments: list[str]) -> int:
     if verb not in VERBS:
         raise UserError(f"unknown verb {verb!r}{suggest(verb, VERBS)}; the verbs are {', '.join(VERBS)}")
+    load_installed_plugins()
+    for names in find_plugin_flags(arguments):
+        load_plugins(names)  # before the flags are parsed: their options are flags too
     module = importlib.import_module(f"gptmill.cli.{verb.replace('-', '_')}")
     code: int = module.run(arguments)
     return code
+
+
+def find_plugin_flags(arguments: list[str]) -> list[str]:
+    """The values of --plugin."""
+    given = [word.removeprefix("--plugin=") for word in arguments if word.startswith("--plugin=")]
+    return [*given, *(value for flag, value in pairwise(arguments) if flag == "--plugin")]
 
 
 def describe_verbs() -> str:

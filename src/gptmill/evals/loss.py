@@ -11,7 +11,7 @@ from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.validation_windows import ValWindows
 from gptmill.data.run_corpora import Corpora
-from gptmill.models.gpt import GPT
+from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runs.events import EvalDone
 from gptmill.runtime.precision import choose_precision, make_autocast
@@ -31,7 +31,7 @@ class ValidationLoss:
         self._locations = [shards.location for shards in corpora.shards] if len(corpora.shards) > 1 else []
         self._precision = choose_precision(config.machine.precision, world.device)
 
-    def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
+    def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
         started = time.monotonic()
         world, size = self._world, self._batch_size
         sums = torch.zeros(1 + len(self._locations), device=world.device)  # overall, then per corpus

@@ -18,8 +18,10 @@ from gptmill.config.settings import read_settings
 from gptmill.config.validation import find_problems
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
-from gptmill.models.gpt import GPT, pad_vocab
+from gptmill.models.gpt import GPT, build_gpt, pad_vocab
 from gptmill.models.initialisation import SkipInit
+from gptmill.models.language_model import LanguageModel
+from gptmill.models.own_model import build_own_model
 from gptmill.models.parameters import count_parameters
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runs.checkpoints.selection import has_checkpoints, load_chosen
@@ -33,7 +35,7 @@ EMA = "ema"  # the tensor group of the weights' exponential moving average
 class LoadedModel:
     """A model in evaluation mode with the tokenizer that it was trained with."""
 
-    model: GPT
+    model: LanguageModel
     tokenizer: Tokenizer
     step: int
 
@@ -71,11 +73,20 @@ def build_loaded(saved: Checkpoint, source: str, device: torch.device, group: st
     check_fingerprint(str(saved.values["tokenizer_fingerprint"])[:200], make_fingerprint(tokenizer), source)
     tensors = saved.tensors[group]
     check_size(config, pad_vocab(tokenizer.vocab_size), tensors, source)
-    with torch.device("meta"), SkipInit():
-        model = GPT(config, pad_vocab(tokenizer.vocab_size))
+    model = _build_empty(config, pad_vocab(tokenizer.vocab_size))
     check_tensors(tensors, model.state_dict(), source)
     model.load_state_dict(tensors, assign=True)
     return LoadedModel(model.to(device).eval(), tokenizer, saved.step)
+
+
+def _build_empty(config: ModelConfig, padded_vocab_size: int) -> LanguageModel:
+    """A model to load weights into. A plug-in's part may have buffers that are not saved, so it is built in full."""
+    if "architecture" in config.own_parts:
+        return build_own_model(config, padded_vocab_size, seed=0)
+    if config.own_parts:
+        return build_gpt(config, padded_vocab_size, seed=0)
+    with torch.device("meta"), SkipInit():
+        return GPT(config, padded_vocab_size)
 
 
 def read_model_config(values: Any, source: str) -> ModelConfig:

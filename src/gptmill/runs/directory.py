@@ -1,12 +1,10 @@
-"""runs/NAME/: the directory of a run, the paths in it, and the lock on it."""
+"""runs/NAME/: the directory of a run, and the paths in it."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,7 +15,7 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config
 from gptmill.config.serialization import dump_toml
-from gptmill.data.files import hold_lock, write_durably
+from gptmill.data.files import write_durably
 
 TIMESTAMP = "%Y%m%d_%H%M%S"
 
@@ -100,19 +98,6 @@ def create_run(logdir: str, name: str, config: RunConfig) -> RunDirectory:
     except OSError as error:
         raise UserError(f"cannot write {run.path}: {error.strerror or error}; choose another --logdir") from None
     return run
-
-
-@contextmanager
-def lock_run(run: RunDirectory) -> Iterator[None]:
-    """Locks the run until the context is left or this process dies; raises UserError if another process holds it."""
-    held = f"run {run.path} is being trained by another process; wait for it, or choose another --run_name"
-    with ExitStack() as stack:
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(hold_lock(run.path / ".lock", held))
-        except OSError as error:
-            raise UserError(f"cannot write {run.path}: {error.strerror or error}; choose another --logdir") from None
-        yield
 
 
 def save_config(run: RunDirectory, config: RunConfig) -> None:

@@ -14,7 +14,17 @@ from pathlib import Path
 
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events, read_recent_events
-from gptmill.runs.events import Event, RolledBack, RunCrashed, RunFinished, RunStarted, UpdateSkipped, Warned, to_json
+from gptmill.runs.events import (
+    MAX_TIME,
+    Event,
+    RolledBack,
+    RunCrashed,
+    RunFinished,
+    RunStarted,
+    UpdateSkipped,
+    Warned,
+    to_json,
+)
 
 HISTORY_EVENTS = (RunStarted, RunFinished, RunCrashed, UpdateSkipped, RolledBack, Warned)
 END_EVENTS = (RunFinished, RunCrashed)
@@ -23,7 +33,7 @@ UNKNOWN_REASON = "the process ended without reporting a reason"
 
 def read_history(run: RunDirectory) -> list[Event]:
     """Returns every entry, oldest first."""
-    return read_events(run.history, missing_ok=True)
+    return [event for event in read_events(run.history, missing_ok=True) if isinstance(event, HISTORY_EVENTS)]
 
 
 def split_processes(entries: list[Event]) -> list[list[Event]]:
@@ -79,6 +89,7 @@ def find_last_activity(run: RunDirectory) -> RunCrashed:
 
 def _read_heartbeat(path: Path) -> float:
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["time"])
-    except (OSError, ValueError, KeyError, TypeError):
+        moment = float(json.loads(path.read_text(encoding="utf-8"))["time"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0.0
+    return moment if 0 <= moment < MAX_TIME else 0.0

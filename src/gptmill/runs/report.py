@@ -10,6 +10,7 @@ from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone, SampleDrawn, StepLogged
 
 SMOOTHED_POINTS = 120
+MAX_DRAWN = 1e9  # a larger loss, or one that is not finite, would flatten the curve
 DOT_BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 BLANK = 0x2800
 
@@ -22,8 +23,8 @@ def make_report(run: RunDirectory, encoding: str = "utf-8") -> str:
     Raises FileNotFoundError if the run has no events.
     """
     events = read_events(run.events)
-    steps = [event for event in events if isinstance(event, StepLogged) and math.isfinite(event.loss)]
-    evals = [event for event in events if isinstance(event, EvalDone) and math.isfinite(event.val_loss)]
+    steps = [event for event in events if isinstance(event, StepLogged) and abs(event.loss) < MAX_DRAWN]
+    evals = [event for event in events if isinstance(event, EvalDone) and abs(event.val_loss) < MAX_DRAWN]
     samples = [event for event in events if isinstance(event, SampleDrawn)]
     parts = []
     if steps:

@@ -7,7 +7,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,16 +30,17 @@ from gptmill.models.fused.dispatch import describe_kernels
 from gptmill.models.huggingface.layouts import describe_layout
 from gptmill.runs.checkpoints.disk_space import check_disk_space
 from gptmill.runs.code_fingerprint import make_code_fingerprint
-from gptmill.runs.directory import RunDirectory, create_run, lock_run, save_config
+from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import RunStarted
 from gptmill.runs.history import record_crash
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
-from gptmill.runtime.compiling import load_compiler
+from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.device import describe_device
 from gptmill.runtime.precision import describe_precision, set_matmul_precision
 from gptmill.runtime.signals import StopFlag, listen_for_stop
+from gptmill.runtime.torch_settings import restore_torch_settings
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
@@ -48,7 +48,8 @@ from gptmill.training.dry_run import dry_run, refuse_too_large
 from gptmill.training.initial_weights import broadcast_initial_weights, read_initial_source, record_source
 from gptmill.training.micro_batch import GraphedPass, check_cuda_graphs
 from gptmill.training.plan import TrainPlan, make_plan
-from gptmill.training.resume_point import ResumePoint, read_resume_point
+from gptmill.training.plugin_fingerprints import check_plugins, list_plugin_fingerprints
+from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state
@@ -107,6 +108,7 @@ class Session:
 def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
     """Builds or restores the state and opens the run. Writes nothing before everything has been validated."""
     config, started = request.config, time.monotonic()
+    stack.enter_context(restore_torch_settings())
     set_deterministic(config.machine.deterministic)
     if config.machine.compile:
         load_compiler()
@@ -119,15 +121,20 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     set_matmul_precision(plan.precision)
     set_attention_backend(config.machine.attention_backend)
+    run = hold_run(request, world, stack)
     resume_point = read_resume_point(request, world)
     if resume_point is not None:
         tensors = resume_point.checkpoint.tensors["model"]
         check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
-    weights = broadcast_initial_weights(source, request, corpora, plan, world)
+    weights = None
+    if resume_point is None:
+        weights = broadcast_initial_weights(source, request, corpora, plan, world)
     request = record_source(request, weights)
     config = request.config
     with refuse_too_large(plan.parameters, world.device):
         state = build_state(config, plan, world)
+        if config.machine.compile:
+            stack.callback(forget_compiled)
         if resume_point is not None:
             plan = restore(state, resume_point, corpora, request, plan)
         elif weights is not None:
@@ -135,16 +142,22 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     dry_run(state, config, plan, world)
     evaluators = build_evaluators(config, corpora, world)
     reader = build_reader(config, corpora, world)
-    run = open_run(request, state, resume_point, world, stack)
     stop = stack.enter_context(listen_for_stop(request.deadline))
+    origin = make_origin(config, corpora, resume_point, world)
+    checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
+    open_run(run, request, state, resume_point, world)
     guard = config.guard
     watchdog = stack.enter_context(
         open_watchdog(run.path, world.rank, world.size, guard.hang_factor, guard.hang_seconds)
     )
-    origin = make_origin(config, corpora, resume_point, world)
-    checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
     trackers = stack.enter_context(
-        open_trackers(run, config.tracking, state.step, is_evaluated=state.evaluated_at == state.step)
+        open_trackers(
+            run,
+            config.tracking,
+            state.step,
+            is_evaluated=state.evaluated_at == state.step,
+            is_quiet=request.is_quiet,
+        )
         if world.is_main
         else TrackerGroup([])
     )
@@ -161,7 +174,8 @@ def prepare_if_needed(request: RunRequest, report: Report) -> None:
     data = request.config.data
     if data.mixture is not None:
         return  # a mixture refers to prepared corpora only
-    uses_existing = request.resumed is not None or data.corpus is None
+    is_resumed = request.resumed is not None and request.resumed.has_checkpoints
+    uses_existing = is_resumed or data.corpus is None
     if not (uses_existing and holds_shards(find_data_dir(data))) and needs_preparing(data):
         prepare_for_run(data, report)
 
@@ -181,6 +195,7 @@ def restore(
             f"{source} was trained on other tokens than {corpora.name} holds now{weights}; "
             f"start a new run, or add --allow_changes to resume on the new tokens"
         )
+    check_plugins(checkpoint.values.get("plugins"), config, corpora.tokenizer.name, source, request.allows_changes)
     state.restore(checkpoint, source)
     if request.allows_changes and request.changes:
         state.spike_detector = build_spike_detector(config)  # its statistics may no longer hold
@@ -201,16 +216,14 @@ def build_reader(config: RunConfig, corpora: Corpora, world: World) -> Reader:
 
 
 def open_run(
-    request: RunRequest, state: TrainState, resume_point: ResumePoint | None, world: World, stack: ExitStack
-) -> RunDirectory:
-    """Creates the run's directory, or opens that of the resumed run, and locks it against other processes."""
+    run: RunDirectory, request: RunRequest, state: TrainState, resume_point: ResumePoint | None, world: World
+) -> None:
+    """Creates the run's directory, or opens that of the resumed run; on rank 0, which holds its lock."""
     config = request.config
     assert config.tracking.run_name is not None
-    run = RunDirectory(Path(config.tracking.logdir) / config.tracking.run_name)
     if world.is_main:
-        stack.enter_context(lock_run(run))
-        record_crash(run)
         warning = check_disk_space(run.checkpoints, estimate_size(state), config.checkpoints.keep_checkpoints)
+        record_crash(run)
         warnings = []
         if resume_point is not None:
             warnings = [f"{text}; resuming from step {state.step} instead" for text in resume_point.complaints]
@@ -218,11 +231,10 @@ def open_run(
             warnings.append(resume_point.make_latest(run.checkpoints, config.checkpoints.keep_checkpoints))
         for text in filter(None, [*warnings, warning]):
             sys.stderr.write(f"warning: {text}\n")
-        if request.resumed is None:
+        if request.resumed is None or resume_point is None:
             create_run(config.tracking.logdir, config.tracking.run_name, config)
         elif request.changes:
             save_config(run, config)
-    return run
 
 
 def estimate_size(state: TrainState) -> int:
@@ -241,6 +253,7 @@ def make_origin(config: RunConfig, corpora: Corpora, resume_point: ResumePoint |
         "gptmill_version": gptmill.__version__,
         "torch_version": str(torch.__version__),
         "code": make_code_fingerprint(),
+        "plugins": list_plugin_fingerprints(config, corpora.tokenizer.name),
         "randomness": "reseeded at every step from (seed, step, rank)",
         "ranks": world.size,
         "parent": find_parent(config, resume_point),
@@ -280,6 +293,7 @@ def describe_run(
         torch_version=str(torch.__version__),
         val_loss=state.val_loss,
         code=make_code_fingerprint(),
+        plugins=list_plugin_fingerprints(config, corpora.tokenizer.name),
         data=corpora.sha256,
         resumed_from=resume_point.path if resume_point else "",
         parent=find_parent(config, resume_point),

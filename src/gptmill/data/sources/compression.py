@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Protocol
 
 from gptmill.config.errors import UserError
-from gptmill.data.sources.failures import make_extra_error
+from gptmill.data.sources.failures import ReadingError, make_extra_error
 
 # Small, so that even a block with an extreme compression ratio decompresses to a bounded amount of memory.
 BLOCK_BYTES = 2**14
@@ -108,7 +108,7 @@ class DecompressedFile(io.RawIOBase):
         if not block and self._decompressor is None:
             return False
         if not block:
-            raise UserError(
+            raise ReadingError(
                 f"{self._uri} is truncated: its {self._suffix[1:]} data is incomplete at byte "
                 f"{self._bytes_consumed:,}, the end of the file; copy or download it again"
             )
@@ -131,7 +131,7 @@ class DecompressedFile(io.RawIOBase):
                 f"this Python was built without support for {self._suffix}; decompress {self._uri} first"
             ) from None
         except Exception as error:  # each package raises its own type
-            raise UserError(
+            raise ReadingError(
                 f"{self._uri} is not a valid {self._suffix[1:]} file: {error}, near byte {self._bytes_consumed:,}; "
                 f"copy or download it again"
             ) from None

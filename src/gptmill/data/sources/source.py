@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from gptmill.config.requests import ReadingOptions
+
 HUB_PREFIX = "hf:"
+
+SOURCES: dict[str, Callable[[str, ReadingOptions], Generator[str]]] = {}
+"""Registered sources by the name before the colon, as in NAME:REST; each yields the documents of REST."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,11 @@ class SourceFile:
     @property
     def is_on_hub(self) -> bool:
         return self.uri.startswith(HUB_PREFIX) and not self.is_remote
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it is no file but a stream of documents: of the Hub, or of a registered source."""
+        return self.is_on_hub or find_own_source(self.uri) is not None
 
     @property
     def is_remote(self) -> bool:
@@ -49,6 +60,12 @@ class Source:
     size_bytes: int
     listing_sha256: str
     one_document_per_file: bool
+
+
+def find_own_source(uri: str) -> str | None:
+    """The name of the registered source that a URI begins with."""
+    name = uri.partition(":")[0]
+    return name if name in SOURCES and uri.startswith(f"{name}:") else None
 
 
 def is_url(name: str) -> bool:

@@ -18,6 +18,7 @@ from gptmill.runs.events import (
     RolledBack,
     RunFinished,
     RunStarted,
+    ScoresDone,
     StepLogged,
     UpdateSkipped,
     Warned,
@@ -66,6 +67,8 @@ class PlainLines:
         elif isinstance(event, EvalDone):
             self._val_loss = event.val_loss
             self._print(describe_eval(event))
+        elif isinstance(event, ScoresDone):
+            self._print(describe_scores(event))
         elif isinstance(event, RunFinished):
             self._print(describe_end(event))
 
@@ -107,6 +110,8 @@ class LiveDisplay:
         elif isinstance(event, EvalDone):
             self._val_loss = event.val_loss
             self._console.print(describe_eval(event), markup=False)
+        elif isinstance(event, ScoresDone):
+            self._console.print(describe_scores(event), markup=False)
         elif isinstance(event, RunFinished):
             self.close()
             self._console.print(describe_end(event), markup=False)
@@ -202,6 +207,10 @@ def describe_eval(event: EvalDone) -> str:
     if event.ema_loss is not None:
         parts.append(f"EMA weights {event.ema_loss:.4f}")
     return " | ".join(parts)
+
+
+def describe_scores(event: ScoresDone) -> str:
+    return f"step {event.step:,}: " + " | ".join(f"{name} {score:.4f}" for name, score in event.scores.items())
 
 
 def describe_rollback(event: RolledBack) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptmill.runs.display import make_plain
-from gptmill.runs.events import CheckpointSaved, EvalDone, Event, SampleDrawn, StepLogged
+from gptmill.runs.events import CheckpointSaved, EvalDone, Event, SampleDrawn, ScoresDone, StepLogged
 
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.")
 
@@ -88,6 +88,8 @@ def _list_scalars(event: Event) -> dict[str, float]:
         if event.ema_loss is not None:
             scalars["loss/val_ema"] = event.ema_loss
         return {**scalars, **_name_by_corpus("loss/val", event.by_corpus)}
+    if isinstance(event, ScoresDone):
+        return {f"evals/{name}": score for name, score in event.scores.items()}
     return {}
 
 

@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources.failures import make_decoding_error, make_extra_error
+from gptmill.data.sources.decoding import decode_record
+from gptmill.data.sources.failures import ReadingError, Record, make_extra_error
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
@@ -22,13 +22,13 @@ SKIPPED_BYTES = 2**20
 CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,8})[^\r\n]{0,256}\r\n")
 
 
-def read_html(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_html(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads one page as one document."""
     del options, part
     yield extract_text(stored.open_data().read(), None)
 
 
-def read_warc(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_warc(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads the HTML pages among the recorded HTTP responses."""
     del options, part
     for record in _read_records(stored, "response"):
@@ -38,16 +38,12 @@ def read_warc(stored: StoredFile, options: ReadingOptions, part: Part | None = N
                 yield extract_text(content, record.http_charset)
 
 
-def read_wet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_wet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads text that Common Crawl has already extracted."""
-    del options, part
+    del part
     for record in _read_records(stored, "conversion"):
-        content = record.reader.read()
-        try:
-            yield content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            where = f"the record at offset {record.stream_pos} of {stored.uri}"
-            raise make_decoding_error(where, error, error.start) from None
+        where = f"the record at offset {record.stream_pos} of {stored.uri}"
+        yield from decode_record(record.reader.read(), where, 0, options)
 
 
 def extract_text(content: bytes, charset: str | None) -> str:
@@ -141,6 +137,6 @@ def _read_records(stored: StoredFile, kind: str) -> Iterator[Any]:
             if record.record_type == getattr(WarcRecordType, kind):
                 yield record
     except OSError as error:
-        raise UserError(f"{stored.uri} is not a valid WARC archive: {error}; copy or download it again") from None
+        raise ReadingError(f"{stored.uri} is not a valid WARC archive: {error}; copy or download it again") from None
     if data.tail and (count == 0 or data.tail != RECORD_END):
-        raise UserError(f"{stored.uri} is truncated after {count} records; copy or download it again")
+        raise ReadingError(f"{stored.uri} is truncated after {count} records; copy or download it again")

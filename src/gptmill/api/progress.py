@@ -32,6 +32,10 @@ class Speed:
         return (progress.bytes_total - progress.bytes_done) * (time.monotonic() - self._started) / bytes_new
 
 
+def report_nothing(_progress: PrepareProgress) -> None:
+    """For callers that want no progress shown."""
+
+
 @contextmanager
 def show_preparing() -> Iterator[Report]:
     """Yields a function that reports progress; shows nothing until it is called."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.config.model import LearnedPositions, ModelConfig
+from gptmill.config.model import ModelConfig, NoPositions, Rope
 from gptmill.config.run import DataConfig
 from gptmill.config.schema import list_values
 from gptmill.config.serialization import format_flags
@@ -116,7 +116,7 @@ def check_model(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
     """Raises UserError with the flags that make the run's model the source's; warns where only the function differs."""
     old, new = (list_values(drop_default_sizes(config)) for config in (theirs, ours))
     free = LOOSE_FIELDS | {"zero_init"}
-    if not isinstance(theirs.positions, LearnedPositions):
+    if isinstance(theirs.positions, Rope | NoPositions):
         free |= {"context_length"}
     different = {name: value for name, value in old.items() if name not in free and new.get(name) != value}
     shape = {name: value for name, value in different.items() if name not in FUNCTION_FIELDS}

@@ -162,15 +162,16 @@ class BrokenEvaluator:
 
 @gptmill.register("tracker", "lines")
 class Lines(gptmill.Tracker):
-    """One line per event; drops the lines of later steps, as a tracker must."""
+    """One line per step and evaluation; drops the lines of later steps, as a tracker must."""
 
     def __init__(self, run: Path, resumed_at: int, _options: object) -> None:
         self.path = run / "lines.txt"
         self.rewind(resumed_at)
 
     def track(self, event: gptmill.Event) -> None:
-        with self.path.open("a") as file:
-            file.write(f"{event.step} {type(event).__name__}\n")
+        if type(event).__name__ in ("StepLogged", "EvalDone"):
+            with self.path.open("a") as file:
+                file.write(f"{event.step} {type(event).__name__}\n")
 
     def rewind(self, step: int) -> None:
         lines = self.path.read_text().splitlines() if self.path.exists() else []

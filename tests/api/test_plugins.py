@@ -179,9 +179,11 @@ def test_installed_packages_are_found_by_their_entry_point(tmp_path: Path) -> No
     (tmp_path / "site/mine-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     points = "[gptmill.plugins]\nmine = mine\nbroken = nowhere\n"
     (tmp_path / "site/mine-1.0.dist-info/entry_points.txt").write_text(points)
-    code = 'import gptmill\n@gptmill.register("source", "ten")\ndef ten(rest, options):\n    yield "ten " * int(rest)\n'
+    code = 'import gptmill\n@gptmill.register("source", "ten")\ndef ten(rest, options):\n'
+    code += "    yield from map(str, range(10**6, 10**6 + int(rest)))\n"
     (tmp_path / "site/mine.py").write_text(code)
     command = [sys.executable, "-m", "gptmill", "prepare", "ten:500", "--tokenizer", "byte", "--out", "ten"]
+    command += ["--val_fraction", "0.2"]
     path = f"{tmp_path / 'site'}:{PROJECT / 'src'}"
     done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

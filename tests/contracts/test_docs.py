@@ -32,6 +32,7 @@ REQUESTS = (
     requests.PresetOptions,
     requests.PrepareRequest,
     requests.DataRequest,
+    requests.RunsRequest,
     requests.CheckpointsRequest,
     requests.VerifyResumeRequest,
     requests.SampleRequest,

@@ -76,7 +76,7 @@ def test_a_shipped_recipe_is_found_by_its_name() -> None:
 
 
 def test_without_a_recipe_the_defaults_are_taken() -> None:
-    config = make_run_request(None, {"run_name": "r"}, NEW).config
+    config = make_run_request(None, {"run_name": "r", "device": "cuda"}, NEW).config
     assert config.model == RunConfig().model
     assert config.training == RunConfig().training
 

@@ -18,10 +18,9 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import SampleRequest
 from gptmill.config.run import DeviceName, RunConfig
 from gptmill.config.schema import build_config
-from gptmill.inference.loading import EMA, build_loaded, load_run_model
+from gptmill.inference.loading import load_named, load_run_model
 from gptmill.inference.model import Model, build_model
-from gptmill.runs.checkpoints.manifest import MANIFEST
-from gptmill.runs.checkpoints.storage import list_step_folders, load_checkpoint, read_info
+from gptmill.runs.checkpoints.storage import list_step_folders, read_info
 from gptmill.runs.checkpoints.tiers import read_tiers
 from gptmill.runs.directory import RunDirectory, find_run
 from gptmill.runs.event_log import read_events
@@ -161,17 +160,9 @@ def load(
     logdir: Recipe = "runs",
 ) -> Model:
     """The model of a run, given by its name or folder, or of a checkpoint, given by its folder."""
-    path = Path(path_or_name)
-    if not os.path.lexists(path / MANIFEST):
-        return open_run(path_or_name, logdir).load(checkpoint, device, weights)
     request = _make_loading(checkpoint, device, weights)
-    if checkpoint != "latest":
-        raise UserError(f"{path} is a checkpoint itself; leave out checkpoint, or give the run")
-    group = "model" if request.weights == "raw" else EMA
-    saved = load_checkpoint(path.resolve(), groups=(group,))
-    if group not in saved.tensors:
-        raise UserError(f"checkpoint {path} was trained without ema_decay; use its raw weights")
-    return build_model(build_loaded(saved, f"checkpoint {path}", choose_device(request.device), group))
+    chosen, name = choose_device(request.device), os.fspath(path_or_name)
+    return build_model(load_named(name, request.checkpoint, chosen, request.weights, os.fspath(logdir)))
 
 
 def find_directory(path_or_name: Recipe, logdir: Recipe) -> RunDirectory:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 FORMS = "list RUN | verify RUN | prune RUN | diff RUN A [B] | history RUN"
 SUMMARY = """\
-list: steps, tiers, losses, sizes, ages and states. verify: checks every byte against its checksum.
+list: steps, tiers, losses, sizes, ages and states, by the files' sizes alone. The validation loss is shown
+for steps that were evaluated. verify: checks every byte against its checksum.
 prune: deletes checkpoints that no tier refers to, abandoned ones, and rolling ones beyond --keep.
 diff: compares A and B, each a step, a tier such as best_model, or a path; B defaults to latest.
 history: every start, stop, crash, rollback and config change of the run, and its goodput.
@@ -70,6 +71,9 @@ def print_checkpoints(folder: Path) -> int:
         sys.stdout.write(line + "\n")
     total = sum(measure_folder(path) for path in folders)
     sys.stdout.write(f"{format_count(len(folders))}, {total / 1e6:,.1f} MB in total\n")
+    sys.stdout.write(
+        f"complete: every file has its size; gptmill checkpoints verify {folder.parent} reads every byte\n"
+    )
     return 0
 
 

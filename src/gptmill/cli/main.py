@@ -24,6 +24,7 @@ VERBS = {
     "train": "train a model from a recipe, or resume a run",
     "sample": "generate text with a trained model",
     "data": "inspect and verify a prepared corpus, score its documents",
+    "runs": "list, compare and remove runs",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",
     "verify-resume": "check on this machine that a killed run resumes bit-identically",
     "tune": "find the fastest micro-batch size and compile mode for a recipe",
@@ -62,6 +63,9 @@ def run_guarded(arguments: list[str]) -> int:
         return report_os_error(error)
     except KeyboardInterrupt:
         sys.stderr.write("gptmill: interrupted\n")
+        # CPython takes a Ctrl-C inside an exec, as in dataclasses, for unhandled and overrides the exit code in the
+        # end, unless another exec has succeeded since.
+        exec("")
         return exit_codes.INTERRUPTED
 
 

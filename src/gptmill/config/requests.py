@@ -155,6 +155,18 @@ class CheckpointsRequest:
 
 
 @dataclass(frozen=True)
+class RunsRequest:
+    """Runs"""
+
+    logdir: str = "runs"
+    """Folder that contains all runs."""
+    sort: Literal["started", "name", "step", "loss", "size"] = "started"
+    """list: newest first, by name, or by the most steps, the lowest validation loss or the largest size."""
+    yes: bool = False
+    """remove: do not ask."""
+
+
+@dataclass(frozen=True)
 class VerifyResumeRequest:
     """Resume check"""
 
@@ -169,7 +181,7 @@ class SampleRequest:
     """Sampling"""
 
     prompt: str = ""
-    """Prompt; empty starts a new document."""
+    """Prompt; empty starts a new document, - reads standard input."""
     num_samples: int = 1
     """Number of samples."""
     max_new_tokens: int = 256

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gptmill.config.run import RunConfig
 from gptmill.data.run_corpora import Corpora
-from gptmill.evals.loss import ValidationLoss
+from gptmill.evals.loss import ValidationLoss, has_validation
 from gptmill.evals.own_evaluators import OwnEvaluators
 from gptmill.evals.samples import Samples
 from gptmill.models.language_model import LanguageModel
@@ -27,7 +27,7 @@ class Evaluator(Protocol):
 
 def build_evaluators(config: RunConfig, corpora: Corpora, world: World) -> list[Evaluator]:
     """The evaluators of a run, in the order in which they run."""
-    evaluators: list[Evaluator] = [ValidationLoss(config, corpora, world)]
+    evaluators: list[Evaluator] = [ValidationLoss(config, corpora, world)] if has_validation(config, corpora) else []
     if config.evaluation.sample_tokens:
         compiled, seed = config.machine.compile, config.training.seed
         evaluators.append(Samples(config.evaluation, corpora.tokenizer, seed, world, compiled=compiled))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from gptmill.config.errors import ConfigError, UserError
 from gptmill.config.requests import SampleRequest
-from gptmill.inference.loading import load_run_model
+from gptmill.inference.loading import load_named
 from gptmill.inference.model import Model, build_model, find_problems
-from gptmill.runs.directory import find_run
 from gptmill.runtime.device import choose_device
 
 
@@ -27,11 +26,11 @@ class TextSampler:
 
 
 def open_sampler(run_name: str, request: SampleRequest) -> TextSampler:
-    """Loads the model; raises UserError for invalid settings, runs and prompts."""
+    """Loads the model of a run, or of the checkpoint at a path; raises UserError for invalid settings and prompts."""
     if problems := find_problems(request):
         raise ConfigError(problems)
-    run = find_run(run_name, request.logdir)
-    model = build_model(load_run_model(run, request.checkpoint, choose_device(request.device), request.weights))
+    device = choose_device(request.device)
+    model = build_model(load_named(run_name, request.checkpoint, device, request.weights, request.logdir))
     try:
         prompt = model.encode_document(request.prompt)
     except UserError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -57,6 +58,11 @@ class RunDirectory:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the folder holds what only a run writes."""
+        return any(os.path.lexists(path) for path in (self.config, self.events, self.history, self.checkpoints))
 
     @property
     def has_checkpoints(self) -> bool:
@@ -136,5 +142,11 @@ def _make_stem(recipe: str | None) -> str:
 
 
 def list_runs(logdir: str) -> list[RunDirectory]:
-    """Returns every run in a log directory."""
-    return [RunDirectory(path.parent) for path in sorted(Path(logdir).glob("*/config.toml"))]
+    """Returns every run in a log directory that has a config, without those that are being removed."""
+    return [run for run in list_folders(logdir) if run.config.is_file()]
+
+
+def list_folders(logdir: str) -> list[RunDirectory]:
+    """Returns every folder in a log directory with the files of a run, damaged ones too."""
+    folders = [path for path in sorted(Path(logdir).glob("*")) if not path.name.startswith(".")]
+    return [run for run in map(RunDirectory, folders) if run.has_files]

@@ -169,7 +169,7 @@ class Warned(Event):
     """Something that the user should know, while the run continues."""
 
     about: str
-    """disk, save, copy (mirror), guard (loss spike), checkpoint or hang."""
+    """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, schedule or validation."""
     message: str
 
 

@@ -6,12 +6,12 @@ Does not import torch, so that the supervisor can write to it too.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gptmill.runs.append_file import AppendOnlyFile
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events, read_recent_events
 from gptmill.runs.events import (
@@ -48,19 +48,16 @@ def split_processes(entries: list[Event]) -> list[list[Event]]:
 
 
 def append_event(run: RunDirectory, event: Event) -> None:
-    """Appends an entry and flushes it to disk; if the disk refuses it, prints a warning."""
+    """Appends an entry and flushes it to disk; if the disk refuses it for good, prints a warning."""
+    file = AppendOnlyFile(run.history, durable=True)
     try:
-        with run.history.open("ab+") as file:
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                if file.read() != b"\n":
-                    file.write(b"\n")  # ends a line that a kill cut short
-            file.write(to_json(event).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        file.keep_only(lambda _line: True)  # drops a line that a kill cut short
+        file.write_line(to_json(event))
     except OSError as error:
         with suppress(OSError):
             sys.stderr.write(f"warning: {run.history} lacks an entry: {error.strerror or error}\n")
+    finally:
+        file.close()
 
 
 def find_crash(run: RunDirectory) -> RunCrashed | None:

@@ -29,7 +29,8 @@ def make_report(run: RunDirectory, encoding: str = "utf-8") -> str:
     parts = []
     if steps:
         marks = [(float(event.step), event.val_loss) for event in evals]
-        parts.append(_title("loss by step: dots are training, o is validation") + draw_chart(_smooth(steps), marks))
+        legend = "dots are training, o is validation" if evals else "training"
+        parts.append(_title(f"loss by step: {legend}") + draw_chart(_smooth(steps), marks))
     if evals:
         parts.append(_describe_evals(evals[0], evals[-1]))
     if samples:

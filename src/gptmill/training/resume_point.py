@@ -7,6 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gptmill.config.run import TrainingConfig
+from gptmill.config.schema import build_config
+from gptmill.config.settings import read_settings
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.selection import Chosen, load_chosen
 from gptmill.runs.checkpoints.storage import load_checkpoint, read_step
@@ -43,6 +46,12 @@ class ResumePoint:
     @property
     def description(self) -> str:
         return f"checkpoint {self.path}"
+
+    def read_training(self) -> TrainingConfig | None:
+        """How the process was configured that saved the checkpoint; None if that was not recorded."""
+        if (saved := self.checkpoint.values.get("config")) is None:
+            return None
+        return build_config(TrainingConfig, read_settings(TrainingConfig, saved, self.description))
 
     def make_latest(self, folder: Path, keep: int) -> str:
         """Makes this checkpoint the latest of its run, so that a kill before the next save keeps the choice.

@@ -29,7 +29,7 @@ from gptmill.runs.checkpoints.tiers import TIER
 from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
 from gptmill.runtime.world import read_world_size
 from gptmill.training.initial_source import is_same_source, split_pin
-from gptmill.training.presets import resolve_presets
+from gptmill.training.presets import check_size_is_chosen, resolve_presets
 
 NO_PRESETS = PresetOptions()
 # Fields of the model that do not affect the shape of its weights.
@@ -75,14 +75,16 @@ def make_run_request(
     """
     deadline = _make_deadline(options.time_limit, time.monotonic() if started is None else started)
     if options.resume is None:
-        return replace(_make_new(recipe, resolve_presets(recipe, flags, presets), options), deadline=deadline)
+        return replace(_make_new(recipe, flags, options, presets), deadline=deadline)
     if options.force_cpu:
         raise UserError("--force-cpu does one step of a new run and cannot resume one; leave out --resume")
     return replace(_make_resume(recipe, flags, options, presets), deadline=deadline)
 
 
-def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:
-    config = _set_fp8_layers(make_config(recipe, flags))
+def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions) -> RunRequest:
+    if not options.force_cpu:
+        check_size_is_chosen(recipe, flags, presets)
+    config = _set_fp8_layers(make_config(recipe, resolve_presets(recipe, flags, presets)))
     if options.force_cpu:
         config = make_smoke_config(config, read_world_size())
     config = _name_run(config, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
@@ -100,7 +102,7 @@ def _make_resume(
         try:
             run = choose_run(recipe, flags)
         except UserError:
-            return _make_new(recipe, resolve_presets(recipe, flags, presets), options)
+            return _make_new(recipe, flags, options, presets)
         return _resume_run(run, "latest", flags, options)
     if presets != NO_PRESETS:
         raise UserError("--size and --hardware configure a new run; leave them out with --resume")

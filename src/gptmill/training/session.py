@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,14 +25,16 @@ from gptmill.data.run_corpora import Corpora, open_corpora
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
+from gptmill.evals.loss import check_validation
 from gptmill.inference.loading import check_size
 from gptmill.models.fused.dispatch import describe_kernels
 from gptmill.models.huggingface.layouts import describe_layout
 from gptmill.runs.checkpoints.disk_space import check_disk_space
 from gptmill.runs.code_fingerprint import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory, create_run, save_config
-from gptmill.runs.events import RunStarted
+from gptmill.runs.events import RunStarted, Warned
 from gptmill.runs.history import record_crash
+from gptmill.runs.slow_notice import say_if_slow
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
@@ -51,6 +53,7 @@ from gptmill.training.plan import TrainPlan, make_plan
 from gptmill.training.plugin_fingerprints import check_plugins, list_plugin_fingerprints
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
+from gptmill.training.schedule_warnings import warn_of_schedule
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state
 
@@ -96,6 +99,11 @@ class Session:
         tiers = list_due_tiers(state, self.config, self.plan, is_best=False, is_last=is_last)
         return bool(tiers) or self.is_evaluation_due(state) or self.is_snapshot_due(state)
 
+    def say_if_slow(self, state: TrainState, doing: str) -> AbstractContextManager[None]:
+        """Shows signs of life at the start of a process; later the logged steps do, of which the first comes late."""
+        is_starting = self.world.is_main and state.step <= self.first_step + 1
+        return say_if_slow(doing) if is_starting else nullcontext()
+
     def open_data_loader(self, state: TrainState) -> DataLoader:
         """This rank's micro-batches from the current data position on."""
         starts = make_starts(
@@ -119,6 +127,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     corpora = open_corpora(config.data)
     sampler = build_sampler(config, corpora)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
+    no_validation = check_validation(config, corpora)
     set_matmul_precision(plan.precision)
     set_attention_backend(config.machine.attention_backend)
     run = hold_run(request, world, stack)
@@ -139,7 +148,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
             plan = restore(state, resume_point, corpora, request, plan)
         elif weights is not None:
             weights.load(state)
-    dry_run(state, config, plan, world)
+    with say_if_slow(describe_dry_run(config)) if world.is_main else nullcontext():
+        dry_run(state, config, plan, world)
     evaluators = build_evaluators(config, corpora, world)
     reader = build_reader(config, corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))
@@ -166,7 +176,16 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         first_step=state.step, started=started,
     )  # fmt: skip
     trackers.track(describe_run(session, state, corpora, request, resume_point))
+    if no_validation:
+        trackers.track(Warned(state.step, "validation", no_validation))
+    for warning in warn_of_schedule(config, plan, state, resume_point):
+        trackers.track(warning)
     return session, state
+
+
+def describe_dry_run(config: RunConfig) -> str:
+    compiling = ", and compiling the model" if config.machine.compile else ""
+    return f"trying {config.training.mini_batch_size} x {config.model.context_length:,} tokens{compiling}"
 
 
 def prepare_if_needed(request: RunRequest, report: Report) -> None:
@@ -199,9 +218,8 @@ def restore(
     state.restore(checkpoint, source)
     if request.allows_changes and request.changes:
         state.spike_detector = build_spike_detector(config)  # its statistics may no longer hold
-    if config.training.max_steps is None and config.training.steps_per_epoch is None:
-        left = config.training.num_epochs * plan.windows_per_epoch - (state.windows_read - state.windows_jumped)
-        plan = replace(plan, max_steps=max(1, plan.find_last_step(state.step, left)))
+    trained = state.windows_read - state.windows_jumped
+    plan = replace(plan, max_steps=plan.find_max_steps(config.training, state.step, trained))
     if state.step > plan.max_steps:
         raise UserError(f"{source} is at step {state.step}, beyond max_steps {plan.max_steps}; raise --max_steps")
     return plan

@@ -34,6 +34,20 @@ class InlineExecutor(Executor):
         return future
 
 
+class WorkerPool(ProcessPoolExecutor):
+    """A process pool whose workers ignore Ctrl-C, which the parent handles."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        """May start a process, which inherits the blocked signal: it is ignored from its first instruction on."""
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            return super().submit(function, *arguments, **options)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(function, *arguments, **options)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def count_cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -63,7 +77,7 @@ def open_executor(
     else:
         # Spawned, not forked: the parent may have threads and locks.
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(processes, mp_context=context, initializer=_become_worker, initargs=(plugins,))
+        executor = WorkerPool(processes, mp_context=context, initializer=_become_worker, initargs=(plugins,))
         try:
             for _ in range(processes):
                 executor.submit(load)

@@ -12,14 +12,13 @@ MAX_EXAMPLES = 3
 EXAMPLE_CHARS = 300
 EMPTY_FILE, EMPTY_DOCUMENT = "empty_file", "empty_document"
 NOT_ERRORS = (EMPTY_FILE, EMPTY_DOCUMENT)
-# What `{count}` of each kind means to the user.
 ERRORS: dict[ErrorKind, str] = {
-    "undecodable": "skipped what cannot be decoded as text: {count}",
-    "replaced": "replaced bytes that cannot be decoded by U+FFFD in documents: {count}",
-    "malformed": "skipped records that do not follow their format: {count}",
-    "no_text": "skipped records, or files of them, without a text field: {count}",
-    "damaged": "skipped the damaged rest of files: {count}",
-    "unreadable": "skipped files that cannot be read: {count}",
+    "undecodable": "skipped {count} undecodable document(s)",
+    "replaced": "replaced undecodable bytes by U+FFFD in {count} document(s)",
+    "malformed": "skipped {count} malformed record(s)",
+    "no_text": "skipped {count} record(s) or file(s) without a text field",
+    "damaged": "skipped the rest of {count} damaged file(s)",
+    "unreadable": "skipped {count} unreadable file(s)",
 }
 
 

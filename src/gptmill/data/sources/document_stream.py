@@ -75,8 +75,9 @@ class DocumentStream:
             elif self._stops_at_errors:
                 raise ReadingError(str(record) + (ADVICE if record.kind != "no_text" else ""), record.kind) from None
             else:
-                # The relative name, so that the report does not depend on where the corpus is stored.
-                yield Defect(record.kind, str(record).replace(self._file.uri, self._file.name))
+                # Without the advice, and by its relative name: the report does not depend on where the corpus is.
+                problem, _, _ = str(record).rpartition("; ")
+                yield Defect(record.kind, problem.replace(self._file.uri, self._file.name))
         if is_empty and self._is_whole_file:
             yield Defect(EMPTY_FILE, self._file.name)
 

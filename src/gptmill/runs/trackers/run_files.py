@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from gptmill.runs.append_file import AppendOnlyFile
 from gptmill.runs.events import EvalDone, Event, SampleDrawn, ScoresDone, StepLogged, to_json
-from gptmill.runs.trackers.append_file import AppendOnlyFile
 
 EVALUATIONS = (EvalDone.__name__, ScoresDone.__name__, SampleDrawn.__name__)
 

@@ -45,7 +45,6 @@ class OptimizerContainer:
             if not found_inf.item():
                 self.step()
             return
-        assert all(group.get("fused", True) for group in self._groups), "this optimizer cannot skip an update"
         flag = found_inf.float()
         for member in self.members:
             if not honours_found_inf(member):

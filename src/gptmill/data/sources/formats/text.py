@@ -73,7 +73,7 @@ def _decode(data: io.BufferedReader, encoding: str, uri: str, errors: str) -> It
     decoder = codecs.getincrementaldecoder(encoding)(errors)
     offset = 0
     while True:
-        block = data.read(BLOCK_BYTES)
+        block = data.read1(BLOCK_BYTES)  # read() would lose what precedes damage
         pending, _ = decoder.getstate()  # the bytes of an incomplete character at the end of the last block
         try:
             text = decoder.decode(block, final=not block)

@@ -103,7 +103,7 @@ class TailTrackingStream:
         self.tail = b""
 
     def read(self, size: int = -1, /) -> bytes:
-        block = self._data.read(size)
+        block = self._data.read1(size)  # read() would lose what precedes damage
         self._position += len(block)
         self.tail = (self.tail + block)[-len(RECORD_END) :]
         return block

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tiny import CPU, make_config, make_shards, open_tiny
 
 from gptmill.cli.main import run_guarded
 from gptmill.config.errors import UserError
+from gptmill.config.model import ModelConfig
 from gptmill.config.schema import list_values
 from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import TokenShards
@@ -23,7 +25,12 @@ from gptmill.models.huggingface.config_export import make_hf_config
 from gptmill.models.huggingface.conversion import to_hf_weights
 from gptmill.runs.checkpoints.storage import Checkpoint, save_checkpoint
 from gptmill.runs.directory import RunDirectory, create_run
-from gptmill.training.initial_weights import broadcast_initial_weights, read_initial_source, record_source
+from gptmill.training.initial_weights import (
+    broadcast_initial_weights,
+    check_model,
+    read_initial_source,
+    record_source,
+)
 from gptmill.training.run_request import RunRequest
 
 BYTES = 257
@@ -274,6 +281,20 @@ def test_fields_that_shape_no_weights_may_differ_with_a_warning(
         config = make_config(init_from=str(run.path), rope_base=base, **longer)
         assert read_initial_source(RunRequest(config), CPU) is not None
         assert ("add --rope_base 500.0 to keep" in capsys.readouterr().err) == warns
+
+
+@dataclass(frozen=True)
+class Own:
+    """A registered feed-forward layer, which need not have a ffn_size."""
+
+    tag: ClassVar[str] = "own"
+    gain: float = 1.0
+
+
+def test_options_of_registered_parts_must_be_the_same() -> None:
+    check_model(ModelConfig(feed_forward=Own()), ModelConfig(feed_forward=Own()), "base")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"has gain 1\.0, and this run gain 2\.0: add --gain 1\.0"):
+        check_model(ModelConfig(feed_forward=Own()), ModelConfig(feed_forward=Own(2.0)), "base")  # type: ignore[arg-type]
 
 
 # Resuming with the flag

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.config.model import LearnedPositions, ModelConfig
+from gptmill.config.model import ModelConfig, NoPositions, Rope
 from gptmill.config.run import DataConfig
 from gptmill.config.schema import list_values
 from gptmill.config.serialization import format_flags
@@ -60,17 +60,18 @@ class InitialWeights:
 
 
 def read_initial_source(request: RunRequest, world: World) -> Source | None:
-    """Reads the source on rank 0 and compares its model with the run's; None without one and on other ranks."""
-    if not _has_source(request):
+    """Reads the source on rank 0 and compares its model with the run's, before a corpus is prepared for nothing.
+
+    None on other ranks, without a source, and for a run that has checkpoints of its own.
+    """
+    if not _names_source(request):
         return None
     found: list[Source] = []
 
     def read() -> None:
-        init_from = str(request.config.training.init_from)
-        source = read_source(init_from, request.config.tracking.logdir)
-        check_model(source.config, request.config.model, split_pin(init_from)[0])
-        _check_requested_tokenizer(source, request.config.data)
-        found.append(source)
+        if request.resumed is None or not request.resumed.has_checkpoints:
+            found.append(_read_source(request))
+            _check_requested_tokenizer(found[0], request.config.data)
 
     world.run_on_main(read)
     return found[0] if found else None
@@ -79,18 +80,21 @@ def read_initial_source(request: RunRequest, world: World) -> Source | None:
 def broadcast_initial_weights(
     source: Source | None, request: RunRequest, corpora: Corpora, plan: TrainPlan, world: World
 ) -> InitialWeights | None:
-    """Converts the weights on rank 0 and broadcasts them; raises UserError if they are of another tokenizer."""
-    if not _has_source(request):
+    """Converts the weights on rank 0 and broadcasts them, for a run that has no checkpoint to resume from.
+
+    Raises UserError if they are of another tokenizer.
+    """
+    if not _names_source(request):
         return None
     made: list[Checkpoint] = []
 
     def make() -> None:
-        assert source is not None
-        pin = make_pin(source)
-        check_tokenizer(source, corpora.tokenizer, corpora.name)
-        tensors = source.weights
-        if isinstance(source, HuggingFaceModel):
-            tensors = source.convert(plan.padded_vocab_size)
+        found = source or _read_source(request)
+        pin = make_pin(found)
+        check_tokenizer(found, corpora.tokenizer, corpora.name)
+        tensors = found.weights
+        if isinstance(found, HuggingFaceModel):
+            tensors = found.convert(plan.padded_vocab_size)
         _check_finite(tensors, split_pin(pin)[0])
         made.append(Checkpoint(0, {"model": tensors}, {"init_from": pin}))
 
@@ -112,7 +116,7 @@ def check_model(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
     """Raises UserError with the flags that make the run's model the source's; warns where only the function differs."""
     old, new = (list_values(drop_default_sizes(config)) for config in (theirs, ours))
     free = LOOSE_FIELDS | {"zero_init"}
-    if not isinstance(theirs.positions, LearnedPositions):
+    if isinstance(theirs.positions, Rope | NoPositions):
         free |= {"context_length"}
     different = {name: value for name, value in old.items() if name not in free and new.get(name) != value}
     shape = {name: value for name, value in different.items() if name not in FUNCTION_FIELDS}
@@ -157,9 +161,16 @@ def _check_requested_tokenizer(source: Source, data: DataConfig) -> None:
         check_tokenizer(source, build_tokenizer(name, ()), data.corpus)
 
 
-def _has_source(request: RunRequest) -> bool:
-    """Whether the run starts its first step from other weights. The same on every rank."""
-    return request.config.training.init_from is not None and request.resumed is None and request.parent is None
+def _names_source(request: RunRequest) -> bool:
+    """Whether the run's first step has the weights of another model. The same on every rank."""
+    return request.config.training.init_from is not None and request.parent is None
+
+
+def _read_source(request: RunRequest) -> Source:
+    init_from = str(request.config.training.init_from)
+    source = read_source(init_from, request.config.tracking.logdir)
+    check_model(source.config, request.config.model, split_pin(init_from)[0])
+    return source
 
 
 def _has_tokenizer(source: HuggingFaceModel, fingerprint: str) -> bool:

@@ -135,7 +135,9 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     if resume_point is not None:
         tensors = resume_point.checkpoint.tensors["model"]
         check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
-    weights = broadcast_initial_weights(source, request, corpora, plan, world)
+    weights = None
+    if resume_point is None:
+        weights = broadcast_initial_weights(source, request, corpora, plan, world)
     request = record_source(request, weights)
     config = request.config
     with refuse_too_large(plan.parameters, world.device):

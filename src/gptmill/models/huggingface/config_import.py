@@ -141,7 +141,8 @@ def _build(values: dict[str, Any]) -> ModelConfig:
 
 def drop_default_sizes(config: ModelConfig) -> ModelConfig:
     """Removes sizes that follow from others, as in a config written by hand."""
-    plain = replace(config.feed_forward, ffn_size=None)
+    own = config.feed_forward
+    plain = replace(own, ffn_size=None) if hasattr(own, "ffn_size") else own  # a registered variant may have none
     is_same_width = replace(config, feed_forward=plain).hidden_size == config.hidden_size
     return replace(
         config,

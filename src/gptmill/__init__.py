@@ -64,11 +64,13 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"gptmill.{module}"), name)
-    raise AttributeError(f"module 'gptmill' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take it for a promise that every name exists
+
+    def __getattr__(name: str) -> Any:
+        for module, names in _MODULES.items():
+            if name in names:
+                return getattr(import_module(f"gptmill.{module}"), name)
+        raise AttributeError(f"module 'gptmill' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

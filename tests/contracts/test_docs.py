@@ -136,8 +136,9 @@ def test_every_command_and_snippet_runs(
         assert code == 0, f"{page}: {command}\n{output}"
     snippets = [(page, block) for page in PAGES for block in list_blocks(page, "python")]
     assert snippets
+    names: dict[Path, dict[str, object]] = {page: {} for page in PAGES}  # the blocks of a page share theirs
     for page, block in snippets:
-        exec(compile(block, str(page), "exec"), {})
+        exec(compile(block, str(page), "exec"), names[page])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +29,16 @@ def test_the_public_names_are_these() -> None:
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'trian'"):
         gptmill.trian  # noqa: B018
+
+
+def test_what_a_type_checker_sees_is_what_a_program_gets() -> None:
+    source = Path(gptmill.__file__).read_text(encoding="utf-8")
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    own = [node for node in imports if str(node.module).startswith("gptmill.")]
+    seen = {name.name: str(node.module) for node in own for name in node.names}
+    assert {*seen, "__version__"} == set(NAMES)
+    for name, module in seen.items():
+        assert getattr(gptmill, name) is getattr(importlib.import_module(module), name)
 
 
 def test_importing_gptmill_and_making_a_config_need_no_torch() -> None:

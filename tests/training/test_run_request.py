@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,15 @@ def start(recipe: str, steps: tuple[int, ...] = (10,), **flags: Any) -> RunDirec
     for step in steps:
         save_checkpoint(run.checkpoints, Checkpoint(step, {"model": {"w": torch.zeros(1)}}, values))
     return run
+
+
+def test_a_time_limit_counts_from_the_call_unless_a_start_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may import gptmill hours before it trains; the command line counts its own imports."""
+    monkeypatch.setattr("gptmill.cli.STARTED", -1e6)
+    options = StartOptions(time_limit="1h")
+    deadline = make_run_request("demo", {"run_name": "r"}, options).deadline
+    assert deadline == pytest.approx(time.monotonic() + 3600, abs=60)
+    assert make_run_request("demo", {"run_name": "r"}, options, started=5.0).deadline == 3605.0
 
 
 def test_flags_go_before_the_recipe_and_the_recipe_before_the_defaults(recipe: str) -> None:

@@ -73,6 +73,8 @@ def resume(
 
     `run` is a Run, or the name or folder of one. What would change the results needs `allow_changes`.
     """
+    if "run_name" in changes:
+        raise UserError("a resumed run keeps its name; leave out run_name")
     directory = run.directory if isinstance(run, Run) else find_directory(run, logdir)
     location = {"run_name": directory.path.name, "logdir": str(directory.path.parent)}
     options = _make_options(checkpoint, time_limit, allow_changes=allow_changes)

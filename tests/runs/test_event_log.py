@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from gptmill.runs.event_log import TAIL_BYTES, read_events, read_last_step, read_recent_events, read_records
 from gptmill.runs.events import Event, SampleDrawn, StepLogged, Warned, to_json
+from gptmill.runs.trackers.run_files import JsonLines
 
 UNKNOWN = '{"event": "Unheard", "step": 9, "time": 0.0, "detail": 1}'
 
@@ -32,6 +34,22 @@ def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     write(path, make_step(1), "{}", "[]", "null", '"text"', '{"event": "StepLogged", "step": "2"}', UNKNOWN, "\x00")
     assert read_events(path) == [make_step(1)]
+
+
+def test_a_line_nested_deeply_is_no_event_and_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    write(path, make_step(1), '{"event": ' + "[" * 100_000)
+    assert read_events(path) == [make_step(1)]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_records(path)
+    JsonLines(path, resumed_at=1).close()
+    assert path.read_text() == to_json(make_step(1)) + "\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_is_no_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "events.jsonl")
+    assert read_recent_events(tmp_path / "events.jsonl") == []
 
 
 def test_records_keep_what_this_version_does_not_know(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from gptmill.data.remote_fs import is_remote
+
 HUB_PREFIX = "hf:"
 
 
@@ -19,11 +21,11 @@ class SourceFile:
 
     @property
     def is_on_hub(self) -> bool:
-        return self.uri.startswith(HUB_PREFIX) and not self.is_remote
+        return is_on_hub(self.uri)
 
     @property
     def is_remote(self) -> bool:
-        return is_url(self.uri)
+        return is_remote(self.uri) and not self.is_on_hub
 
     @property
     def path_name(self) -> str:
@@ -51,5 +53,6 @@ class Source:
     one_document_per_file: bool
 
 
-def is_url(name: str) -> bool:
-    return "://" in name
+def is_on_hub(name: str) -> bool:
+    """Whether a name is hf:DATASET, and not hf://…, which fsspec reads."""
+    return name.startswith(HUB_PREFIX) and not name.startswith(f"{HUB_PREFIX}//")

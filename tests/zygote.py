@@ -284,7 +284,7 @@ def _start_afresh(environment: Mapping[str, str]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # type: ignore[misc]  # noqa: SIM115
-    vars(sys.modules["gptmill"])["STARTED"] = time.monotonic()
+    vars(sys.modules["gptmill.cli"])["STARTED"] = time.monotonic()
     sys.modules["torch"].set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
 
 

@@ -1,7 +1,75 @@
-"""gptmill: text in, trained GPT out."""
+"""gptmill: text in, trained GPT out. These names are the public API; docs/python.md explains them.
 
-import time
+They are imported when they are first used, so that `import gptmill` takes no time and needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gptmill.api.configuration import make_config
+    from gptmill.api.corpus import Corpus, open_corpus, prepare
+    from gptmill.api.registration import register
+    from gptmill.api.run import Run, load, open_run
+    from gptmill.api.training import resume, train
+    from gptmill.config.errors import ConfigError, UserError
+    from gptmill.config.run import ModelConfig, OptimizerConfig, RunConfig
+    from gptmill.data.batches.batch import Batch
+    from gptmill.inference.model import Model
+    from gptmill.models.attention import Attention, BlockContext
+    from gptmill.models.kv_cache import LayerKVCache
+    from gptmill.runs.events import Event
+    from gptmill.runs.trackers.protocol import Tracker
 
 __version__ = "0.1.0"
-STARTED = time.monotonic()
-"""Approximate start of the process, from which --time_limit counts: importing torch is included."""
+__all__ = [
+    "Attention",
+    "Batch",
+    "BlockContext",
+    "ConfigError",
+    "Corpus",
+    "Event",
+    "LayerKVCache",
+    "Model",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Run",
+    "RunConfig",
+    "Tracker",
+    "UserError",
+    "__version__",
+    "load",
+    "make_config",
+    "open_corpus",
+    "open_run",
+    "prepare",
+    "register",
+    "resume",
+    "train",
+]
+_MODULES = {
+    "api.configuration": ("make_config",),
+    "api.corpus": ("Corpus", "open_corpus", "prepare"),
+    "api.registration": ("register",),
+    "api.run": ("Run", "load", "open_run"),
+    "api.training": ("resume", "train"),
+    "config.errors": ("ConfigError", "UserError"),
+    "config.run": ("ModelConfig", "OptimizerConfig", "RunConfig"),
+    "data.batches.batch": ("Batch",),
+    "inference.model": ("Model",),
+    "models.attention": ("Attention", "BlockContext"),
+    "models.kv_cache": ("LayerKVCache",),
+    "runs.events": ("Event",),
+    "runs.trackers.protocol": ("Tracker",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"gptmill.{module}"), name)
+    raise AttributeError(f"module 'gptmill' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -22,6 +22,7 @@ LAYERS = [
     {"evals"},
     {"training"},
     {"experiments"},
+    {"api"},
     {"web"},
     {"cli"},
 ]

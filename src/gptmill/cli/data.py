@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gptmill.cli.flags import Command
 from gptmill.cli.output import make_printable
 from gptmill.config.errors import UserError
 from gptmill.config.requests import DataRequest
 from gptmill.config.schema import build_config
-
-if TYPE_CHECKING:
-    from gptmill.data.shards.opening import TokenShards
 
 FORMS = "info DATA | verify DATA | show DATA | show --run RUN --step N | score DATA"
 SUMMARY = """\
@@ -46,7 +43,10 @@ def run(arguments: list[str]) -> int:
 
 
 def print_info(location: str, request: DataRequest) -> int:
-    shards = open_corpus(location, request)
+    from gptmill.api.corpus import open_corpus
+    from gptmill.data.sources import DefectReport
+
+    shards = open_corpus(location, request.tokenizer).shards
     manifest = shards.manifest
     lines = [
         f"{shards.location}: {manifest.fingerprint}, vocabulary of {shards.tokenizer.vocab_size:,} as {manifest.dtype}"
@@ -55,6 +55,7 @@ def print_info(location: str, request: DataRequest) -> int:
         documents = f" of {split.documents:,} documents" if split.documents else ""
         lines.append(f"{name:<6}{split.tokens:,} tokens{documents} in {len(split.shards):,} shard(s)")
     lines += ["source", *(f"  {line}" for line in describe_values(manifest.source))]
+    lines += DefectReport.from_json(manifest.defects).describe()
     lines += describe_cleaning(manifest.cleaning, location)
     sys.stdout.write("".join(f"{make_printable(line)}\n" for line in lines))
     return 0
@@ -85,7 +86,7 @@ def describe_cleaning(report: dict[str, Any], location: str) -> list[str]:
 
 
 def verify(location: str, request: DataRequest) -> int:
-    from gptmill.cli.progress import show_amount
+    from gptmill.api.progress import show_amount
     from gptmill.data.remote_fs import is_remote
     from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
     from gptmill.data.shards.verification import verify_corpus
@@ -106,6 +107,7 @@ def verify(location: str, request: DataRequest) -> int:
 
 
 def print_windows(location: str, request: DataRequest) -> int:
+    from gptmill.api.corpus import open_corpus
     from gptmill.data.shards.passages import read_windows
 
     for name, least in (("window", 0), ("count", 1), ("context_length", 1)):
@@ -113,7 +115,7 @@ def print_windows(location: str, request: DataRequest) -> int:
             raise UserError(f"--{name} {value}: must be at least {least}")
         if value > MAX_NUMBER:
             raise UserError(f"--{name} {value}: no corpus is that large; choose a smaller number")
-    shards = open_corpus(location, request)
+    shards = open_corpus(location, request.tokenizer).shards
     windows = read_windows(shards, request.split, request.context_length, request.window, request.count)
     for number, extracts in enumerate(windows, start=request.window):
         sys.stdout.write(f"── {request.split} window {number:,} ".ljust(72, "─") + "\n")
@@ -140,10 +142,11 @@ def print_step(run_name: str, step: int, request: DataRequest) -> int:
 
 
 def score(location: str, request: DataRequest) -> int:
-    from gptmill.cli.progress import show_amount
+    from gptmill.api.corpus import open_corpus
+    from gptmill.api.progress import show_amount
     from gptmill.data.shards.scores import score_by_length, write_scores
 
-    shards = open_corpus(location, request)
+    shards = open_corpus(location, request.tokenizer).shards
     name = request.name or request.by
     if request.by == "loss":
         if request.run is None:
@@ -165,15 +168,6 @@ def score(location: str, request: DataRequest) -> int:
         f"train on it with: --order curriculum --score {name}\n"
     )
     return 0
-
-
-def open_corpus(location: str, request: DataRequest) -> TokenShards:
-    """Opens a corpus; shows progress if its files must be hashed first, as after a copy."""
-    from gptmill.cli.progress import show_amount
-    from gptmill.data.shards.opening import open_shards
-
-    with show_amount("checking") as report:
-        return open_shards(location, request.tokenizer, report=report)
 
 
 def describe_document(number: int, origin: str | None) -> str:

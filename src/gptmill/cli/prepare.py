@@ -23,13 +23,13 @@ def run(arguments: list[str]) -> int:
     command = Command("prepare", "SOURCE [SOURCE ...]", SUMMARY, (PrepareRequest,), aliases={"from": "from_file"})
     parsed = command.parse(arguments)
     command.check_words(parsed.words, 1, len(arguments))
-    from gptmill.cli.progress import show_preparing
+    from gptmill.api.corpus import run_preparation
     from gptmill.data.cleaning import CleaningReport
-    from gptmill.data.prepare import prepare_corpus
+    from gptmill.data.sources import DefectReport
 
-    with show_preparing() as report:
-        folder, manifest = prepare_corpus(parsed.words, build_config(PrepareRequest, parsed.values), report)
-    for line in CleaningReport.from_json(manifest.cleaning).describe():
+    folder, manifest = run_preparation(parsed.words, build_config(PrepareRequest, parsed.values))
+    cleaning, defects = CleaningReport.from_json(manifest.cleaning), DefectReport.from_json(manifest.defects)
+    for line in [*defects.describe(), *cleaning.describe()]:
         sys.stdout.write(line + "\n")
     for name, split in (("train", manifest.train), ("val", manifest.val)):
         counts = f"{split.tokens:,} tokens of {split.documents:,} documents in {len(split.shards)} shard(s)"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gptmill.cli import STARTED
 from gptmill.cli.checkpoints import print_checkpoints
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config.errors import UserError
@@ -38,16 +39,14 @@ def run(arguments: list[str]) -> int:
         return run_supervised(recipe, flags, options, presets)
     if options.resume is None and asks_to_resume(recipe, flags):
         options = replace(options, resume="auto")
-    from gptmill.cli.progress import show_preparing
-    from gptmill.training.loop import train
+    from gptmill.api.training import run_training
     from gptmill.training.run_request import make_run_request
 
-    request = make_run_request(recipe, flags, options, presets)
+    request = make_run_request(recipe, flags, options, presets, STARTED)
     is_main = os.environ.get("RANK", "0") == "0"
     for change in request.changes if is_main else ():
         sys.stdout.write(f"changed since the run began: {change}\n")
-    with show_preparing() as report:
-        outcome = train(request, report)
+    outcome = run_training(request)
     if is_main:
         try:
             print_outcome(outcome, recipe)

@@ -11,7 +11,7 @@ from gptmill.config.composition import MODEL_RELATIONS
 from gptmill.config.errors import ConfigError, Problem
 from gptmill.config.relations import RELATIONS
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import list_values
+from gptmill.config.schema import find_wrong_parts, find_wrong_types, list_values
 
 MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200
@@ -37,12 +37,14 @@ def check_config(config: RunConfig, world_size: int = 1) -> None:
 
 
 def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
-    """Fields that are out of range, and violated relations between fields that are not."""
-    values = {**list_values(config), "world_size": world_size}
-    fixes: dict[str, str] = {}
+    """Fields of a wrong type or out of range, and violated relations between those that are neither."""
+    values, fixes = {**list_values(config), "world_size": world_size}, find_wrong_types(config)
+    if wrong := find_wrong_parts(config):  # without their fields, nothing more can be said
+        return [Problem(f"{name} = {str(values[name])[:MAX_SHOWN]}", fix) for name, fix in {**fixes, **wrong}.items()]
+    values["own_parts"] = config.model.own_parts
     for limit in RANGES:
         for name in limit.names.split():
-            if values.get(name) is not None and not limit.is_valid(values[name]):
+            if name not in fixes and values.get(name) is not None and not limit.is_valid(values[name]):
                 fixes[name] = limit.rule
     out_of_range = frozenset(fixes)
     for relation in (*MODEL_RELATIONS, *RELATIONS):
@@ -92,9 +94,9 @@ RANGES = (
         lambda value: 0 <= value < 1,
         "must be at least 0 and below 1",
     ),
-    Range("val_fraction", lambda value: 0 < value < 1, "must be between 0 and 1"),
+    Range("val_fraction", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must be between 0 and {MAX_SEED}"),
-    Range("logdir data_dir corpus tokenizer mirror_to", lambda value: value != "", "must not be empty"),
+    Range("logdir data_dir corpus tokenizer mirror_to init_from", lambda value: value != "", "must not be empty"),
     Range("score", is_folder_name, "must be a plain name, as given to gptmill data score"),
     Range("run_name", is_folder_name, "must be a plain folder name; set its parent with logdir"),
 )

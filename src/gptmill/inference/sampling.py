@@ -5,56 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gptmill.config.errors import ConfigError, Problem, UserError
+from gptmill.config.errors import ConfigError, UserError
 from gptmill.config.requests import SampleRequest
-from gptmill.config.validation import MAX_SEED
-from gptmill.inference.generator import SamplingConfig, generate
-from gptmill.inference.loading import LoadedModel, load_run_model
-from gptmill.runs.directory import find_run
+from gptmill.inference.loading import load_named
+from gptmill.inference.model import Model, build_model, find_problems
 from gptmill.runtime.device import choose_device
 
 
 @dataclass(frozen=True)
 class TextSampler:
-    """A loaded model with the prompt and the settings of a request."""
+    """A model with the prompt and the settings of a request."""
 
-    loaded: LoadedModel
+    model: Model
     request: SampleRequest
     prompt: list[int]
 
     def sample(self, number: int) -> Iterator[bytes]:
         """Yields the UTF-8 bytes of sample `number`, token by token, up to the end of the document."""
-        request, tokenizer = self.request, self.loaded.tokenizer
-        sampling = SamplingConfig(request.temperature, request.top_k, request.top_p)
-        seed, count = request.seed + number, request.max_new_tokens
-        for token in generate(
-            self.loaded.model, self.prompt, count, sampling, tokenizer.vocab_size, seed, compiled=request.compile
-        ):
-            if token == tokenizer.end_of_text:
-                return
-            yield tokenizer.decode_bytes([token])
+        return self.model.sample_bytes(self.prompt, self.request, self.request.seed + number)
 
 
 def open_sampler(run_name: str, request: SampleRequest) -> TextSampler:
-    """Loads the model; raises UserError for invalid settings, runs and prompts."""
+    """Loads the model of a run, or of the checkpoint at a path; raises UserError for invalid settings and prompts."""
     if problems := find_problems(request):
         raise ConfigError(problems)
-    run = find_run(run_name, request.logdir)
-    loaded = load_run_model(run, request.checkpoint, choose_device(request.device), request.weights)
+    device = choose_device(request.device)
+    model = build_model(load_named(run_name, request.checkpoint, device, request.weights, request.logdir))
     try:
-        prompt = [loaded.tokenizer.end_of_text, *loaded.tokenizer.encode(request.prompt).tolist()]
+        prompt = model.encode_document(request.prompt)
     except UserError as error:
         raise UserError(f"--prompt {request.prompt!r}: {error}") from None
-    return TextSampler(loaded, request, prompt)
-
-
-def find_problems(request: SampleRequest) -> list[Problem]:
-    rules = {
-        "num_samples": (request.num_samples >= 1, "must be at least 1"),
-        "max_new_tokens": (request.max_new_tokens >= 1, "must be at least 1"),
-        "temperature": (request.temperature >= 0, "must not be negative"),
-        "top_k": (request.top_k is None or request.top_k >= 1, "must be at least 1"),
-        "top_p": (request.top_p is None or 0 < request.top_p <= 1, "must be above 0 and at most 1"),
-        "seed": (0 <= request.seed <= MAX_SEED, f"must lie between 0 and {MAX_SEED}"),
-    }
-    return [Problem(f"--{name} {getattr(request, name)}", rule) for name, (holds, rule) in rules.items() if not holds]
+    return TextSampler(model, request, prompt)

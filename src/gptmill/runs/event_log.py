@@ -51,11 +51,9 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def parse_event(line: str) -> Event | None:
     """Returns the event of a line; None if it is not a valid event, or of a kind that a newer version added."""
     try:
-        event = from_json(line)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return from_json(line)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    is_valid = event is not None and isinstance(event.step, int) and isinstance(event.time, int | float)
-    return event if is_valid else None
 
 
 def _parse_lines(lines: list[str]) -> list[Event]:

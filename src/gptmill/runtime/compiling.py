@@ -31,6 +31,13 @@ def _import_compiler() -> None:
     import torch._inductor.lowering  # noqa: F401
 
 
+def forget_compiled() -> None:
+    """Clears torch.compile's caches: they count every model of a process towards one recompile limit."""
+    from torch import _dynamo
+
+    _dynamo.reset()
+
+
 def list_compile_options(mode: CompileMode = "default") -> dict[str, Any]:
     """Options of a mode for torch.compile, without CUDA graphs, which training.micro_batch captures itself.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,7 +56,8 @@ def listen_for_stop(deadline: float | None = None) -> Iterator[StopFlag]:
     """Sets the flag on SIGINT (Ctrl-C), SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP, and near the deadline.
 
     Only a second Ctrl-C interrupts at once. Under torchrun a Ctrl-C reaches each rank twice, as SIGINT and then as
-    torchrun's SIGTERM: the latter must not interrupt the save.
+    torchrun's SIGTERM: the latter must not interrupt the save. A thread other than the main one can handle no signals
+    and leaves them to the program.
     """
     flag = StopFlag(deadline=deadline)
     was_interrupted = False
@@ -67,12 +69,13 @@ def listen_for_stop(deadline: float | None = None) -> Iterator[StopFlag]:
         was_interrupted = was_interrupted or number == signal.SIGINT
         flag.signal_number = flag.signal_number or number
 
-    previous = {number: signal.signal(number, handle) for number in list_stop_signals()}
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, handle) for number in list_stop_signals() if is_main}
     try:
         yield flag
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: not set by Python
 
 
 def list_stop_signals() -> list[signal.Signals]:

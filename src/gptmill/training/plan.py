@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gptmill.config.run import PrecisionName, RunConfig
+from gptmill.config.run import PrecisionName, RunConfig, TrainingConfig
 from gptmill.config.validation import check_config
 from gptmill.config.value_syntax import Stages, find_stage, parse_stages
 from gptmill.data.batches.samplers import Sampler
@@ -85,6 +85,12 @@ class TrainPlan:
                 return step
         return step + windows // self.windows_per_step
 
+    def find_max_steps(self, training: TrainingConfig, steps_done: int = 0, windows_read: int = 0) -> int:
+        """The last step of a run: as configured, or where its epochs end, which count windows in any batch size."""
+        if steps := training.max_steps or training.num_epochs * (training.steps_per_epoch or 0):
+            return steps
+        return max(1, self.find_last_step(steps_done, training.num_epochs * self.windows_per_epoch - windows_read))
+
     def _find_tokens(self, step: int) -> int:
         return find_stage(self.batch_size_warmup, step) or self.tokens_per_step
 
@@ -112,7 +118,7 @@ def make_plan(
         micro_batches=micro_batches,
         windows_per_epoch=windows_per_epoch,
         steps_per_epoch=windows_per_epoch / windows_per_step,
-        max_steps=training.max_steps or training.num_epochs * (training.steps_per_epoch or 0),
+        max_steps=0,
         precision=precision,
         separator=tokenizer.end_of_text if config.data.documents == "masked" else None,
         context_warmup=context_warmup,
@@ -126,6 +132,4 @@ def make_plan(
         ),
         peak_flops_per_second=find_peak_rate(describe_device(world.device), precision),
     )
-    if plan.max_steps:
-        return plan
-    return replace(plan, max_steps=max(1, plan.find_last_step(0, training.num_epochs * windows_per_epoch)))
+    return replace(plan, max_steps=plan.find_max_steps(training))

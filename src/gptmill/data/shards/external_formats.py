@@ -62,9 +62,9 @@ def open_external(folder: Path, tokenizer_name: str | None) -> ExternalCorpus:
             raise UserError(f"no token file in {folder} has {name!r} in its name; add one, or prepare the text itself")
     kind, dtype = _check_one_format(folder, [*stored["train"], *stored["val"]])
     tokenizer = _choose_tokenizer(folder, tokenizer_name, dtype)
-    splits = {name: _describe_split(files) for name, files in stored.items()}
+    train, val = (_describe_split(files) for files in stored.values())
     source = {"name": folder.name, "kind": kind}
-    manifest = Manifest(dtype.name, tokenizer.spec(), make_fingerprint(tokenizer), source, {}, **splits)
+    manifest = Manifest(dtype.name, tokenizer.spec(), make_fingerprint(tokenizer), source, {}, train, val)
     pool = MapPool()
     return ExternalCorpus(manifest, tokenizer, {name: MappedArrays(files, pool) for name, files in stored.items()})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class Manifest:
     cleaning: dict[str, Any]
     train: Split
     val: Split
+    defects: dict[str, Any] = field(default_factory=dict)
+    """What could not be read and what was empty, by kind."""
 
     @property
     def corpus_sha256(self) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gptmill.config.errors import UserError
 from gptmill.data.sources.expansion import ExpansionLimit
-from gptmill.data.sources.failures import make_extra_error
+from gptmill.data.sources.failures import ReadingError, make_extra_error
 
 BLOCK_BYTES = 2**14
 CONTENT_BYTES = 2**20  # that a block is decompressed to at a time, whatever its compression ratio
@@ -162,7 +162,7 @@ class DecompressedFile(io.RawIOBase):
             if not block and self._decompressor is None:
                 return False
             if not block:
-                raise UserError(
+                raise ReadingError(
                     f"{self._uri} is truncated: its {self._suffix[1:]} data is incomplete at byte "
                     f"{self._bytes_consumed:,}, the end of the file; copy or download it again"
                 )
@@ -195,7 +195,7 @@ class DecompressedFile(io.RawIOBase):
                 f"this Python was built without support for {self._suffix}; decompress {self._uri} first"
             ) from None
         except Exception as error:  # each package raises its own type
-            raise UserError(
+            raise ReadingError(
                 f"{self._uri} is not a valid {self._suffix[1:]} file: {error}, near byte {self._bytes_consumed:,}; "
                 f"copy or download it again"
             ) from None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from gptmill.config.requests import ReadingOptions
 from gptmill.data.remote_fs import is_remote
 
 HUB_PREFIX = "hf:"
+
+SOURCES: dict[str, Callable[[str, ReadingOptions], Generator[str]]] = {}
+"""Registered sources by the name before the colon, as in NAME:REST; each yields the documents of REST."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,11 @@ class SourceFile:
     @property
     def is_on_hub(self) -> bool:
         return is_on_hub(self.uri)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it is no file but a stream of documents: of the Hub, or of a registered source."""
+        return self.is_on_hub or find_own_source(self.uri) is not None
 
     @property
     def is_remote(self) -> bool:
@@ -56,3 +66,9 @@ class Source:
 def is_on_hub(name: str) -> bool:
     """Whether a name is hf:DATASET, and not hf://…, which fsspec reads."""
     return name.startswith(HUB_PREFIX) and not name.startswith(f"{HUB_PREFIX}//")
+
+
+def find_own_source(uri: str) -> str | None:
+    """The name of the registered source that a URI begins with."""
+    name = uri.partition(":")[0]
+    return name if name in SOURCES and uri.startswith(f"{name}:") else None

@@ -59,7 +59,7 @@ def read_hf_config(content: Any) -> ModelConfig:
         values["bias"] = content["attention_bias"]
     elif layout in ("qwen3", "qwen3_moe"):
         values["attention_windows"] = _read_windows(content, layout)
-    config = _drop_defaults(_build(values))
+    config = drop_default_sizes(_build(values))
     if obstacles := find_obstacles(config, layout):
         raise UserError(f"config.json is of type {layout}, which has no {obstacles[0]}; use another model")
     return config
@@ -139,7 +139,7 @@ def _build(values: dict[str, Any]) -> ModelConfig:
     return config
 
 
-def _drop_defaults(config: ModelConfig) -> ModelConfig:
+def drop_default_sizes(config: ModelConfig) -> ModelConfig:
     """Removes sizes that follow from others, as in a config written by hand."""
     plain = replace(config.feed_forward, ffn_size=None)
     is_same_width = replace(config, feed_forward=plain).hidden_size == config.hidden_size

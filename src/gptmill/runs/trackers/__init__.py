@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gptmill.config.plugins import PARTS, split_names
 from gptmill.config.run import TrackingConfig
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.trackers.console import build_console
@@ -10,9 +15,13 @@ from gptmill.runs.trackers.protocol import Tracker, TrackerGroup
 from gptmill.runs.trackers.run_files import JsonLines, SampleFiles, TextLog
 from gptmill.runs.trackers.tensorboard import TensorBoard
 
+TRACKERS: dict[str, Callable[[Path, int, Any], Tracker]] = {}
+"""Registered trackers. Each is called with the run's folder, the step that it resumes from (0 for a new run), and its
+options."""
+
 
 def open_trackers(
-    run: RunDirectory, config: TrackingConfig, resumed_at: int, *, is_evaluated: bool = True
+    run: RunDirectory, config: TrackingConfig, resumed_at: int, *, is_evaluated: bool = True, is_quiet: bool = False
 ) -> TrackerGroup:
     """Opens the run's trackers, rewound to the step it resumes from, so that no step is recorded twice."""
     trackers: list[Tracker] = [
@@ -20,11 +29,15 @@ def open_trackers(
         JsonLines(run.events, resumed_at, is_evaluated=is_evaluated),
         TextLog(run.text_log, resumed_at, is_evaluated=is_evaluated),
         SampleFiles(run.samples, resumed_at),
-        build_console(),
     ]
+    if not is_quiet:
+        trackers.append(build_console())
     if config.use_tensorboard:
         trackers.append(TensorBoard(run.tensorboard, resumed_at))
+    for name in split_names(config.trackers):
+        options: Any = config.tracker_parts.find(PARTS["tracker", name].options)
+        trackers.append(TRACKERS[name](run.path, resumed_at, options))
     return TrackerGroup(trackers)
 
 
-__all__ = ["Tracker", "TrackerGroup", "open_trackers"]
+__all__ = ["TRACKERS", "Tracker", "TrackerGroup", "open_trackers"]

@@ -1,9 +1,10 @@
-"""The console tracker: a live display in a terminal, plain lines in files and pipes."""
+"""The console tracker: a live display in a terminal, a text in a notebook's cell, plain lines in files and pipes."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from datetime import timedelta
 
 from rich.console import Console, Group
@@ -11,25 +12,31 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from gptmill.runs.display import shorten_checksum
 from gptmill.runs.events import (
     EvalDone,
     Event,
     RolledBack,
     RunFinished,
     RunStarted,
+    ScoresDone,
     StepLogged,
     UpdateSkipped,
     Warned,
 )
 from gptmill.runs.trackers.protocol import Tracker
+from gptmill.runtime.interactive import CellText, is_notebook
 
 PLAIN_SECONDS = 5.0  # between two lines, whatever the speed
+MAX_CELL_LINES = 12
 MAX_SKIP_LINES = 10  # before they are limited to one per PLAIN_SECONDS: a run may skip for hours
 
 
 def build_console() -> Tracker:
-    """Returns a live display if standard output is a terminal, else plain lines."""
-    console = _Console(highlight=False)
+    """Returns a live display if standard output is a terminal or a notebook, else plain lines."""
+    if is_notebook():
+        return CellDisplay(CellText())
+    console = _Console(highlight=False, force_jupyter=False)
     is_live = console.is_terminal and not console.is_dumb_terminal
     return LiveDisplay(console) if is_live else PlainLines(console)
 
@@ -65,6 +72,8 @@ class PlainLines:
         elif isinstance(event, EvalDone):
             self._val_loss = event.val_loss
             self._print(describe_eval(event))
+        elif isinstance(event, ScoresDone):
+            self._print(describe_scores(event))
         elif isinstance(event, RunFinished):
             self._print(describe_end(event))
 
@@ -106,6 +115,8 @@ class LiveDisplay:
         elif isinstance(event, EvalDone):
             self._val_loss = event.val_loss
             self._console.print(describe_eval(event), markup=False)
+        elif isinstance(event, ScoresDone):
+            self._console.print(describe_scores(event), markup=False)
         elif isinstance(event, RunFinished):
             self.close()
             self._console.print(describe_end(event), markup=False)
@@ -120,6 +131,41 @@ class LiveDisplay:
 
     def _render(self) -> Group:
         return Group(self._progress, self._metrics)
+
+
+class CellDisplay:
+    """Shows the start, the latest notable events and the latest step as one text, replaced in place."""
+
+    def __init__(self, output: CellText) -> None:
+        self._output = output
+        self._start = self._latest = ""
+        self._max_steps = 0
+        self._val_loss: float | None = None
+        self._notable: deque[str] = deque(maxlen=MAX_CELL_LINES)
+        self._incidents = Incidents()
+
+    def track(self, event: Event) -> None:
+        lines = self._incidents.describe(event)
+        if isinstance(event, RunStarted):
+            self._start, self._max_steps, self._val_loss = describe_start(event), event.max_steps, event.val_loss
+        elif isinstance(event, StepLogged):
+            self._latest = f"step {event.step}/{self._max_steps} | {describe_step(event, self._val_loss)}"
+        elif isinstance(event, EvalDone):
+            self._val_loss = event.val_loss
+            lines.append(describe_eval(event))
+        elif isinstance(event, RunFinished):
+            lines += [self._latest, describe_end(event)]
+            self._latest = ""
+        self._notable.extend(lines)
+        text = "\n".join(filter(None, [self._start, *self._notable, self._latest]))
+        self._output.show(text, at_once=bool(lines))
+
+    def rewind(self, step: int) -> None:
+        self._val_loss = None
+        self._incidents.rewind(step)
+
+    def close(self) -> None:
+        pass
 
 
 class Incidents:
@@ -163,6 +209,7 @@ def describe_start(event: RunStarted) -> str:
     rows = {
         "run": event.run,
         "model": f"{event.parameters:,} parameters{active}, {event.precision}",
+        "weights": "" if event.resumed_from or not event.parent else f"from {shorten_checksum(event.parent)}",
         "compute": _describe_compute(event),
         "layout": event.layout,
         "optimizer": event.optimizer,
@@ -200,6 +247,10 @@ def describe_eval(event: EvalDone) -> str:
     if event.ema_loss is not None:
         parts.append(f"EMA weights {event.ema_loss:.4f}")
     return " | ".join(parts)
+
+
+def describe_scores(event: ScoresDone) -> str:
+    return f"step {event.step:,}: " + " | ".join(f"{name} {score:.4f}" for name, score in event.scores.items())
 
 
 def describe_rollback(event: RolledBack) -> str:

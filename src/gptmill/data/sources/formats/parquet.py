@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
+from gptmill.data.sources.decoding import decode_record
 from gptmill.data.sources.expansion import ExpansionLimit
-from gptmill.data.sources.failures import make_extra_error, make_field_error, make_type_error
+from gptmill.data.sources.failures import ReadingError, Record, make_extra_error, make_field_error, make_type_error
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
@@ -19,7 +19,7 @@ MAX_BATCH_ROWS = 1024
 MAX_GROUP_BYTES = 64 * 2**20  # files with larger row groups, as pandas writes them, are read sequentially
 
 
-def read_parquet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_parquet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads the row groups of `part`; the bounds of a whole-file part are bytes, hence more than there are groups."""
     source = stored.open_seekable()
     parquet = _open(source, stored.uri, options.text_field)
@@ -31,10 +31,10 @@ def read_parquet(stored: StoredFile, options: ReadingOptions, part: Part | None 
     limit = ExpansionLimit(stored.uri, options.max_expansion if stored.size_bytes else None)
     stored.bytes_read = text_bytes = 0
     for group in range(start, stop):
-        for text in _read_group(parquet, source, group, options.text_field, stored.uri):
-            text_bytes += len(text)
+        for record in _read_group(parquet, source, group, options, stored.uri):
+            text_bytes += len(record) if isinstance(record, str) else 0
             limit.check(text_bytes, stored.bytes_read + sizes[group])
-            yield text
+            yield record
         stored.bytes_read += sizes[group]
 
 
@@ -66,7 +66,7 @@ def _open(source: Any, uri: str, field: str) -> Any:
         # Buffered, so that a column chunk as large as the file is not read at once.
         parquet = pyarrow.parquet.ParquetFile(source, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except pyarrow.ArrowException as error:
-        raise UserError(
+        raise ReadingError(
             f"{uri} is not a valid Parquet file, or truncated: {error}; copy or download it again"
         ) from None
     schema = parquet.schema_arrow
@@ -81,18 +81,28 @@ def _open(source: Any, uri: str, field: str) -> Any:
     return parquet
 
 
-def _read_group(parquet: Any, source: Any, group: int, field: str, uri: str) -> Iterator[str]:
+def _read_group(parquet: Any, source: Any, group: int, options: ReadingOptions, uri: str) -> Iterator[Record]:
     import pyarrow
 
+    field = options.text_field
     try:
         batch_rows = max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / _estimate_row_bytes(parquet, source, group, field))))
         batches = parquet.iter_batches(batch_rows, row_groups=[group], columns=[field], use_threads=False)
         for batch in batches:
-            for text in batch.column(0).to_pylist():
-                if text is not None:
-                    yield text
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{uri} is corrupt in row group {group}: {error}; copy or download it again") from None
+            yield from _read_column(batch.column(0), f"row group {group} of {uri}", options)
+    except (pyarrow.ArrowException, OSError) as error:
+        yield ReadingError(f"{uri} is corrupt in row group {group}: {error}; copy or download it again")
+
+
+def _read_column(column: Any, where: str, options: ReadingOptions) -> Iterator[Record]:
+    import pyarrow
+
+    try:
+        yield from (text or "" for text in column.to_pylist())
+    except UnicodeDecodeError:  # before the first text
+        plain = column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column
+        for content in plain.cast(pyarrow.large_binary()).to_pylist():
+            yield from decode_record(content or b"", where, 0, options)
 
 
 def _estimate_row_bytes(parquet: Any, source: Any, group: int, field: str) -> float:

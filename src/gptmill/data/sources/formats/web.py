@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources.failures import make_decoding_error, make_extra_error
+from gptmill.data.sources.decoding import decode_record
+from gptmill.data.sources.failures import ReadingError, Record, make_extra_error
 from gptmill.data.sources.formats.html_text import extract_main_text
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
@@ -24,33 +24,38 @@ MAX_PAGE_BYTES = 2**26  # Common Crawl truncates pages at 2**20 to 5 * 2**20
 CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,8})[^\r\n]{0,256}\r\n")
 
 
-def read_html(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_html(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads one page as one document."""
     del options, part
     yield extract_text(_read_page(stored.open_data(), stored.uri), None)
 
 
-def read_warc(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_warc(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads the HTML pages among the recorded HTTP responses."""
     del options, part
     for record in _read_records(stored, "response"):
         if (record.http_content_type or "").lower() in HTML_TYPES:
             where = _locate(record, stored)
-            content = _decode_payload(_read_page(record.reader, where), record.http_headers, where)
+            try:
+                content = _decode_payload(_read_page(record.reader, where), record.http_headers, where)
+            except ReadingError as error:
+                yield error
+                continue
             if content is not None:
                 yield extract_text(content, record.http_charset)
 
 
-def read_wet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_wet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads text that Common Crawl has already extracted."""
-    del options, part
+    del part
     for record in _read_records(stored, "conversion"):
         where = _locate(record, stored)
-        content = _read_page(record.reader, where)
         try:
-            yield content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise make_decoding_error(where, error, error.start) from None
+            content = _read_page(record.reader, where)
+        except ReadingError as error:
+            yield error
+            continue
+        yield from decode_record(content, where, 0, options)
 
 
 def extract_text(content: bytes, charset: str | None) -> str:
@@ -78,7 +83,7 @@ def _read_page(data: Any, where: str) -> bytes:
 
 def _check_length(content: bytes, where: str) -> None:
     if len(content) > MAX_PAGE_BYTES:
-        raise UserError(f"{where} is a page of more than {MAX_PAGE_BYTES >> 20} MiB; leave it out, or save its text")
+        raise ReadingError(f"{where} is a page of more than {MAX_PAGE_BYTES >> 20} MiB; leave it out, or save its text")
 
 
 def _decode_payload(content: bytes, headers: Any, where: str) -> bytes | None:
@@ -125,7 +130,7 @@ class TailTrackingStream:
         self.tail = b""
 
     def read(self, size: int = -1, /) -> bytes:
-        block = self._data.read(size)
+        block = self._data.read1(size)  # read() would lose what precedes damage
         self._position += len(block)
         self.tail = (self.tail + block)[-len(RECORD_END) :]
         return block
@@ -159,6 +164,6 @@ def _read_records(stored: StoredFile, kind: str) -> Iterator[Any]:
             if record.record_type == getattr(WarcRecordType, kind):
                 yield record
     except OSError as error:
-        raise UserError(f"{stored.uri} is not a valid WARC archive: {error}; copy or download it again") from None
+        raise ReadingError(f"{stored.uri} is not a valid WARC archive: {error}; copy or download it again") from None
     if data.tail and (count == 0 or data.tail != RECORD_END):
-        raise UserError(f"{stored.uri} is truncated after {count} records; copy or download it again")
+        raise ReadingError(f"{stored.uri} is truncated after {count} records; copy or download it again")

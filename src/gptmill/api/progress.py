@@ -1,4 +1,4 @@
-"""Progress of long operations: a bar in a terminal, a line now and then elsewhere."""
+"""Progress of long operations: a bar in a terminal, a text in a notebook's cell, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gptmill.data.pipeline.prepare_progress import PrepareProgress, Report
+from gptmill.runtime.interactive import CellText, is_notebook
 
 PLAIN_SECONDS = 10.0
 
@@ -32,10 +33,17 @@ class Speed:
         return (progress.bytes_total - progress.bytes_done) * (time.monotonic() - self._started) / bytes_new
 
 
+def report_nothing(_progress: PrepareProgress) -> None:
+    """For callers that want no progress shown."""
+
+
 @contextmanager
 def show_preparing() -> Iterator[Report]:
     """Yields a function that reports progress; shows nothing until it is called."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_jupyter=False)
+    if is_notebook():
+        yield _make_cell_report(CellText())
+        return
     if not console.is_terminal:
         yield _make_plain_report(console)
         return
@@ -80,41 +88,55 @@ def _make_plain_report(console: Console) -> Report:
         if time.monotonic() - last_line < PLAIN_SECONDS:
             return
         last_line = time.monotonic()
-        total = f" of {progress.bytes_total / 1e6:,.0f}" if progress.bytes_total else ""
-        done = f"{progress.bytes_done / 1e6:,.0f}{total} MB read, {progress.tokens:,} tokens"
-        left = speed.estimate_left(progress)
-        ending = f", {left:,.0f} s left" if left is not None else ""
-        console.print(f"preparing: {done}, {speed.measure(progress):.1f} MB/s of text{ending}")
+        console.print(_describe(progress, speed))
 
     return report
+
+
+def _make_cell_report(output: CellText) -> Report:
+    speed = Speed()
+
+    def report(progress: PrepareProgress) -> None:
+        output.show(_describe(progress, speed), at_once=progress.is_done)
+
+    return report
+
+
+def _describe(progress: PrepareProgress, speed: Speed) -> str:
+    total = f" of {progress.bytes_total / 1e6:,.0f}" if progress.bytes_total else ""
+    done = f"{progress.bytes_done / 1e6:,.0f}{total} MB read, {progress.tokens:,} tokens"
+    left = speed.estimate_left(progress)
+    ending = f", {left:,.0f} s left" if left is not None else ""
+    return f"preparing: {done}, {speed.measure(progress):.1f} MB/s of text{ending}"
 
 
 @contextmanager
 def show_amount(action: str, unit: str = "MB") -> Iterator[Callable[[int, int], None]]:
     """Yields a function that reports (done, total); with unit MB these are bytes."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_jupyter=False)
+    is_terminal = console.is_terminal and not is_notebook()
     scale = 1e6 if unit == "MB" else 1.0
     started = last_line = time.monotonic()
 
     def report(done: int, total: int) -> None:
         nonlocal last_line
         now = time.monotonic()
-        if now - last_line < (1.0 if console.is_terminal else PLAIN_SECONDS):
+        if now - last_line < (1.0 if is_terminal else PLAIN_SECONDS):
             return
         last_line = now
         left = (total - done) * (now - started) / max(done, 1)
         line = f"{action}: {done / scale:,.0f} of {total / scale:,.0f} {unit}, {left:,.0f} s left"
-        console.print(line, end="\r" if console.is_terminal else "\n")
+        console.print(line, end="\r" if is_terminal else "\n")
 
     yield report
-    if console.is_terminal:
+    if is_terminal:
         console.print(" " * 60, end="\r")
 
 
 @contextmanager
 def show_reading() -> Iterator[Callable[[int], None]]:
     """Yields a function that reports bytes read: on one updated line in a terminal, now and then elsewhere."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_jupyter=False)
     last_line = time.monotonic()
     with console.status("reading") as status:
 

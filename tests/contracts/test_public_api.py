@@ -1,0 +1,35 @@
+"""`import gptmill` offers exactly the documented names, typed, and without torch until one of them needs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gptmill
+
+NAMES = """
+Batch ConfigError Corpus Model Run RunConfig UserError __version__
+load make_config open_corpus open_run prepare resume train
+""".split()
+
+
+def test_the_public_names_are_these() -> None:
+    assert gptmill.__all__ == NAMES
+    assert dir(gptmill) == NAMES
+    for name in NAMES:
+        assert getattr(gptmill, name) is not None
+    assert (Path(gptmill.__file__).parent / "py.typed").exists()
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'trian'"):
+        gptmill.trian  # noqa: B018
+
+
+def test_importing_gptmill_and_making_a_config_need_no_torch() -> None:
+    code = "import sys, gptmill; gptmill.make_config('demo', max_steps=3); print('torch' in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "False\n"

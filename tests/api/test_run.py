@@ -12,8 +12,8 @@ import torch
 from conftest import EXACT_STEPS
 
 import gptmill
-from gptmill.runs.directory import lock_run
 from gptmill.runs.events import EvalDone, RunCrashed, RunFinished, to_json
+from gptmill.runs.run_lock import lock_run
 
 
 @pytest.fixture

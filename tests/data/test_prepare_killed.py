@@ -97,6 +97,14 @@ def _is_of_session(number: int, session: int) -> bool:
     return int(found) == session and state != "Z"
 
 
+def wait_for_family(session: int) -> None:
+    """Returns once no process of the session is left."""
+    deadline = time.monotonic() + 30
+    while list_family(session):
+        assert time.monotonic() < deadline, "a worker outlives the preparation"
+        time.sleep(0.01)
+
+
 def test_killed_again_and_again_it_gives_the_same_bytes(tmp_path: Path, start_preparing: Start) -> None:
     reports = finish(start_preparing(tmp_path / "whole", processes=1))
     assert len(reports) > 2 * KILLS
@@ -128,17 +136,14 @@ def test_no_worker_outlives_a_preparation(tmp_path: Path, start_preparing: Start
     assert len(list_family(process.pid)) >= 3
     process.send_signal(end)
     process.communicate(timeout=60)
-    deadline = time.monotonic() + 30
-    while list_family(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not list_family(process.pid)
+    wait_for_family(process.pid)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_ctrl_c_while_the_workers_start_is_one_line(tmp_path: Path, start: Start) -> None:
     """The terminal sends the signal to the workers too, which may not have run a line of ours yet."""
     (tmp_path / "large.txt").write_bytes(b"some words " * 3_000_000)
-    for delay in (0.0, 0.005, 0.02, 0.04, 0.08, 0.15):
+    for delay in (0.0, 0.005, 0.02, 0.05, 0.1):
         options = ["--tokenizer", "char", "--processes", "3", "--out", "out"]
         process = start("prepare", "large.txt", *options, leads_session=True)
         while process.poll() is None and len(list_family(process.pid)) < 3:
@@ -147,4 +152,4 @@ def test_ctrl_c_while_the_workers_start_is_one_line(tmp_path: Path, start: Start
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=60)
         assert (process.returncode, output) == (130, "gptmill: interrupted\n"), delay
-        assert not list_family(process.pid)
+        wait_for_family(process.pid)

@@ -270,10 +270,10 @@ def _read_list(read_item: Callable[[Any], Any], value: Any) -> list[Any]:
     return [read_item(item) for item in value]
 
 
-def _read_floats_by_name(value: Any) -> dict[str, float]:
+def _read_dict(read_item: Callable[[Any], Any], value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError("not an object")
-    return {name: _read_float(item) for name, item in value.items()}
+    return {name: read_item(item) for name, item in value.items()}
 
 
 # By the type of a field. A line may come from another version, a damaged disk or an editor.
@@ -284,5 +284,6 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "str": _read_str,
     "list[int]": partial(_read_list, _read_int),
     "list[str]": partial(_read_list, _read_str),
-    "dict[str, float]": _read_floats_by_name,
+    "dict[str, float]": partial(_read_dict, _read_float),
+    "dict[str, str]": partial(_read_dict, _read_str),
 }

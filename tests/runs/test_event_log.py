@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gptmill.runs.events import EvalDone, Event, RunStarted, SampleDrawn, StepLo
 from gptmill.runs.history_text import describe_history
 from gptmill.runs.report import make_report
 from gptmill.runs.trackers import open_trackers
+from gptmill.runs.trackers.run_files import JsonLines
 
 UNKNOWN = '{"event": "Unheard", "step": 9, "time": 0.0, "detail": 1}'
 
@@ -40,6 +42,22 @@ def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     write(path, make_step(1), "{}", "[]", "null", '"text"', '{"event": "StepLogged", "step": "2"}', UNKNOWN, "\x00")
     assert read_events(path) == [make_step(1)]
+
+
+def test_a_line_nested_deeply_is_no_event_and_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    write(path, make_step(1), '{"event": ' + "[" * 100_000)
+    assert read_events(path) == [make_step(1)]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_records(path)
+    JsonLines(path, resumed_at=1).close()
+    assert path.read_text() == to_json(make_step(1)) + "\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_is_no_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "events.jsonl")
+    assert read_recent_events(tmp_path / "events.jsonl") == []
 
 
 def test_records_keep_what_this_version_does_not_know(tmp_path: Path) -> None:

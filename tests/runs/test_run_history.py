@@ -153,6 +153,7 @@ def test_the_last_sign_of_life_may_be_a_heartbeat_or_a_warning(run: RunDirectory
     run.heartbeat.mkdir()
     (run.heartbeat / "rank_00000.json").write_text(json.dumps({"time": ZERO + 50, "step": 1}), encoding="utf-8")
     (run.heartbeat / "rank_00001.json").write_text("{", encoding="utf-8")
+    (run.heartbeat / "rank_00002.json").write_text("[" * 100_000, encoding="utf-8")
     assert find_crash(run) == RunCrashed(1, "the process ended without reporting a reason", time=ZERO + 50)
     append_event(run, Warned(1, "disk", "full", time=ZERO + 60))
     assert find_crash(run) == RunCrashed(1, "the process ended without reporting a reason", time=ZERO + 60)

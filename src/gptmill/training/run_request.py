@@ -22,6 +22,7 @@ from gptmill.config.settings import read_settings
 from gptmill.config.smoke import make_smoke_config
 from gptmill.config.validation import check_config
 from gptmill.data.files import find_cache_dir
+from gptmill.data.remote_fs import is_remote
 from gptmill.runs.checkpoints.manifest import MANIFEST
 from gptmill.runs.checkpoints.mirror import fetch_checkpoint
 from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
@@ -188,7 +189,7 @@ def _list_section(section: str) -> set[str]:
 
 def _find_checkpoint(wanted: str) -> Path:
     """The directory of a checkpoint given by path or URL."""
-    if "://" in wanted:
+    if is_remote(wanted):
         if read_world_size() > 1:
             raise UserError(f"--resume {wanted}: with several processes, download the checkpoint and give its path")
         return fetch_checkpoint(wanted, find_cache_dir() / "checkpoints")

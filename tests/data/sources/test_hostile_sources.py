@@ -192,3 +192,5 @@ def test_a_page_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     ):
         with pytest.raises(UserError, match=rf"{name} is a page of more than"):
             read(write(tmp_path, name, content))
+    archive = make_record("conversion", b"x" * 2**17) + make_record("conversion", b"The next record.")
+    assert read(write(tmp_path, "b.wet", archive), on_error="skip") == ["The next record."]

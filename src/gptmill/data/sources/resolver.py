@@ -20,13 +20,14 @@ from urllib.parse import unquote, urlsplit
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.requests import ReadingOptions
+from gptmill.data.remote_fs import is_remote, restore_slashes
 from gptmill.data.sources.compression import split_compression
 from gptmill.data.sources.failures import make_reading_error
 from gptmill.data.sources.formats import FORMATS, is_known, is_one_document
 from gptmill.data.sources.hub import parse_hub_uri, resolve_hub
 from gptmill.data.sources.named_corpora import CORPORA, PYTHON_STDLIB, find_corpus, find_stdlib
 from gptmill.data.sources.remote_files import find_remote
-from gptmill.data.sources.source import HUB_PREFIX, Source, SourceFile, find_own_source, is_url
+from gptmill.data.sources.source import Source, SourceFile, find_own_source, is_on_hub
 
 STANDARD_INPUT = "-"
 LOCAL_SCHEME = "file://"
@@ -61,9 +62,9 @@ def make_source_name(inputs: list[str]) -> str:
         return "stdin"
     if find_own_source(first) is not None:
         return re.sub(r"[^\w.-]+", "-", first).strip("-.")
-    if _is_on_hub(first):
+    if is_on_hub(first):
         return parse_hub_uri(first).name
-    if is_url(first) and not first.startswith(LOCAL_SCHEME):
+    if is_remote(first) and not first.startswith(LOCAL_SCHEME):
         parts = urlsplit(first)
         path = PurePath(PurePosixPath("/", parts.netloc, unquote(parts.path).lstrip("/")))
     else:
@@ -100,10 +101,10 @@ def _resolve_input(name: str, options: ReadingOptions) -> list[SourceFile]:
         return [_spool_standard_input()]
     if find_own_source(name) is not None:
         return [SourceFile(name, name, 0, 0)]
-    if _is_on_hub(name):
+    if is_on_hub(name):
         return [resolve_hub(name)]
-    if is_url(name) and not name.startswith(LOCAL_SCHEME):
-        return _resolve_remote(name)
+    if is_remote(name) and not name.startswith(LOCAL_SCHEME):
+        return _resolve_remote(restore_slashes(name))
     try:
         return _resolve_local(name)
     except OSError as error:
@@ -216,10 +217,6 @@ def _find_base(name: str) -> str:
 
 def _strip_scheme(name: str) -> str:
     return unquote(urlsplit(name).path) if name.startswith(LOCAL_SCHEME) else name
-
-
-def _is_on_hub(name: str) -> bool:
-    return name.startswith(HUB_PREFIX) and not is_url(name)
 
 
 def _raise(error: OSError) -> None:

@@ -33,13 +33,13 @@ def _read_rows(stored: StoredFile, options: ReadingOptions, delimiter: str) -> I
     rows = csv.reader(chain(lines_of_row, [END]), delimiter=delimiter)
     column, number = None, 0
     while True:
+        lines_of_row.end_row()
         try:
             row = next(rows, [END])
         except csv.Error as error:
             message = f"{stored.uri}:{rows.line_num} is not valid: {error}; fix the row or remove it"
             yield ReadingError(message, "malformed")
             continue
-        lines_of_row.end_row()
         if row == [END]:
             return
         if column is None:

@@ -36,7 +36,11 @@ def read_warc(stored: StoredFile, options: ReadingOptions, part: Part | None = N
     for record in _read_records(stored, "response"):
         if (record.http_content_type or "").lower() in HTML_TYPES:
             where = _locate(record, stored)
-            content = _decode_payload(_read_page(record.reader, where), record.http_headers, where)
+            try:
+                content = _decode_payload(_read_page(record.reader, where), record.http_headers, where)
+            except ReadingError as error:
+                yield error
+                continue
             if content is not None:
                 yield extract_text(content, record.http_charset)
 
@@ -46,7 +50,12 @@ def read_wet(stored: StoredFile, options: ReadingOptions, part: Part | None = No
     del part
     for record in _read_records(stored, "conversion"):
         where = _locate(record, stored)
-        yield from decode_record(_read_page(record.reader, where), where, 0, options)
+        try:
+            content = _read_page(record.reader, where)
+        except ReadingError as error:
+            yield error
+            continue
+        yield from decode_record(content, where, 0, options)
 
 
 def extract_text(content: bytes, charset: str | None) -> str:

@@ -9,21 +9,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gptmill.api.configuration import make_config
     from gptmill.api.corpus import Corpus, open_corpus, prepare
+    from gptmill.api.registration import register
     from gptmill.api.run import Run, load, open_run
     from gptmill.api.training import resume, train
     from gptmill.config.errors import ConfigError, UserError
-    from gptmill.config.run import RunConfig
+    from gptmill.config.run import ModelConfig, OptimizerConfig, RunConfig
     from gptmill.data.batches.batch import Batch
     from gptmill.inference.model import Model
+    from gptmill.models.attention import Attention, BlockContext
+    from gptmill.models.kv_cache import LayerKVCache
+    from gptmill.runs.events import Event
+    from gptmill.runs.trackers.protocol import Tracker
 
 __version__ = "0.1.0"
 __all__ = [
+    "Attention",
     "Batch",
+    "BlockContext",
     "ConfigError",
     "Corpus",
+    "Event",
+    "LayerKVCache",
     "Model",
+    "ModelConfig",
+    "OptimizerConfig",
     "Run",
     "RunConfig",
+    "Tracker",
     "UserError",
     "__version__",
     "load",
@@ -31,18 +43,24 @@ __all__ = [
     "open_corpus",
     "open_run",
     "prepare",
+    "register",
     "resume",
     "train",
 ]
 _MODULES = {
     "api.configuration": ("make_config",),
     "api.corpus": ("Corpus", "open_corpus", "prepare"),
+    "api.registration": ("register",),
     "api.run": ("Run", "load", "open_run"),
     "api.training": ("resume", "train"),
     "config.errors": ("ConfigError", "UserError"),
-    "config.run": ("RunConfig",),
+    "config.run": ("ModelConfig", "OptimizerConfig", "RunConfig"),
     "data.batches.batch": ("Batch",),
     "inference.model": ("Model",),
+    "models.attention": ("Attention", "BlockContext"),
+    "models.kv_cache": ("LayerKVCache",),
+    "runs.events": ("Event",),
+    "runs.trackers.protocol": ("Tracker",),
 }
 
 

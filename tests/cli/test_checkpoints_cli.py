@@ -16,9 +16,10 @@ from gptmill.config.run import CheckpointConfig, RunConfig
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.storage import list_step_folders, save_checkpoint
 from gptmill.runs.checkpoints.tiers import BEST, link_tiers, make_rolling_name, read_tiers
-from gptmill.runs.directory import RunDirectory, create_run, lock_run
+from gptmill.runs.directory import RunDirectory, create_run
 from gptmill.runs.events import Warned
 from gptmill.runs.history import append_event
+from gptmill.runs.run_lock import lock_run
 
 Capture = pytest.CaptureFixture[str]
 
@@ -59,7 +60,7 @@ def test_list_is_a_table_of_step_tiers_losses_size_age_and_state(saved: RunDirec
     file = saved.checkpoints / "step_000030/model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     assert call("list", "saved") == 0
-    head, first, second, third, total = capsys.readouterr().out.splitlines()
+    head, first, second, third, total, meaning = capsys.readouterr().out.splitlines()
     assert re.split(r"  +", head.strip()) == "step/tiers/train loss/val loss/MB/age/state/path".split("/")
     cells = re.split(r"  +", first.strip())
     assert cells[:5] == ["10", "best_model, rolling_step_000010", "1.0000", "0.5000", "0.0"]
@@ -73,6 +74,16 @@ def test_list_is_a_table_of_step_tiers_losses_size_age_and_state(saved: RunDirec
     assert "model.safetensors" in cells[6]
     bytes_held = sum(path.stat().st_size for path in saved.checkpoints.glob("step_*/*"))
     assert total == f"3 checkpoints, {bytes_held / 1e6:,.1f} MB in total"
+    assert meaning == "complete: every file has its size; gptmill checkpoints verify runs/saved reads every byte"
+
+
+def test_a_validation_loss_belongs_to_the_step_that_was_evaluated(run: RunDirectory, capsys: Capture) -> None:
+    for step, evaluated_at in ((10, 10), (15, 10), (20, 20)):
+        values = {"train_loss": 3.0, "val_loss": evaluated_at / 20, "evaluated_at": evaluated_at}
+        save_checkpoint(run.checkpoints, Checkpoint(step, {"model": {}}, values))
+    assert call("list", "saved") == 0
+    rows = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()[1:4]]
+    assert [(row[0], row[3]) for row in rows] == [("10", "0.5000"), ("15", "-"), ("20", "1.0000")]
 
 
 def test_the_table_is_the_one_of_the_folder(saved: RunDirectory, capsys: Capture) -> None:

@@ -36,7 +36,9 @@ def test_info_prints_counts_and_source(corpus: Path, gptmill: GptMill) -> None:
     manifest = json.loads((corpus / "manifest.json").read_text(encoding="utf-8"))
     assert f"train {manifest['train']['tokens']:,} tokens of {manifest['train']['documents']} documents" in output
     assert manifest["fingerprint"] in output
-    assert "files: 2" in output
+    assert "  files: 2\n" in output
+    assert "  reading.text_field: text\n" in output
+    assert "{" not in output
 
 
 def test_verify_finds_a_flipped_bit(corpus: Path, gptmill: GptMill) -> None:
@@ -98,7 +100,12 @@ def test_scores_by_length_and_by_loss_can_order_training(corpus: Path, gptmill: 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["show", "corpus", "--window", "99999"], "no window 99,999"),
+        (["show", "corpus", "--window", "99999"], "no window 99,999, only 0 to"),
+        (["show", "corpus", "--window", "-1"], "--window -1: must be at least 0"),
+        (["show", "corpus", "--count", "0"], "--count 0: must be at least 1"),
+        (["show", "corpus", "--context_length", "-5"], "--context_length -5: must be at least 1"),
+        (["show", "corpus", "--context_length", "99999"], "no window of 99,999 tokens; choose a smaller"),
+        (["show", "corpus", "--context_length", "9" * 30], "no corpus is that large"),
         (["show", "--run", "nobody", "--step", "1"], "nobody"),
         (["score", "corpus", "--by", "loss"], "add --run RUN"),
         (["info"], "the usage is"),

@@ -62,6 +62,12 @@ def test_a_value_is_left_as_the_user_wrote_it() -> None:
         ("--compile --no-compile", {"compile": False}),
         ("--force-cpu", {"force_cpu": True}),
         ("--grad_clip none", {"grad_clip": None}),
+        ("--compile=1 --bias=0", {"compile": True, "bias": False}),
+        ("--compile=YES --bias=no", {"compile": True, "bias": False}),
+        ("--compile=on --bias=off", {"compile": True, "bias": False}),
+        ("--compile True --bias false --seed 1", {"compile": True, "bias": False, "seed": 1}),
+        ("--no_compile=true --no-bias=0", {"compile": False, "bias": True}),
+        ("--force-cpu=false", {"force_cpu": False}),
         ("--min_lr -1", {"min_lr": -1.0}),
         ("--min_lr -0.5", {"min_lr": -0.5}),
     ],
@@ -97,6 +103,19 @@ def test_unknown_flags_and_bad_values_come_in_one_answer() -> None:
         "--max_lr fast: expected a number such as 3e-4",
         "--device gpu: expected one of auto, cuda, mps, cpu",
     ]
+
+
+def test_a_switch_with_another_value_says_what_it_takes() -> None:
+    message = explain("--compile=maybe --no_bias= --seed x")
+    assert "--compile=maybe: expected true or false; --compile alone is true, --no_compile is false" in message
+    assert "--bias=: expected true or false" in message
+    assert "--seed x: expected a whole number" in message
+
+
+def test_a_flag_of_other_software_names_ours() -> None:
+    message = explain("demo --lr 3e-4 --n-layer=3")
+    assert "--lr: unknown flag; gptmill calls it --max_lr" in message
+    assert "--n_layer: unknown flag; gptmill calls it --num_layers" in message
 
 
 @pytest.mark.parametrize("line", ["--seed", "--seed --compile", "demo --seed"])

@@ -25,6 +25,7 @@ from gptmill.config.requests import (
     DataRequest,
     PrepareRequest,
     PresetOptions,
+    RunsRequest,
     SampleRequest,
     StartOptions,
     TokenizerRequest,
@@ -33,7 +34,7 @@ from gptmill.config.requests import (
 )
 from gptmill.config.run import ModelConfig, RunConfig
 from gptmill.config.schema import build_config, list_fields
-from gptmill.config.sizes import list_sizes, load_size
+from gptmill.config.sizes import list_sizes, load_size, load_size_training
 from gptmill.models.flops import count_flops
 from gptmill.models.parameters import count_parameters
 
@@ -43,6 +44,7 @@ CONFIGS = {
     "sample": (SampleRequest,),
     "config": (PresetOptions, RunConfig),
     "data": (DataRequest,),
+    "runs": (RunsRequest,),
     "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
     "verify-resume": (VerifyResumeRequest, PresetOptions, RunConfig),
@@ -140,7 +142,7 @@ def test_config_list_names_every_recipe_with_its_title(gptmill: GptMill) -> None
     assert all(list_recipes().values())
 
 
-def test_config_show_of_a_size_sets_the_model_and_nothing_else(
+def test_config_show_of_a_size_sets_the_model_and_what_else_the_size_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for size in list_sizes():
@@ -148,7 +150,8 @@ def test_config_show_of_a_size_sets_the_model_and_nothing_else(
         shown = capsys.readouterr().out
         (tmp_path / "shown.toml").write_text(shown, encoding="utf-8")
         config = build_config(RunConfig, load_recipe(str(tmp_path / "shown.toml")))
-        assert config == replace(RunConfig(), model=build_config(ModelConfig, load_size(size))), size
+        rest = build_config(RunConfig, load_size_training(size))
+        assert config == replace(rest, model=build_config(ModelConfig, load_size(size))), size
         count = count_parameters(config.model, 50_304)
         assert shown.startswith(f"# {count.total:,} parameters"), size
         flops = count_flops(config.model, 50_304, config.model.context_length)

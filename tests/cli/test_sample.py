@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -64,6 +66,43 @@ def test_temperature_zero_ignores_the_seed_and_equals_the_likeliest_of_one(gptmi
     likeliest = draw(gptmill, "--top_k 1 --seed 9 --prompt the --max_new_tokens 40")
     assert greedy[0] == greedy[1] == likeliest[0]
     assert len(greedy[0]) > len("the")
+
+
+def test_a_checkpoint_is_sampled_by_its_path_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree("runs/tiny/checkpoints/step_000003", "elsewhere/model")
+    texts = []
+    for place in ("tiny", "runs/tiny/checkpoints/step_000003", "runs/tiny/checkpoints/latest", "elsewhere/model"):
+        assert run_guarded(["sample", place, "--device", "cpu", "--prompt", "the"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts == texts[:1] * 4
+    assert run_guarded(["sample", "elsewhere/model", "--device", "cpu", "--step", "3"]) == 2
+    assert "leave out --checkpoint 3" in capsys.readouterr().err
+    (tmp_path / "elsewhere/model/model.safetensors").unlink()
+    assert run_guarded(["sample", "elsewhere/model", "--device", "cpu"]) == 2
+    assert "has no model.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [b"the quick", b"the quick\n", b"the quick\r\n"])
+def test_the_prompt_may_come_from_standard_input(
+    given: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_guarded(["sample", "tiny", "--device", "cpu", "--prompt", "the quick"]) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    assert run_guarded(["sample", "tiny", "--device", "cpu", "--prompt", "-"]) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_standard_input_that_is_no_text_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the \xff")))
+    assert run_guarded(["sample", "tiny", "--prompt", "-"]) == 2
+    assert "not UTF-8 at byte 4" in capsys.readouterr().err
 
 
 def test_a_prompt_outside_the_alphabet_names_the_strange_characters(gptmill: GptMill) -> None:

@@ -82,6 +82,13 @@ def test_an_unknown_key_suggests_the_nearest(tmp_path: Path) -> None:
     assert str(tmp_path / "r.toml") in message
 
 
+def test_a_key_of_other_software_names_ours(tmp_path: Path) -> None:
+    message = explain(write(tmp_path / "r.toml", "lr = 1.0\n[model]\nn_layer = 3\n[training]\nbatch_size = 2\n"))
+    assert "r.toml: lr: unknown section; gptmill calls it max_lr" in message
+    assert "[model] n_layer: unknown key; gptmill calls it num_layers" in message
+    assert "[training] batch_size: unknown key; mini_batch_size is the sequences" in message
+
+
 def test_an_unknown_section_suggests_the_nearest_and_lists_all(tmp_path: Path) -> None:
     message = explain(write(tmp_path / "r.toml", "[modle]\nnum_layers = 3\n"))
     assert "modle: unknown section (did you mean model?)" in message
@@ -157,3 +164,13 @@ def test_a_flag_for_prepared_data_replaces_the_recipes_corpus(flag: str) -> None
     data = make_config("demo", {flag: "data/mine=1"}).data
     assert (data.corpus, data.tokenizer) == (None, None)
     assert getattr(data, flag) == "data/mine=1"
+
+
+def test_none_unsets_its_own_field_and_leaves_the_choice_to_the_other_flags(tmp_path: Path) -> None:
+    data = make_config("demo", {"corpus": None, "mixture": "data/a=1,data/b=1"}).data
+    assert (data.corpus, data.tokenizer, data.mixture) == (None, None, "data/a=1,data/b=1")
+    data = make_config("demo", {"corpus": None, "data_dir": "data/a", "tokenizer": "byte"}).data
+    assert (data.corpus, data.tokenizer, data.data_dir) == (None, "byte", "data/a")
+    both = write(tmp_path / "r.toml", '[data]\ncorpus = "a.txt"\ndata_dir = "data/a"\ntokenizer = "char"\n')
+    data = make_config(both, {"data_dir": None}).data
+    assert (data.corpus, data.tokenizer, data.data_dir) == ("a.txt", "char", None)

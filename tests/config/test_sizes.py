@@ -1,4 +1,4 @@
-"""Sizes: each loads and validates, sets nothing but the model, and is as large as its title says."""
+"""Sizes: each loads and validates, leaves a recipe's training alone, and is as large as its title says."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def test_the_defaults_are_valid() -> None:
         ("warmup_steps sample_tokens seed weight_decay min_lr", [-1], [0]),
         ("max_lr eps grad_clip", [0.0, -1.0, math.nan], [1.0]),
         ("dropout label_smoothing beta1 beta2", [-0.1, 1.0, math.nan], [0.0, 0.999]),
-        ("val_fraction", [0.0, 1.0, -0.5, math.nan], [0.5]),
+        ("val_fraction", [1.0, -0.5, math.nan], [0.0, 0.5]),
+        ("cache_gb", [0.0, -1.0, math.nan, math.inf, 1e308], [0.001, 1e6]),
         ("run_name", ["", ".", "..", "a/b"], ["a.b", "a b"]),
     ],
 )

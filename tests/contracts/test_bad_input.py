@@ -101,6 +101,12 @@ def test_no_corpus_at_all(refuse: Refuse) -> None:
 # Text
 
 
+def test_a_run_of_no_chosen_size_on_a_cpu(refuse: Refuse) -> None:
+    message = refuse("train", "--data_dir", "shards", "--device", "cpu")
+    assert "GPT-2 124M in steps of 524,288 tokens, is too slow for a CPU" in message
+    assert "gptmill train demo --data_dir=shards" in message
+
+
 def test_a_missing_file(refuse: Refuse) -> None:
     assert "nothing.txt does not exist" in refuse("prepare", "nothing.txt")
 

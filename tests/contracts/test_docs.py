@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import re
 import shlex
 import sys
@@ -26,12 +27,12 @@ PAGES = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*
 # Commands that install, that run the tests themselves, or that measure for minutes.
 NOT_RUN = ("make ", "pip install", "python benchmarks/")
 STARTING_OTHERS = ("tune", "bench", "verify-resume")
-SMALL = "--eval_tokens 1024 --sample_tokens 4".split()
 REQUESTS = (
     requests.StartOptions,
     requests.PresetOptions,
     requests.PrepareRequest,
     requests.DataRequest,
+    requests.RunsRequest,
     requests.CheckpointsRequest,
     requests.VerifyResumeRequest,
     requests.SampleRequest,
@@ -71,43 +72,43 @@ def list_documented_commands() -> dict[str, str]:
     return found
 
 
-def shrink(command: str) -> list[str]:
-    """The same command, made short enough for a test: fewer steps, and GPU recipes as their own smoke test."""
+def make_command(command: str) -> list[str]:
+    """The words of a command exactly as printed, followed by the sizes of a test, which override those printed."""
     words = shlex.split(command)
     if words[0] == "torchrun":
         words = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-        words = ["--nproc_per_node=2" if word.startswith("--nproc_per_node") else word for word in words]
     else:
         assert words[0] == "gptmill", command
         words = [sys.executable, "-m", "gptmill", *words[1:]]
+    return words + choose_sizes(words)
+
+
+def choose_sizes(words: list[str]) -> list[str]:
+    """Flags that make a run short. A recipe for a GPU is tried as the README says: one step, with --force-cpu."""
     verb = words[words.index("gptmill") + 1]
-    if verb == "prepare" and "--tokenizer" not in words:
-        words += ["--tokenizer", "byte"]  # models of fifty thousand tokens are slow on a CPU
-    if "--vocab_size" in words:
-        words[words.index("--vocab_size") + 1] = "270"
-    if verb == "tune":
-        words += "--max_trials 1 --steps 1".split()
-    if verb == "bench":
-        words += "--steps 1".split()
-    if verb == "train" and "--list_checkpoints" not in words:
-        words += SMALL
-        if any(word.startswith("gpt2-") for word in words):
-            words += "--force-cpu --num_layers 1 --embd_size 64 --num_heads 1".split()
-        elif "--max_steps" not in words:
-            words += ["--max_steps", "2"]
-        else:
-            words += ["--max_steps", "4"]
-    return words
+    if verb in ("tune", "bench"):
+        return "--steps 1".split()
+    if verb != "train":
+        return []
+    sizes = "--eval_tokens 192 --sample_tokens 4 --total_batch_size 192 --mini_batch_size 1".split()
+    if any(word.startswith("gpt2-") for word in words):
+        return [*sizes, *"--force-cpu --num_layers 1 --embd_size 64 --num_heads 1".split()]
+    return [*sizes, "--max_steps", "4" if "--max_steps" in words else "2"]
 
 
 def write_inputs(folder: Path) -> None:
-    """The files that the pages speak of."""
-    verse = "O Romeo, Romeo! wherefore art thou Romeo?\n"
-    (folder / "input.txt").write_text(verse * 3000, encoding="utf-8")
-    lines = "".join(json.dumps({"text": f"{number}: {verse}" * (number % 9 + 1)}) + "\n" for number in range(200))
-    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    """The files that the pages speak of; input.txt has words enough for the vocabulary that they train on it."""
+    generator = random.Random(0)
+    syllables = [consonant + vowel for consonant in "bcdfghjklmnprstvw" for vowel in ("a", "e", "i", "o", "ea")]
+    words = ["".join(generator.choices(syllables, k=generator.randint(2, 4))) for _ in range(6000)]
+    lines = [" ".join(["Romeo,", *generator.choices(words, k=8)]) + ".\n" for _ in range(3000)]
+    (folder / "input.txt").write_text("".join(lines), encoding="utf-8")
+    records = "".join(
+        json.dumps({"text": "".join(lines[number : number + number % 4 + 1])}) + "\n" for number in range(120)
+    )
+    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(records.encode()))
     (folder / "more").mkdir()
-    (folder / "more" / "lines.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "more" / "lines.jsonl").write_text(records, encoding="utf-8")
 
 
 def test_every_command_and_snippet_runs(
@@ -125,7 +126,7 @@ def test_every_command_and_snippet_runs(
         if command.startswith(NOT_RUN):
             continue
         capfd.readouterr()
-        words = shrink(command)
+        words = make_command(command)
         if command.startswith("torchrun") or words[words.index("gptmill") + 1] in STARTING_OTHERS:
             process = zygote.run(words[1:], tmp_path, make_environment())
             code, output = process.returncode, f"{process.stdout}\n{process.stderr}"

@@ -66,6 +66,20 @@ def test_two_ranks_agree_with_one_in_any_way_of_reading(
     assert two == pytest.approx(one, abs=1e-4)
 
 
+def test_experts_learn_the_same_in_any_micro_batches_and_on_any_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], run_ranks: RunRanks
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = [*RANK_FLAGS, *words, *"--sample_tokens 0 --max_steps 20 --max_lr 1e-2 --feed_forward moe".split()]
+    flags += "--num_experts 4 --router_aux_loss 0.1".split()
+    for size in ("8", "2"):
+        assert run_guarded(["train", *flags, "--mini_batch_size", size, "--run_name", f"by_{size}"]) == 0
+    run_ranks("train", *flags, "--run_name", "ranks")
+    whole = read_losses(tmp_path / "runs/by_8")
+    assert read_losses(tmp_path / "runs/by_2") == pytest.approx(whole, abs=1e-4)
+    assert read_losses(tmp_path / "runs/ranks") == pytest.approx(whole, abs=1e-4)
+
+
 def test_a_run_of_two_ranks_goes_on_with_one(
     tmp_path: Path, gptmill: GptMill, words: list[str], run_ranks: RunRanks
 ) -> None:

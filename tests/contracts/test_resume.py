@@ -19,6 +19,10 @@ from gptmill.config.requests import PrepareRequest
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.opening import open_shards
 from gptmill.data.shards.scores import score_by_length, write_scores
+from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_log import read_last_step
+from gptmill.runs.events import RunFinished, RunStarted
+from gptmill.runs.history import read_history
 
 OTHER_DATA = [word for word in EXACT_FLAGS if word not in ("--data_dir", "words")]
 
@@ -190,6 +194,47 @@ def test_a_run_is_written_by_one_process_at_a_time(tmp_path: Path, gptmill: GptM
     process.kill()
     assert second.returncode == 2
     assert "another process" in second.stderr
+
+
+@pytest.mark.usefixtures("words")
+def test_a_start_right_after_a_stop_resumes_from_what_the_stop_saved(tmp_path: Path, start: Start) -> None:
+    """A start waits for the process before, and chooses its checkpoint when that one has written its last."""
+    flags = [*EXACT_FLAGS, *"--max_steps 100000 --checkpoint_freq 3 --eval_freq 100000 --log_freq 1".split()]
+    run = RunDirectory(tmp_path / "runs/relay")
+    process = start("train", *flags, "--run_name", "relay")
+    wait_for_text(process, run.text_log, "\n3 train")
+    for _ in range(3):
+        following = start("train", "--run_name", "relay", "--resume", "latest")
+        assert following.stdout is not None
+        assert "waiting up to" in following.stdout.readline()
+        process.terminate()
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        reached = read_last_step(run.events)
+        process = following
+        wait_for_text(process, run.text_log, f"\n{reached + 4} train")
+    process.kill()
+    process.wait(timeout=60)
+    entries = [entry for entry in read_history(run) if isinstance(entry, RunStarted | RunFinished)]
+    assert [type(entry) for entry in entries] == [RunStarted, *[RunFinished, RunStarted] * 3]
+    ends, starts = entries[1::2], entries[2::2]
+    assert [entry.step for entry in starts] == [entry.step for entry in ends]
+
+
+def read_all(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+@pytest.mark.usefixtures("words")
+def test_a_refused_start_leaves_nothing_behind(tmp_path: Path, gptmill: GptMill) -> None:
+    refused = gptmill("train", *EXACT_FLAGS, "--run_name", "new", "--mirror_to", "words.txt/below", check=False)
+    assert refused.returncode == 2
+    assert not (tmp_path / "runs").exists()
+    gptmill("train", *EXACT_FLAGS, "--max_steps", "4", "--run_name", "old")
+    before = read_all(tmp_path / "runs")
+    refused = gptmill("train", "--run_name", "old", "--resume", "latest", "--max_steps", "3", check=False)
+    assert refused.returncode == 2
+    assert "beyond max_steps" in refused.stderr
+    assert read_all(tmp_path / "runs") == before
 
 
 @pytest.mark.usefixtures("words")

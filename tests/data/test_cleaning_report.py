@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from gptmill.data.cleaning import CleaningReport
+from gptmill.data.cleaning import CleaningReport, Drop
 
 
 def make_report() -> CleaningReport:
     report = CleaningReport()
     for number in range(5):
-        report.add_dropped("min_chars", f"no. {number}\n\tis \x1b[2J short " + "x" * 1000, 1100)
-    report.add_dropped("languages", "\u202eGuten Tag", 1_234_567)
+        report.add_dropped(Drop("min_chars"), f"no. {number}\n\tis \x1b[2J short " + "x" * 1000, 1100)
+    report.add_dropped(Drop("languages"), "\u202eGuten Tag", 1_234_567)
     report.add_repaired(3)
     return report
 
@@ -31,7 +31,7 @@ def test_a_report_survives_json() -> None:
     report = make_report()
     restored = CleaningReport.from_json(json.loads(json.dumps(report.to_json())))
     assert restored == report
-    restored.add_dropped("min_chars", "another", 1)
+    restored.add_dropped(Drop("min_chars"), "another", 1)
     assert restored.dropped["min_chars"].documents == 6
     assert len(restored.dropped["min_chars"].examples) == 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import signal
 import time
@@ -13,11 +14,13 @@ import pytest
 from conftest import Start
 from zygote import Process
 
+from gptmill.data.shards.shard_manifest import read_manifest
+
 KILLS = 5
 # Small chunks and a journal after each, so that a short corpus has many moments to be killed at.
 DRIVER = """
 import sys
-from gptmill.config.requests import CleaningOptions, PrepareRequest
+from gptmill.config.requests import CleaningOptions, PrepareRequest, ReadingOptions
 from gptmill.data.pipeline import chunks, corpus_writer
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.sources import parts
@@ -28,7 +31,13 @@ if __name__ == "__main__":
     out, processes, *inputs = sys.argv[1:]
     cleaning = CleaningOptions(drop_duplicates=True, min_chars=30)
     request = PrepareRequest(
-        out=out, shard_tokens=7000, processes=int(processes), val_fraction=0.1, split="documents", cleaning=cleaning
+        out=out,
+        shard_tokens=7000,
+        processes=int(processes),
+        val_fraction=0.1,
+        split="documents",
+        cleaning=cleaning,
+        reading=ReadingOptions(on_error="skip"),
     )
     prepare_corpus(inputs, request, lambda progress: print(progress.text_bytes, flush=True))
 """
@@ -36,12 +45,14 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> list[str]:
-    """A long stream, lines that are read in parts, and many small files, with duplicates across them."""
+    """A long stream, lines that are read in parts, and many small files, with duplicates and errors across them."""
     generator = random.Random(1)
     words = "the quick brown fox jumps over a lazy dog while rain falls on old stones and rivers rise".split()
     texts = [" ".join(generator.choices(words, k=generator.randrange(1, 120))) for _ in range(600)]
     texts += generator.choices(texts, k=80)
-    lines = "\n".join(json.dumps({"text": text}) for text in texts)
+    lines = "\n".join(
+        json.dumps({"text": text}) + "\n{broken" * (number % 40 == 0) for number, text in enumerate(texts)
+    )
     (tmp_path / "stream.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (tmp_path / "lines.jsonl").write_text(lines.upper().replace('"TEXT"', '"text"'), encoding="utf-8")
     (tmp_path / "small").mkdir()
@@ -86,6 +97,14 @@ def _is_of_session(number: int, session: int) -> bool:
     return int(found) == session and state != "Z"
 
 
+def wait_for_family(session: int) -> None:
+    """Returns once no process of the session is left."""
+    deadline = time.monotonic() + 30
+    while list_family(session):
+        assert time.monotonic() < deadline, "a worker outlives the preparation"
+        time.sleep(0.01)
+
+
 def test_killed_again_and_again_it_gives_the_same_bytes(tmp_path: Path, start_preparing: Start) -> None:
     reports = finish(start_preparing(tmp_path / "whole", processes=1))
     assert len(reports) > 2 * KILLS
@@ -104,6 +123,7 @@ def test_killed_again_and_again_it_gives_the_same_bytes(tmp_path: Path, start_pr
     rest = finish(start_preparing(tmp_path / "killed"))
     assert rest[0] > reports[KILLS // 2], "it started over instead of resuming"
     assert read_all(tmp_path / "killed") == read_all(tmp_path / "whole")
+    assert read_manifest(tmp_path / "whole").defects["malformed"]["count"] == 2 * 17
     assert not (tmp_path / "killed.partial").exists()
 
 
@@ -116,7 +136,20 @@ def test_no_worker_outlives_a_preparation(tmp_path: Path, start_preparing: Start
     assert len(list_family(process.pid)) >= 3
     process.send_signal(end)
     process.communicate(timeout=60)
-    deadline = time.monotonic() + 30
-    while list_family(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not list_family(process.pid)
+    wait_for_family(process.pid)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_ctrl_c_while_the_workers_start_is_one_line(tmp_path: Path, start: Start) -> None:
+    """The terminal sends the signal to the workers too, which may not have run a line of ours yet."""
+    (tmp_path / "large.txt").write_bytes(b"some words " * 3_000_000)
+    for delay in (0.0, 0.005, 0.02, 0.05, 0.1):
+        options = ["--tokenizer", "char", "--processes", "3", "--out", "out"]
+        process = start("prepare", "large.txt", *options, leads_session=True)
+        while process.poll() is None and len(list_family(process.pid)) < 3:
+            time.sleep(0.001)
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+        assert (process.returncode, output) == (130, "gptmill: interrupted\n"), delay
+        wait_for_family(process.pid)

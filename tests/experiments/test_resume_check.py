@@ -179,10 +179,11 @@ def test_what_cannot_be_checked_is_refused(bench: Bench, options: dict[str, Any]
 
 
 def test_runs_of_the_check_are_not_mirrored_and_do_not_stop_early(bench: Bench) -> None:
-    bench.check("exact", mirror_to="s3://bucket/runs", early_stop_patience=1, eval_tokens=10**9)
+    options = {"mirror_to": "s3://bucket/runs", "init_from": "base", "early_stop_patience": 1}
+    bench.check("exact", **options, eval_tokens=10**9)
     arguments = (bench.folder / "straight.arguments").read_text(encoding="utf-8")
-    for part in ('"--mirror_to=none"', '"--early_stop_patience=none"', '"--eval_tokens=16384"', '"--max_steps=8"'):
-        assert part in arguments
+    for part in ("mirror_to=none", "init_from=none", "early_stop_patience=none", "eval_tokens=16384", "max_steps=8"):
+        assert f'"--{part}"' in arguments
 
 
 def test_arguments_give_the_values_that_they_were_made_from() -> None:

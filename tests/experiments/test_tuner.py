@@ -394,10 +394,12 @@ def test_trials_log_every_step_and_do_nothing_else(bench: Bench) -> None:
     training = bench.folder / "training.py"
     saving = 'import json, sys; open(sys.argv[1] + "/arguments", "w").write(json.dumps(sys.argv[2:]))\n'
     training.write_text(saving + TRAINING, encoding="utf-8")
-    bench.tune(mirror_to="s3://bucket/runs", log_freq=10, early_stop_patience=1, mini_batch_size=8, compile=False)
+    options = {"mirror_to": "s3://bucket/runs", "init_from": "base", "log_freq": 10, "early_stop_patience": 1}
+    bench.tune(**options, mini_batch_size=8, compile=False)
     arguments = json.loads((bench.folder / "arguments").read_text(encoding="utf-8"))
     last = {word.partition("=")[0]: word.partition("=")[2] for word in arguments}
-    expected = {"--mirror_to": "none", "--log_freq": "1", "--early_stop_patience": "none", "--eval_tokens": "16"}
+    expected = {"--mirror_to": "none", "--init_from": "none", "--log_freq": "1", "--early_stop_patience": "none"}
+    expected |= {"--eval_tokens": "16"}
     assert {name: last[name] for name in expected} == expected
     assert int(last["--checkpoint_freq"]) == int(last["--eval_freq"]) == int(last["--max_steps"])
 

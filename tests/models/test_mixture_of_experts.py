@@ -205,9 +205,29 @@ def test_it_compiles_in_full_precision_too() -> None:
 
 @pytest.mark.parametrize("per_token", [1, 2, 3])
 def test_the_balance_loss_is_one_when_all_are_as_busy(per_token: int) -> None:
-    visits = 6 * per_token
-    ends_E = torch.arange(1, 4, dtype=torch.int32) * (visits // 3)
-    probabilities_NE = torch.full((6, 3), 1 / 3)
-    counts_N = torch.ones(6, dtype=torch.bool)
-    stats = make_stats(torch.zeros(6, 3), probabilities_NE, counts_N.repeat(per_token), ends_E, counts_N)
+    experts_NK = (torch.arange(6)[:, None] + torch.arange(per_token)) % 3
+    counts_GS = torch.ones(2, 3, dtype=torch.bool)
+    stats = make_stats(torch.zeros(6, 3), torch.full((6, 3), 1 / 3), experts_NK, counts_GS)
     assert stats.aux_loss.item() == pytest.approx(1.0)
+
+
+def test_each_sequence_is_balanced_by_itself_and_weighs_as_much_as_it_has_tokens() -> None:
+    mixture, x_BTC = build_wild(), draw(5, 12, WIDTH)
+    counts_BT = torch.arange(12) < torch.tensor([[12], [7], [1], [0], [12]])
+    whole = mixture(x_BTC, counts_BT)[1]
+    parts = [mixture(x_BTC[row, :count][None])[1].aux_loss for row, count in enumerate(counts_BT.sum(dim=1).tolist())]
+    weights = counts_BT.sum(dim=1) / counts_BT.sum()
+    torch.testing.assert_close(whole.aux_loss, (torch.stack(parts) * weights).sum())
+    assert whole.tokens_E.sum() == 32 * mixture.experts_per_token
+
+
+def test_a_batch_can_be_balanced_as_one() -> None:
+    """Two sequences, each of which uses one expert alone, are balanced together and unbalanced apart."""
+    mixture = build_wild(experts=2, per_token=1)
+    with torch.no_grad():
+        mixture.router.weight.zero_()
+        mixture.router.weight[:, :2] = 100 * torch.eye(2)
+    x_BTC = torch.eye(2, WIDTH)[:, None].expand(2, 6, WIDTH)
+    assert mixture(x_BTC)[1].aux_loss.item() == pytest.approx(2.0)
+    mixture.router_balance = "batch"
+    assert mixture(x_BTC)[1].aux_loss.item() == pytest.approx(1.0)

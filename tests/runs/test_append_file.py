@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
-from gptmill.runs.trackers import append_file as appending
-from gptmill.runs.trackers.append_file import AppendOnlyFile
+from gptmill.runs import append_file as appending
+from gptmill.runs.append_file import AppendOnlyFile
 
 write_really = os.write
 
@@ -77,6 +80,78 @@ def test_lines_that_were_refused_follow_when_there_is_room(
         assert len(warnings) == 2, room
         assert os.strerror(refusal) in warnings[0]
         assert "complete" in warnings[1]
+
+
+class BadDisk:
+    """Fails every few calls with an error that passes; a failing write may have written a part of its bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._write = os.write
+        monkeypatch.setattr(appending.os, "write", self.write)
+        for name in ("open", "fsync", "ftruncate", "truncate"):
+            monkeypatch.setattr(appending.os, name, self.make_unsure(getattr(os, name)))
+        self.share = 0.3
+        self.errors = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if self._random.random() < self.share:
+            self._write(descriptor, data[: self._random.randrange(len(data))])
+            self.fail()
+        return self._write(descriptor, data[: self._random.randint(1, len(data))])
+
+    def make_unsure(self, action: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*given: Any) -> Any:
+            if self._random.random() < self.share:
+                self.fail()
+            return action(*given)
+
+        return act
+
+    def fail(self) -> NoReturn:
+        number = self._random.choice(self.errors)
+        raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_errors_that_pass_lose_tear_and_repeat_no_line(
+    seed: int, is_durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appending, "RETRY_SECONDS", (0.0,) * 50)
+    path = tmp_path / "log.txt"
+    path.write_text("1 a\n2 a\n3 a\n2 late\n4 torn", encoding="utf-8")
+    disk = BadDisk(monkeypatch, seed)
+    file = AppendOnlyFile(path, durable=is_durable)
+    file.keep_only(lambda line: until(2, line))
+    for step in range(3, 200):
+        file.write_line(f"{step} é")
+    file.keep_only(lambda line: until(150, line))
+    for step in range(151, 200):
+        file.write_line(f"{step} é")
+    disk.share, disk.errors = 0.05, (errno.EIO,)
+    file.close()
+    expected = ["1 a", "2 a", "2 late", *(f"{step} é" for step in range(3, 200))]
+    assert path.read_text(encoding="utf-8").splitlines() == expected
+
+
+def test_an_error_that_has_passed_is_not_worth_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempts = count()
+
+    def write(descriptor: int, data: bytes) -> int:
+        if next(attempts) % 2 == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return write_really(descriptor, data)
+
+    monkeypatch.setattr(appending.os, "write", write)
+    file = AppendOnlyFile(tmp_path / "log.txt")
+    file.write_line("1 a")
+    file.write_line("2 a")
+    file.close()
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8") == "1 a\n2 a\n"
+    assert capsys.readouterr().err == ""
 
 
 def test_a_real_disk_that_fills_up_and_gets_room_again(small_disk: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gptmill.runs.events import (
     EVENTS,
+    READERS,
     CheckpointSaved,
     EvalDone,
     Event,
@@ -18,6 +19,7 @@ from gptmill.runs.events import (
     RunFinished,
     RunStarted,
     SampleDrawn,
+    ScoresDone,
     StepLogged,
     UpdateSkipped,
     Warned,
@@ -26,6 +28,7 @@ from gptmill.runs.events import (
 )
 
 EXAMPLES: list[Event] = [
+    ScoresDone(4, {"probe/loss": 2.5, "rhymes": 0.5}, 0.25, time=1.5),
     RunStarted(0, "runs/a", 10, 128, 999, "CPU", "fp32", 1, "data/x", "byte:1", "0.1", "2.9", 3.5, time=1.5),
     StepLogged(3, 0.25, 2.5, 6e-4, 1.25, 1000.0, 60.0, by_corpus={"data/ä": 2.5}, objective=2.75, mfu=0.4, time=2.5),
     EvalDone(4, 2.25, 4096, 0.5, {"data/a": 2.0, "data/b": 2.5}, 2.125, time=3.5),
@@ -123,3 +126,8 @@ def test_perplexity_of_a_huge_loss_does_not_overflow(loss: float) -> None:
 
 def test_perplexity_of_nan_is_nan() -> None:
     assert math.isnan(EvalDone(1, math.nan, 64, 0.1).perplexity)
+
+
+def test_every_field_of_an_event_can_be_read_back() -> None:
+    types = {str(item.type) for kind in EVENTS.values() for item in fields(kind)}
+    assert types <= READERS.keys()

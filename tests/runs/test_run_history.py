@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ def test_the_last_sign_of_life_may_be_a_heartbeat_or_a_warning(run: RunDirectory
     run.heartbeat.mkdir()
     (run.heartbeat / "rank_00000.json").write_text(json.dumps({"time": ZERO + 50, "step": 1}), encoding="utf-8")
     (run.heartbeat / "rank_00001.json").write_text("{", encoding="utf-8")
+    (run.heartbeat / "rank_00002.json").write_text("[" * 100_000, encoding="utf-8")
     assert find_crash(run) == RunCrashed(1, "the process ended without reporting a reason", time=ZERO + 50)
     append_event(run, Warned(1, "disk", "full", time=ZERO + 60))
     assert find_crash(run) == RunCrashed(1, "the process ended without reporting a reason", time=ZERO + 60)
@@ -213,9 +215,23 @@ def test_a_full_disk_does_not_end_training_and_leaves_no_hole(
     assert "No space left" in capsys.readouterr().err
 
 
+def test_an_entry_survives_errors_that_pass(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_really, attempts = os.write, count()
+
+    def write_seldom(descriptor: int, data: bytes) -> int:
+        if next(attempts) % 3:
+            raise OSError(errno.EIO, "Input/output error")
+        return write_really(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write_seldom)
+    append_event(run, start(0, 0))
+    append_event(run, crash(1, 1))
+    assert read_history(run) == [start(0, 0), crash(1, 1)]
+
+
 def test_an_entry_that_cannot_be_written_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     append_event(RunDirectory(tmp_path / "missing"), crash(1, 1))
-    assert "lacks an entry" in capsys.readouterr().err
+    assert "lacks its last line: No such file" in capsys.readouterr().err
 
 
 def test_goodput_counts_the_time_of_kept_steps(run: RunDirectory) -> None:

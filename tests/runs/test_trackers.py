@@ -14,6 +14,7 @@ from conftest import make_environment
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
+from tensorboard.summary.writer.record_writer import RecordWriter
 from zygote import Zygote
 
 from gptmill.config.run import RunConfig, TrackingConfig
@@ -295,6 +296,27 @@ def test_tensorboard_of_a_run_that_went_back_has_every_step_once(
     scalars = read_tensorboard(tmp_path).Scalars("loss/train")
     assert [scalar.step for scalar in scalars] == list(range(1, 21))
     assert {scalar.value for scalar in scalars} == {25.0}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writing thread
+def test_tensorboard_has_every_step_once_though_a_write_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, failures = TensorBoard(tmp_path, 0), [8, 9]
+
+    def flush_badly(writer: RecordWriter) -> None:
+        if failures and tracked >= failures[0]:
+            raise OSError(5, f"Input/output error {failures.pop(0)}")
+        flush_really(writer)
+
+    flush_really = RecordWriter.flush
+    monkeypatch.setattr(RecordWriter, "flush", flush_badly)
+    for tracked in range(1, 21):
+        tracker.track(make_step(tracked))
+        if tracked % 4 == 0:
+            tracker.track(CheckpointSaved(tracked, "p", 9, 0.1))
+    tracker.close()
+    assert not failures
+    assert read_steps(tmp_path, "loss/train") == list(range(1, 21))
 
 
 def test_tensorboard_shows_skipped_updates_once_there_are_some(tmp_path: Path) -> None:

@@ -197,7 +197,9 @@ def test_the_limit_follows_the_usual_step_and_never_falls_below_the_least() -> N
     assert watchdog.limit_seconds == 50 * 20.0
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"rank": 1}', "\x00\xff", '{"rank": 1, "nonsense": 2}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"rank": 1}', "\x00\xff", '{"rank": 1, "nonsense": 2}', "[" * 100_000]
+)
 def test_a_broken_heartbeat_is_none(tmp_path: Path, content: str) -> None:
     write_heartbeat(tmp_path, make_heartbeat(1))
     (tmp_path / "heartbeat/rank_00001.json").write_text(content, encoding="latin-1")

@@ -13,9 +13,9 @@ from gptmill.config.hardware import HARDWARE_PRESETS
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import PresetOptions, StartOptions
 from gptmill.config.run import RunConfig
-from gptmill.config.sizes import list_sizes, load_size
+from gptmill.config.sizes import list_sizes, load_size, load_size_training
 from gptmill.config.validation import check_config
-from gptmill.training.presets import resolve_presets
+from gptmill.training.presets import check_size_is_chosen, resolve_presets
 from gptmill.training.run_request import make_run_request
 
 
@@ -25,6 +25,8 @@ def resolve(recipe: str | None, options: PresetOptions, **flags: Any) -> RunConf
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, memory_gb: float | None) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: memory_gb is not None)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    monkeypatch.setattr(gptmill.training.presets, "find_nvidia_gpus", lambda: "")
     monkeypatch.setattr(gptmill.training.presets, "read_device_memory", lambda _device: round((memory_gb or 0) * 2**30))
 
 
@@ -38,6 +40,55 @@ def test_a_size_is_above_the_recipe_and_below_the_flags() -> None:
 
 def test_a_flag_that_changes_a_part_drops_what_the_size_said_of_it() -> None:
     assert resolve(None, PresetOptions(size="tiny-moe"), feed_forward="swiglu").model.feed_forward.tag == "swiglu"
+
+
+def test_without_a_recipe_a_small_size_brings_the_batch_that_fits_it() -> None:
+    own = load_size_training("tiny-gpt2")
+    assert {"total_batch_size", "mini_batch_size", "eval_tokens"} <= own.keys()
+    training = resolve(None, PresetOptions(size="tiny-gpt2")).training
+    assert (training.total_batch_size, training.mini_batch_size) == (own["total_batch_size"], own["mini_batch_size"])
+    assert resolve(None, PresetOptions(size="tiny-gpt2"), total_batch_size=512).training.total_batch_size == 512
+    assert resolve(None, PresetOptions(size="gpt2-small")) == RunConfig()
+
+
+@pytest.mark.parametrize("flags", [{}, {"context_length": 96}, {"mini_batch_size": 5}, {"context_length": 4096}])
+@pytest.mark.parametrize("size", ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-moe"])
+def test_that_batch_follows_the_micro_batches_of_the_flags(size: str, flags: dict[str, int]) -> None:
+    config = resolve(None, PresetOptions(size=size), **flags, eval_tokens=4096)
+    check_config(config)
+    assert 1024 <= config.training.total_batch_size <= 32_768
+
+
+def test_the_default_size_on_a_cpu_is_refused_with_a_command_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, None)
+    with pytest.raises(UserError, match="gptmill train demo --data_dir=mine; or choose a size"):
+        check_size_is_chosen(None, {"data_dir": "mine"}, PresetOptions())
+    with pytest.raises(UserError, match="gptmill tune demo"):
+        check_size_is_chosen(None, {}, PresetOptions(), "tune")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "size"),
+    [
+        ("demo", {}, None),
+        (None, {"num_layers": 2}, None),
+        (None, {"total_batch_size": 1024}, None),
+        (None, {}, "gpt2-small"),
+        (None, {"device": "cuda"}, None),
+    ],
+)
+def test_a_recipe_a_size_or_a_gpu_is_a_choice(
+    recipe: str | None, flags: dict[str, Any], size: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpu(monkeypatch, None)
+    check_size_is_chosen(recipe, flags, PresetOptions(size=size))
+
+
+def test_a_gpu_makes_the_default_size_a_choice_unless_the_run_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, 24)
+    check_size_is_chosen(None, {}, PresetOptions())
+    with pytest.raises(UserError, match="too slow for a CPU"):
+        check_size_is_chosen(None, {"device": "cpu"}, PresetOptions())
 
 
 @pytest.mark.parametrize("tier", HARDWARE_PRESETS)

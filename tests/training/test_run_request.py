@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
 from gptmill.runs.checkpoints.storage import Checkpoint, save_checkpoint
 from gptmill.runs.directory import RunDirectory, create_run
+from gptmill.runtime.world import open_world
+from gptmill.training.resume_point import read_resume_point
 from gptmill.training.run_request import make_run_request
 
 RESUME = StartOptions(resume="latest")
@@ -83,7 +86,7 @@ def test_a_shipped_recipe_is_found_by_its_name() -> None:
 
 
 def test_without_a_recipe_the_defaults_are_taken() -> None:
-    config = make_run_request(None, {"run_name": "r"}, NEW).config
+    config = make_run_request(None, {"run_name": "r", "device": "cuda"}, NEW).config
     assert config.model == RunConfig().model
     assert config.training == RunConfig().training
 
@@ -178,6 +181,37 @@ def test_changed_flags_are_taken_and_reported(recipe: str, logdir: str) -> None:
     assert request.config.training.max_steps == 40
     assert request.config.optimizer.grad_clip is None
     assert request.changes == ("max_steps: 20 -> 40", "grad_clip: 1.0 -> None")
+
+
+def test_a_mixture_of_experts_balanced_by_batch_keeps_its_micro_batches(recipe: str, logdir: str) -> None:
+    start(recipe, logdir=logdir, run_name="r", feed_forward="moe", router_balance="batch")
+    flags = {"logdir": logdir, "run_name": "r", "mini_batch_size": 8}
+    with pytest.raises(UserError, match=r"changes mini_batch_size from 4 to 8 .* add --allow_changes"):
+        make_run_request(None, flags, RESUME)
+    request = make_run_request(None, flags, StartOptions(resume="latest", allow_changes=True))
+    assert request.changes == ("mini_batch_size: 4 -> 8",)
+
+
+def test_a_mixture_of_experts_balanced_by_sequence_may_change_its_micro_batches(recipe: str, logdir: str) -> None:
+    start(recipe, logdir=logdir, run_name="r", feed_forward="moe")
+    assert make_run_request(None, {"logdir": logdir, "run_name": "r", "mini_batch_size": 8}, RESUME).changes
+    with pytest.raises(UserError, match="changes router_balance from sequence to batch"):
+        make_run_request(None, {"logdir": logdir, "run_name": "r", "router_balance": "batch"}, RESUME)
+
+
+def test_a_mixture_of_experts_from_before_the_choice_stays_balanced_by_batch(recipe: str, logdir: str) -> None:
+    run = start(recipe, steps=(), logdir=logdir, run_name="r", feed_forward="moe")
+    config = make_run_request(recipe, {"feed_forward": "moe", "run_name": "r"}, NEW).config
+    values = {name: value for name, value in list_values(config).items() if name != "router_balance"}
+    save_checkpoint(run.checkpoints, Checkpoint(10, {"model": {"w": torch.zeros(1)}}, {"config": values}))
+    lines = run.config.read_text(encoding="utf-8").splitlines()
+    run.config.write_text("\n".join(line for line in lines if "router_balance" not in line), encoding="utf-8")
+    resumed = make_run_request(None, {"logdir": logdir, "run_name": "r"}, RESUME)
+    path = str(run.checkpoints / "step_000010")
+    branched = make_run_request(None, {"logdir": logdir, "run_name": "new"}, StartOptions(resume=path))
+    for request in (resumed, branched):
+        assert request.changes == ()
+        assert list_values(request.config)["router_balance"] == "batch"
 
 
 @pytest.mark.parametrize(
@@ -275,9 +309,12 @@ def test_a_change_that_cannot_work_is_refused(recipe: str, logdir: str) -> None:
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(recipe: str, logdir: str) -> None:
-    start(recipe, steps=(), logdir=logdir, run_name="r")
+    run = start(recipe, steps=(), logdir=logdir, run_name="r")
     request = make_run_request(None, {"logdir": logdir, "run_name": "r"}, RESUME)
-    assert request.resumed is None
+    assert request.resumed == run
+    with ExitStack() as stack:
+        world = stack.enter_context(open_world("cpu"))
+        assert read_resume_point(request, world) is None
     assert request.config.model.num_layers == 3
 
 

@@ -28,6 +28,8 @@ def make_config(recipe: Recipe | None = None, **fields: Any) -> RunConfig:
 
 def parse_fields(recipe: str | None, fields: Mapping[str, object]) -> dict[str, Any]:
     """The typed values of the fields; where one is wrong, ConfigError names the recipe's other problems too."""
+    if recipe is not None:
+        recipes.load_recipe_plugins(recipe)
     values, problems = parse_keywords(RunConfig, fields)
     if problems:
         raise ConfigError(problems + _find_other_problems(recipe, values))

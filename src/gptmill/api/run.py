@@ -18,20 +18,20 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import SampleRequest
 from gptmill.config.run import DeviceName, RunConfig
 from gptmill.config.schema import build_config
-from gptmill.inference.loading import Weights, load_run_model
+from gptmill.inference.loading import load_named, load_run_model
 from gptmill.inference.model import Model, build_model
-from gptmill.inference.sampling import open_model
 from gptmill.runs.checkpoints.storage import list_step_folders, read_info
 from gptmill.runs.checkpoints.tiers import read_tiers
-from gptmill.runs.directory import RunDirectory, find_run, is_locked
+from gptmill.runs.directory import RunDirectory, find_run
 from gptmill.runs.event_log import read_events
-from gptmill.runs.events import EvalDone, Event, RunCrashed, RunFinished, RunStarted, SampleDrawn, StepLogged
+from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged
+from gptmill.runs.run_summary import RunState, summarize_run
 from gptmill.runtime.device import choose_device
 
 if TYPE_CHECKING:
     import pandas as pd
 
-State = Literal["running", "finished", "stopped", "crashed", "diverged", "not started"]
+Weights = Literal["raw", "ema"]
 NUMBERS = ("int", "float", "float | None")
 
 
@@ -80,20 +80,14 @@ class Run:
         return read_events(self.directory.events, missing_ok=True)
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """Whether the run is being trained, or how its last process ended."""
-        if is_locked(self.directory):
-            return "running"
-        ends = [event for event in self.events if isinstance(event, RunStarted | RunFinished | RunCrashed)]
-        if not ends:
-            return "not started"
-        return _name_end(ends[-1])
+        return summarize_run(self.directory).state
 
     @property
     def step(self) -> int:
         """The last step that was logged."""
-        steps = self.metrics["step"]
-        return int(steps[-1]) if len(steps) else 0
+        return summarize_run(self.directory).step
 
     @property
     def metrics(self) -> dict[str, NDArray[Any]]:
@@ -141,9 +135,9 @@ class Run:
         return build_model(loaded)
 
     def __repr__(self) -> str:
-        evaluations = self.evaluations["val_loss"]
-        loss = f", val loss {evaluations[-1]:.4f}" if len(evaluations) else ""
-        return f"Run({str(self.path)!r}, {self.state} at step {self.step:,}{loss})"
+        summary = summarize_run(self.directory)
+        loss = f", val loss {summary.val_loss:.4f}" if summary.val_loss is not None else ""
+        return f"Run({str(self.path)!r}, {summary.state} at step {summary.step:,}{loss})"
 
 
 def open_run(path_or_name: Recipe, logdir: Recipe = "runs") -> Run:
@@ -159,28 +153,17 @@ def load(
     logdir: Recipe = "runs",
 ) -> Model:
     """The model of a run, given by its name or folder, or of a checkpoint, given by its folder."""
-    request = _make_loading(checkpoint, device, weights, logdir)
-    return open_model(os.fspath(path_or_name), request)
+    request = _make_loading(checkpoint, device, weights)
+    chosen, name = choose_device(request.device), os.fspath(path_or_name)
+    return build_model(load_named(name, request.checkpoint, chosen, request.weights, os.fspath(logdir)))
 
 
 def find_directory(path_or_name: Recipe, logdir: Recipe) -> RunDirectory:
     return find_run(os.fspath(path_or_name), os.fspath(logdir))
 
 
-def _make_loading(
-    checkpoint: str | int, device: DeviceName, weights: Weights, logdir: Recipe = "runs"
-) -> SampleRequest:
-    given = {"checkpoint": str(checkpoint), "device": device, "weights": weights, "logdir": logdir}
-    return build_request(SampleRequest, given)
-
-
-def _name_end(event: Event) -> State:
-    if not isinstance(event, RunFinished):
-        return "crashed"  # it was killed, or wrote that it crashed
-    if event.reason.startswith("gave up"):
-        return "diverged"
-    is_complete = event.reason.startswith(("finished", "stopped early"))
-    return "finished" if is_complete else "stopped"
+def _make_loading(checkpoint: str | int, device: DeviceName, weights: Weights) -> SampleRequest:
+    return build_request(SampleRequest, {"checkpoint": str(checkpoint), "device": device, "weights": weights})
 
 
 def _make_arrays(kind: type[Event], events: list[Event]) -> dict[str, NDArray[Any]]:

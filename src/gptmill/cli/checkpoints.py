@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 FORMS = "list RUN | verify RUN | prune RUN | diff RUN A [B] | history RUN"
 SUMMARY = """\
-list: steps, tiers, losses, sizes, ages and states. verify: checks every byte against its checksum.
+list: steps, tiers, losses, sizes, ages and states, by the files' sizes alone. The validation loss is shown
+for steps that were evaluated. verify: checks every byte against its checksum.
 prune: deletes checkpoints that no tier refers to, abandoned ones, and rolling ones beyond --keep.
 diff: compares A and B, each a step, a tier such as best_model, or a path; B defaults to latest.
 history: every start, stop, crash, rollback and config change of the run, and its goodput.
@@ -70,6 +71,9 @@ def print_checkpoints(folder: Path) -> int:
         sys.stdout.write(line + "\n")
     total = sum(measure_folder(path) for path in folders)
     sys.stdout.write(f"{format_count(len(folders))}, {total / 1e6:,.1f} MB in total\n")
+    sys.stdout.write(
+        f"complete: every file has its size; gptmill checkpoints verify {folder.parent} reads every byte\n"
+    )
     return 0
 
 
@@ -123,7 +127,7 @@ def prune_run(run: RunDirectory, keep: int | None) -> int:
     """Deletes checkpoints, with the run locked so that none is being written meanwhile."""
     from gptmill.runs.checkpoints.storage import list_step_folders
     from gptmill.runs.checkpoints.tiers import prune
-    from gptmill.runs.directory import lock_run
+    from gptmill.runs.run_lock import lock_run
 
     if keep is None:
         keep = build_config(CheckpointConfig, load_recipe(str(run.config))).keep_checkpoints

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gptmill.cli.flags import Command
 from gptmill.cli.output import make_printable
@@ -19,6 +20,7 @@ show: decoded windows, or the documents that were in a step of a run.
 score: scores each document by length or by a model's loss, for --order curriculum.
 DATA is the folder or URL of shards, of gptmill or another project."""
 PREVIEW_CHARS = 72
+MAX_NUMBER = 2**62  # of windows or tokens
 
 
 def run(arguments: list[str]) -> int:
@@ -42,7 +44,7 @@ def run(arguments: list[str]) -> int:
 
 def print_info(location: str, request: DataRequest) -> int:
     from gptmill.api.corpus import open_corpus
-    from gptmill.data.cleaning import CleaningReport
+    from gptmill.data.sources import DefectReport
 
     shards = open_corpus(location, request.tokenizer).shards
     manifest = shards.manifest
@@ -52,11 +54,35 @@ def print_info(location: str, request: DataRequest) -> int:
     for name, split in (("train", manifest.train), ("val", manifest.val)):
         documents = f" of {split.documents:,} documents" if split.documents else ""
         lines.append(f"{name:<6}{split.tokens:,} tokens{documents} in {len(split.shards):,} shard(s)")
-    described = {key: value for key, value in manifest.source.items() if value is not None}
-    lines += ["source", *(f"  {key}: {value}" for key, value in described.items())]
-    lines += CleaningReport.from_json(manifest.cleaning).describe() if manifest.cleaning else []
-    sys.stdout.write("\n".join(lines) + "\n")
+    lines += ["source", *(f"  {line}" for line in describe_values(manifest.source))]
+    lines += DefectReport.from_json(manifest.defects).describe()
+    lines += describe_cleaning(manifest.cleaning, location)
+    sys.stdout.write("".join(f"{make_printable(line)}\n" for line in lines))
     return 0
+
+
+def describe_values(values: dict[str, Any]) -> list[str]:
+    """One line per value that is set, with the names of the objects around it: `reading.text_field: text`."""
+    lines = []
+    pending = list(reversed(values.items()))  # a stack, since a stranger's manifest may be nested deeply
+    while pending:
+        name, value = pending.pop()
+        if isinstance(value, dict):
+            pending += [(f"{name}.{key}", item) for key, item in reversed(value.items())]
+        elif value is True:
+            lines.append(name)
+        elif value not in (None, False):
+            lines.append(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+    return lines
+
+
+def describe_cleaning(report: dict[str, Any], location: str) -> list[str]:
+    from gptmill.data.cleaning import CleaningReport
+
+    try:
+        return CleaningReport.from_json(report).describe() if report else []
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"the cleaning report of {location} is damaged; prepare the corpus again") from None
 
 
 def verify(location: str, request: DataRequest) -> int:
@@ -84,9 +110,11 @@ def print_windows(location: str, request: DataRequest) -> int:
     from gptmill.api.corpus import open_corpus
     from gptmill.data.shards.passages import read_windows
 
-    for name in ("count", "context_length"):
-        if getattr(request, name) < 1:
-            raise UserError(f"--{name} {getattr(request, name)}: must be at least 1")
+    for name, least in (("window", 0), ("count", 1), ("context_length", 1)):
+        if (value := getattr(request, name)) < least:
+            raise UserError(f"--{name} {value}: must be at least {least}")
+        if value > MAX_NUMBER:
+            raise UserError(f"--{name} {value}: no corpus is that large; choose a smaller number")
     shards = open_corpus(location, request.tokenizer).shards
     windows = read_windows(shards, request.split, request.context_length, request.window, request.count)
     for number, extracts in enumerate(windows, start=request.window):

@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from gptmill.config.errors import ConfigError, Problem, UserError, suggest
+from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.schema import Field, list_fields, parse_value
+from gptmill.config.synonyms import suggest_option
 
 MAX_HELP_WIDTH = 120
+SWITCH_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ class Command:
         given = vars(namespace)
         words = given.pop("words", [])
         names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        known = [f"--{name}" for name in fields]
-        problems = [Problem(name, f"unknown flag{suggest(name, known)}") for name in names]
+        problems = [Problem(name, f"unknown flag{suggest_option(name, fields)}") for name in names]
         problems += _find_repeated_flags(arguments, aliases)
+        problems += _find_invalid_switches(arguments, fields, aliases)
         values: dict[str, Any] = {}
         for name, raw in given.items():
             try:
@@ -110,9 +112,12 @@ def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str
         text = field.help.replace("%", "%%") + _describe_default(defaults.get(field.name, field.default))
         group = groups[field.section_title]
         if field.kind is bool:
-            # Only a field that a recipe can enable needs a flag to disable it.
-            names = [f"--{field.name}", f"--no_{field.name}"] if field.section else [f"--{field.name}"]
-            group.add_argument(*names, action=_Switch, dest=field.name, help=text)
+            # Only a field that a recipe can enable needs a flag to disable it; the others take one too.
+            names = [f"--{field.name}", f"--no_{field.name}"]
+            shown = names if field.section else names[:1]
+            group.add_argument(*shown, action=_Switch, dest=field.name, help=text)
+            if shown != names:
+                group.add_argument(names[1], action=_Switch, dest=field.name, help=argparse.SUPPRESS)
         else:
             metavar = "|".join(field.choices) or {int: "N", float: "X", str: "TEXT"}[field.kind]
             group.add_argument(f"--{field.name}", metavar=metavar, help=text)
@@ -125,19 +130,40 @@ def _normalise(arguments: list[str], fields: dict[str, Field], aliases: Mapping[
     for argument in arguments:
         if not argument.startswith("--"):
             follows_flag = bool(words) and words[-1].startswith("--") and "=" not in words[-1]
-            if follows_flag and argument.startswith("-") and _is_number(argument):
+            prefix, name = _split_name(words[-1]) if follows_flag else ("", "")
+            if name in fields and fields[name].kind is bool and argument.lower() in SWITCH_WORDS:
+                words[-1] = _format_switch(name, argument, prefix)
+            elif follows_flag and argument.startswith("-") and _is_number(argument):
                 words[-1] += f"={argument}"  # argparse would take -1e-3 for a flag
             else:
                 words.append(argument)
             continue
-        name, equals, value = argument.partition("=")
-        prefix, name = _split_name(name)
-        name = prefix + aliases.get(name, name)
-        if name in fields and fields[name].kind is bool and value.lower() in ("true", "false"):
-            words.append(f"--{name}" if value.lower() == "true" else f"--no_{name}")
+        flag, equals, value = argument.partition("=")
+        prefix, name = _split_name(flag)
+        name = aliases.get(name, name)
+        if equals and name in fields and fields[name].kind is bool:
+            words.append(_format_switch(name, value, prefix))
         else:
-            words.append(f"--{name}{equals}{value}")
+            words.append(f"--{prefix}{name}{equals}{value}")
     return words
+
+
+def _format_switch(name: str, value: str, prefix: str) -> str:
+    is_on = SWITCH_WORDS.get(value.lower(), True) != bool(prefix)
+    return f"--{name}" if is_on else f"--no_{name}"
+
+
+def _find_invalid_switches(arguments: list[str], fields: dict[str, Field], aliases: Mapping[str, str]) -> list[Problem]:
+    """Switches with a value that is neither true nor false."""
+    problems = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        name = _split_name(flag)[1]
+        field = fields.get(aliases.get(name, name)) if flag.startswith("--") and equals else None
+        if field is not None and field.kind is bool and value.lower() not in SWITCH_WORDS:
+            expected = f"expected true or false; --{field.name} alone is true, --no_{field.name} is false"
+            problems.append(Problem(f"--{name}={value}", expected))
+    return problems
 
 
 def _find_repeated_flags(arguments: list[str], aliases: Mapping[str, str]) -> list[Problem]:

@@ -10,11 +10,13 @@ import io
 import os
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import gptmill
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError, suggest
+from gptmill.config.plugins import load_installed_plugins, load_plugins
 
 VERBS = {
     "prepare": "tokenize text files, folders, datasets or named corpora into shards",
@@ -22,6 +24,7 @@ VERBS = {
     "train": "train a model from a recipe, or resume a run",
     "sample": "generate text with a trained model",
     "data": "inspect and verify a prepared corpus, score its documents",
+    "runs": "list, compare and remove runs",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",
     "verify-resume": "check on this machine that a killed run resumes bit-identically",
     "tune": "find the fastest micro-batch size and compile mode for a recipe",
@@ -60,6 +63,9 @@ def run_guarded(arguments: list[str]) -> int:
         return report_os_error(error)
     except KeyboardInterrupt:
         sys.stderr.write("gptmill: interrupted\n")
+        # CPython takes a Ctrl-C inside an exec, as in dataclasses, for unhandled and overrides the exit code in the
+        # end, unless another exec has succeeded since.
+        exec("")
         return exit_codes.INTERRUPTED
 
 
@@ -84,9 +90,18 @@ def run_command(arguments: list[str]) -> int:
 def run_verb(verb: str, arguments: list[str]) -> int:
     if verb not in VERBS:
         raise UserError(f"unknown verb {verb!r}{suggest(verb, VERBS)}; the verbs are {', '.join(VERBS)}")
+    load_installed_plugins()
+    for names in find_plugin_flags(arguments):
+        load_plugins(names)  # before the flags are parsed: their options are flags too
     module = importlib.import_module(f"gptmill.cli.{verb.replace('-', '_')}")
     code: int = module.run(arguments)
     return code
+
+
+def find_plugin_flags(arguments: list[str]) -> list[str]:
+    """The values of --plugin."""
+    given = [word.removeprefix("--plugin=") for word in arguments if word.startswith("--plugin=")]
+    return [*given, *(value for flag, value in pairwise(arguments) if flag == "--plugin")]
 
 
 def describe_verbs() -> str:

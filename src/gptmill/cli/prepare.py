@@ -25,9 +25,11 @@ def run(arguments: list[str]) -> int:
     command.check_words(parsed.words, 1, len(arguments))
     from gptmill.api.corpus import run_preparation
     from gptmill.data.cleaning import CleaningReport
+    from gptmill.data.sources import DefectReport
 
     folder, manifest = run_preparation(parsed.words, build_config(PrepareRequest, parsed.values))
-    for line in CleaningReport.from_json(manifest.cleaning).describe():
+    cleaning, defects = CleaningReport.from_json(manifest.cleaning), DefectReport.from_json(manifest.defects)
+    for line in [*defects.describe(), *cleaning.describe()]:
         sys.stdout.write(line + "\n")
     for name, split in (("train", manifest.train), ("val", manifest.val)):
         counts = f"{split.tokens:,} tokens of {split.documents:,} documents in {len(split.shards)} shard(s)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gptmill.cli.flags import Command
-from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe
+from gptmill.config.recipes import find_recipe_problems, list_recipes, load_recipe, load_recipe_plugins
 from gptmill.config.requests import PresetOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, list_fields
@@ -27,6 +27,9 @@ def parse_recipe_call(verb: str, summary: str, kind: type[Request], arguments: l
     """Parses `gptmill VERB [RECIPE] …`; the help lists the recipes and shows the values of RECIPE as defaults."""
     summary += "\n".join(f"  {name:<24}{title}" for name, title in list_recipes().items())
     command = Command(verb, "[RECIPE]", summary, (kind, PresetOptions, RunConfig), find_recipe_problems)
+    for word in arguments:
+        if word.endswith(".toml") or word in list_recipes():
+            load_recipe_plugins(word)
     asks_help = "-h" in arguments or "--help" in arguments
     names_recipe = not arguments[0].startswith("-") if arguments else False
     parsed = command.parse(arguments, load_recipe(arguments[0]) if asks_help and names_recipe else None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import codecs
 import sys
+from dataclasses import replace
 
 from gptmill.cli.flags import Command
+from gptmill.config.errors import UserError
 from gptmill.config.requests import SampleRequest
 from gptmill.config.schema import build_config
 
@@ -18,6 +20,8 @@ def run(arguments: list[str]) -> int:
     parsed = command.parse(arguments)
     command.check_words(parsed.words, 1, 1)
     request = build_config(SampleRequest, parsed.values)
+    if request.prompt == "-":
+        request = replace(request, prompt=read_prompt())
     from gptmill.inference.sampling import open_sampler
     from gptmill.runs.display import make_writable
 
@@ -35,3 +39,13 @@ def run(arguments: list[str]) -> int:
             sys.stdout.flush()
         write(decoder.decode(b"", final=True) + "\n")
     return 0
+
+
+def read_prompt() -> str:
+    """Standard input without its last line break, which `echo` and editors add."""
+    if sys.stdin is None:
+        raise UserError("--prompt -: standard input is closed")
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt -: standard input is not UTF-8 at byte {error.start}; convert it first") from None

@@ -14,6 +14,7 @@ from gptmill.config.requests import ReadingOptions, TokenizerRequest
 from gptmill.config.schema import build_config
 
 if TYPE_CHECKING:
+    from gptmill.data.sources import DefectReport
     from gptmill.data.tokenizers.bpe_training import Compression, Training
 
 FORMS = "train SOURCE [SOURCE ...] | show TOKENIZER"
@@ -38,9 +39,12 @@ def run(arguments: list[str]) -> int:
 def train(sources: list[str], request: TokenizerRequest) -> int:
     from gptmill.api.progress import show_reading
     from gptmill.data.files import write_durably
+    from gptmill.data.sources import DefectReport
     from gptmill.data.tokenizers.bpe_training import MIN_VOCAB_SIZE, train_tokenizer
 
     problems = []
+    if request.reading.max_errors < 1:
+        problems.append(Problem(f"--max_errors {request.reading.max_errors}", "must be at least 1"))
     if request.vocab_size < MIN_VOCAB_SIZE:
         advice = f"must be at least {MIN_VOCAB_SIZE}: 256 bytes and the end-of-text token"
         problems.append(Problem(f"--vocab_size {request.vocab_size}", advice))
@@ -53,20 +57,26 @@ def train(sources: list[str], request: TokenizerRequest) -> int:
         problems.append(Problem(f"--out {path}", "already exists; add --overwrite, or choose another file"))
     if problems:
         raise ConfigError(problems)
+    defects = DefectReport()
     with show_reading() as report:
-        texts = _read_texts(sources, request.reading)
+        texts = _read_texts(sources, request.reading, defects)
         training = train_tokenizer(texts, request.vocab_size, request.max_mb * 1_000_000, report)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, training.definition)
+    sys.stdout.writelines(line + "\n" for line in defects.describe())
     sys.stdout.write(describe_training(training))
     sys.stdout.write(f"{path} is ready; use it with: gptmill prepare SOURCE --tokenizer {shlex.quote(str(path))}\n")
     return 0
 
 
-def _read_texts(sources: list[str], options: ReadingOptions) -> Iterator[str]:
-    from gptmill.data.sources import read_documents, resolve_source
+def _read_texts(sources: list[str], options: ReadingOptions, defects: DefectReport) -> Iterator[str]:
+    from gptmill.data.sources import Defect, read_documents, resolve_source
 
-    return read_documents(resolve_source(sources, options), options)
+    def note(defect: Defect) -> None:
+        defects.add(defect)
+        defects.check_limit(options.max_errors)
+
+    return read_documents(resolve_source(sources, options), options, note)
 
 
 def describe_training(training: Training) -> str:

@@ -30,8 +30,9 @@ LEFT_ALIGNED = ("setting", "note")
 def run(arguments: list[str]) -> int:
     recipe, typed, presets, request = parse_recipe_call("tune", SUMMARY, TuneRequest, arguments)
     from gptmill.experiments.tune.tuner import tune
-    from gptmill.training.presets import resolve_presets
+    from gptmill.training.presets import check_size_is_chosen, resolve_presets
 
+    check_size_is_chosen(recipe, typed, presets, "tune")
     flags = resolve_presets(recipe, typed, presets)
     tuning = tune(recipe, flags, set(typed), request, print_line)
     print_tuning(tuning, recipe, flags, request)

@@ -18,8 +18,9 @@ a .toml file or one of these:
 def run(arguments: list[str]) -> int:
     recipe, flags, presets, request = parse_recipe_call("verify-resume", SUMMARY, VerifyResumeRequest, arguments)
     from gptmill.experiments.resume_check import check_resume
-    from gptmill.training.presets import resolve_presets
+    from gptmill.training.presets import check_size_is_chosen, resolve_presets
 
+    check_size_is_chosen(recipe, flags, presets, "verify-resume")
     check = check_resume(recipe, resolve_presets(recipe, flags, presets), request, print_line)
     for sentence in check.sentences:
         print_line(sentence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gptmill.config.relations import Relation, Values, join_numbers
+from gptmill.config.relations import Relation, Values, join_numbers, join_words
 from gptmill.config.value_syntax import parse_windows
 
 FP8_MULTIPLE = 16  # required by scaled GEMMs
@@ -70,6 +70,15 @@ def _check_mtp_heads(values: Values) -> str:
     return f"predicts further ahead than context_length {context}; use less than that"
 
 
+def _check_architecture(values: Values) -> str:
+    if "architecture" not in values["own_parts"]:
+        return ""
+    needed = {"documents": "packed", "gradient_checkpointing": "none", "loss_chunk": None}
+    if wrong := [name for name, value in needed.items() if name in values and values[name] != value]:
+        return f"of a plug-in works only with {join_words([f'--{name} {needed[name]}'.lower() for name in wrong])}"
+    return ""
+
+
 def _check_fp8_layers(values: Values) -> str:
     if values["fp8_layers"] is None or values["precision"] in FP8:
         return ""
@@ -79,12 +88,14 @@ def _check_fp8_layers(values: Values) -> str:
 def _check_precision(values: Values) -> str:
     if values["precision"] not in FP8:
         return ""
+    if values["own_parts"]:
+        return f"has no fp8 GEMMs for {join_words(values['own_parts'])} of a plug-in; use --precision bf16"
     if values["feed_forward"] == "moe" and values["fp8_layers"] == "feed_forward":
         return "has no fp8 GEMM for experts; use --fp8_layers blocks, or --precision bf16"
     heads, head_size, kv_heads = values["num_heads"], values["head_size"], values["num_kv_heads"]
     widths = {
         "embd_size": values["embd_size"],
-        "ffn_size": values["ffn_size"],
+        "ffn_size": values.get("ffn_size"),
         "num_heads x head_size": heads * head_size if head_size else None,
         "num_kv_heads x head_size": kv_heads * (head_size or values["embd_size"] // heads) if kv_heads else None,
         "mini_batch_size x context_length": values["mini_batch_size"] * values["context_length"],
@@ -112,6 +123,7 @@ MODEL_RELATIONS = (
     Relation("experts_per_token", "num_experts", _check_experts_per_token),
     Relation("value_embeddings", "num_layers", _check_value_embeddings),
     Relation("mtp_heads", "context_length", _check_mtp_heads),
+    Relation("architecture", "", _check_architecture),
     Relation("fp8_layers", "precision", _check_fp8_layers),
     Relation(
         "precision",

@@ -32,7 +32,7 @@ class ConfigError(UserError):
         super().__init__(text)
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean X?)" for the closest known name; empty if none is close."""
+def suggest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """ " (did you mean X?)" for the closest known name, shown with the prefix; empty if none is close."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]}?)" if near else ""
+    return f" (did you mean {prefix}{near[0]}?)" if near else ""

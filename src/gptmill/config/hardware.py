@@ -74,6 +74,12 @@ def cap_micro_batch(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "mini_batch_size": size}
 
 
+def fit_total_batch(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with total_batch_size rounded to whole micro-batches: flags may have changed their size."""
+    micro_batch = int(values["mini_batch_size"]) * int(values["context_length"])
+    return {**values, "total_batch_size": micro_batch * max(1, round(values["total_batch_size"] / micro_batch))}
+
+
 def fit_micro_batch(values: dict[str, Any], estimate: Callable[[int], int], memory_bytes: int) -> dict[str, Any]:
     """The values with mini_batch_size reduced until it fits in memory; total_batch_size is unchanged.
 

@@ -7,15 +7,23 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from gptmill.config.errors import ConfigError, Problem, suggest
+from gptmill.config.errors import ConfigError, Problem
+from gptmill.config.plugins import load_installed_plugins, load_plugins
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.schema import build_config, list_fields, parse_typed
+from gptmill.config.synonyms import suggest_option
 
 T = TypeVar("T")
 
 
 def parse_keywords(cls: type, given: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
-    """The typed values by current field name, and all problems: unknown and repeated names, values of a wrong type."""
+    """The typed values by current field name, and all problems: unknown and repeated names, values of a wrong type.
+
+    Loads the plug-ins that `plugin` names first, since their options are fields too.
+    """
+    load_installed_plugins()
+    if isinstance(plugin := given.get("plugin"), str | os.PathLike):
+        load_plugins(os.fspath(plugin))
     fields = {field.name: field for field in list_fields(cls)}
     problems = [
         Problem(" and ".join(names), f"are two names of the same option; keep {name} only")
@@ -25,7 +33,7 @@ def parse_keywords(cls: type, given: Mapping[str, object]) -> tuple[dict[str, An
     for name, value in given.items():
         field = fields.get(RENAMED_FIELDS.get(name, name))
         if field is None:
-            problems.append(Problem(name, f"unknown option{suggest(name, fields)}"))
+            problems.append(Problem(name, f"unknown option{suggest_option(name, fields)}"))
             continue
         try:
             values[field.name] = parse_typed(field, _make_plain(value))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from gptmill.config.value_syntax import parse_windows
 
 HIDDEN_MULTIPLE = 64  # keeps GEMM dimensions aligned with the hardware's tiles
+
+RouterBalance = Literal["sequence", "batch"]
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,30 @@ class Moe:
     """moe: weight of the load-balancing loss."""
     router_z_loss: float = 0.001
     """moe: weight of the router z-loss, which keeps router logits small."""
+    router_balance: RouterBalance = "sequence"
+    """moe: balance the experts' loads in each sequence, or in each micro-batch (batch; depends on mini_batch_size)."""
+
+
+@dataclass(frozen=True)
+class SoftmaxAttention:
+    """Softmax attention: multi-head, or grouped-query with num_kv_heads."""
+
+    tag: ClassVar[str] = "softmax"
+
+
+@dataclass(frozen=True)
+class Gpt:
+    """A GPT of blocks with attention and a feed-forward layer."""
+
+    tag: ClassVar[str] = "gpt"
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Model"""
 
+    architecture: Gpt = Gpt()
+    """gpt, or a model registered by a plug-in."""
     num_layers: int = 12
     """Number of transformer blocks (n_layer)."""
     embd_size: int = 768
@@ -157,6 +177,8 @@ class ModelConfig:
     """Apply RMSNorm to queries and keys, per head (QK-norm)."""
     attention_windows: str | None = None
     """Sliding-window attention: windows of the layers, e.g. 256,256,full, repeated over all layers (default: full)."""
+    attention: SoftmaxAttention = SoftmaxAttention()
+    """Attention of the blocks: softmax, or one registered by a plug-in."""
     feed_forward: Gelu | Relu2 | SwiGlu | Moe = Gelu()
     """Feed-forward layer (MLP): gelu, relu2, swiglu, or moe (mixture of experts)."""
     tied_head: bool = True
@@ -181,12 +203,23 @@ class ModelConfig:
     @property
     def hidden_size(self) -> int:
         """Intermediate size of the MLP or of each expert; the defaults give a token the same number of weights."""
-        if self.feed_forward.ffn_size is not None:
-            return self.feed_forward.ffn_size
-        if isinstance(self.feed_forward, Gelu | Relu2):
+        ffn_size: int | None = getattr(self.feed_forward, "ffn_size", None)  # a registered variant may have none
+        if ffn_size is not None:
+            return ffn_size
+        if not isinstance(self.feed_forward, SwiGlu | Moe):
             return 4 * self.embd_size
         share = self.feed_forward.experts_per_token if isinstance(self.feed_forward, Moe) else 1
         return HIDDEN_MULTIPLE * math.ceil(8 * self.embd_size / 3 / share / HIDDEN_MULTIPLE)
+
+    @property
+    def own_parts(self) -> tuple[str, ...]:
+        """The fields whose variant a plug-in has registered."""
+        is_own = {
+            "architecture": not isinstance(self.architecture, Gpt),
+            "attention": not isinstance(self.attention, SoftmaxAttention),
+            "feed_forward": not isinstance(self.feed_forward, Gelu | Relu2 | SwiGlu | Moe),
+        }
+        return tuple(name for name, own in is_own.items() if own)
 
     def list_windows(self) -> tuple[int | None, ...]:
         """Attention window of each layer, the current token included; None for full attention."""

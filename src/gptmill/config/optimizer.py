@@ -66,7 +66,7 @@ class Cosine:
 
     tag: ClassVar[str] = "cosine"
     min_lr: float = 1e-4
-    """Final learning rate, of every schedule but constant."""
+    """Learning rate of the last update, in every schedule but constant."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Linear:
 
     tag: ClassVar[str] = "linear"
     min_lr: float = 1e-4
-    """Final learning rate, of every schedule but constant."""
+    """Learning rate of the last update, in every schedule but constant."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Wsd:
 
     tag: ClassVar[str] = "wsd"
     min_lr: float = 1e-4
-    """Final learning rate, of every schedule but constant."""
+    """Learning rate of the last update, in every schedule but constant."""
     decay_fraction: float = 0.2
     """wsd: fraction of all steps spent in the final decay."""
 

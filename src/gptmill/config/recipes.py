@@ -5,18 +5,23 @@ Precedence: defaults < recipe < command line.
 
 from __future__ import annotations
 
+import os
 import tomllib
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
+from gptmill.config.plugins import load_plugins, split_names
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, find_inapplicable, list_fields, merge_values, parse_typed
+from gptmill.config.synonyms import suggest_option
 from gptmill.config.validation import find_problems
 
 SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
+DATA_SOURCES = ("corpus", "data_dir", "mixture")
 
 
 def list_recipes() -> dict[str, str]:
@@ -33,16 +38,27 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     return values
 
 
+def load_recipe_plugins(recipe: str) -> None:
+    """Loads the plug-ins of a recipe, since their options are fields; `load_recipe` reports what is wrong with it."""
+    with suppress(UserError):
+        load_recipe(recipe)
+
+
 def make_config(recipe: str | None, flags: dict[str, Any]) -> RunConfig:
     """The config of a recipe with flags on top."""
-    values = load_recipe(recipe) if recipe else {}
-    # A data flag replaces the recipe's data, and the settings that apply to that data only.
-    replaced: set[str] = set()
-    if "corpus" in flags:
-        replaced = {"data_dir", "mixture"}
-    elif "data_dir" in flags or "mixture" in flags:
-        replaced = {"corpus", "data_dir", "mixture", "tokenizer"}
-    return layer_config({name: value for name, value in values.items() if name not in replaced}, flags)
+    return layer_config(drop_replaced_data(load_recipe(recipe) if recipe else {}, flags), flags)
+
+
+def drop_replaced_data(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The values without the data that the flags replace, and without the settings that apply to that data only.
+
+    A new text is tokenized like the recipe's. Prepared shards bring their tokenizer. "none" unsets its own field alone.
+    """
+    given = {name for name in DATA_SOURCES if flags.get(name) is not None}
+    if not given:
+        return values
+    replaced = {*DATA_SOURCES} if "corpus" in given else {*DATA_SOURCES, "tokenizer"}
+    return {name: value for name, value in values.items() if name not in replaced}
 
 
 def layer_config(*layers: dict[str, Any]) -> RunConfig:
@@ -55,7 +71,7 @@ def layer_config(*layers: dict[str, Any]) -> RunConfig:
     for layer in layers:
         values = merge_values(RunConfig, values, layer)
     known = [field.name for field in list_fields(RunConfig)]
-    problems = [Problem(name, f"unknown option{suggest(name, known)}") for name in values if name not in known]
+    problems = [Problem(name, f"unknown option{suggest_option(name, known)}") for name in values if name not in known]
     for name, owners in find_inapplicable(RunConfig, values).items():
         variants = " or ".join(f"{field} {tag}" for field, tag in owners)
         field, tag = owners[0]
@@ -84,6 +100,7 @@ def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[
         chain = " extends ".join(str(step) for step in (*trail, path))
         raise UserError(f"circular extends: {chain}; remove one of the extends lines")
     table = _read_toml(path)
+    _load_plugins(path, table.get("plugins"))
     parent = table.pop("extends", None)
     values: dict[str, Any] = {}
     if isinstance(parent, str):
@@ -101,6 +118,19 @@ def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[
     return merge_values(RunConfig, values, own)
 
 
+def _load_plugins(path: Path, section: Any) -> None:
+    """Loads the plug-ins that a recipe names, since their options may be keys of it.
+
+    A file is looked for beside the recipe, then in the current folder; its path there replaces the name in `section`.
+    """
+    names = section.get("plugin") if isinstance(section, dict) else None
+    if not isinstance(names, str):
+        return
+    found = [str(path.parent / name) if (path.parent / name).is_file() else name for name in split_names(names)]
+    section["plugin"] = ",".join(os.path.relpath(name) if Path(name).is_file() else name for name in found)
+    load_plugins(section["plugin"])
+
+
 def _read_section(path: Path, section: str, content: Any, problems: list[Problem]) -> dict[str, Any]:
     fields = {field.name: field for field in list_fields(RunConfig)}
     sections = {field.section for field in fields.values()}
@@ -112,6 +142,8 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
         hint = f"{suggest(section, sections)}; the sections are {known}"
         if field := fields.get(RENAMED_FIELDS.get(section, section)):
             hint = f": {section} belongs under [{field.section}]"
+        elif not isinstance(content, dict):
+            hint = suggest_option(section, fields) or hint
         problems.append(Problem(f"{path}: {section}", f"unknown section{hint}"))
         return {}
     for name, keys in find_repeated_fields(content).items():
@@ -122,7 +154,7 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
         field = fields.get(RENAMED_FIELDS.get(key, key))
         where = f"{path}: [{section}] {key}"
         if field is None:
-            problems.append(Problem(where, f"unknown key{suggest(key, fields)}"))
+            problems.append(Problem(where, f"unknown key{suggest_option(key, fields)}"))
         elif field.section != section:
             problems.append(Problem(where, f"belongs under [{field.section}]"))
         else:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gptmill.config.plugins import list_parts, split_names
 from gptmill.config.value_syntax import parse_mixture, parse_stages
 
 Values = dict[str, Any]
-"""The values of all fields by name, and "world_size", the number of ranks."""
+"""The values of all fields by name; "world_size", the number of ranks; "own_parts", fields with a part of a plug-in."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,31 @@ def _check_context_warmup(values: Values) -> str:
     return f"has windows of {wrong} tokens, which do not divide context_length {window}; use {below} instead"
 
 
+def _make_parts_check(field: str, kind: str) -> Callable[[Values], str]:
+    def check(values: Values) -> str:
+        known = [part.name for part in list_parts([kind])]
+        unknown = [name for name in split_names(values[field]) if name not in known]
+        if not unknown:
+            return ""
+        names = (
+            f"the registered ones are {', '.join(known)}" if known else f"load one with --plugin, or remove --{field}"
+        )
+        return f"names no registered {kind}: {', '.join(unknown)}; {names}"
+
+    return check
+
+
+def join_words(words: Sequence[str]) -> str:
+    return " and ".join(words)
+
+
 def join_numbers(numbers: list[int]) -> str:
     return " and ".join(str(number) for number in numbers)
 
 
 RELATIONS = (
+    Relation("evaluators", "", _make_parts_check("evaluators", "evaluator")),
+    Relation("trackers", "", _make_parts_check("trackers", "tracker")),
     Relation("min_lr", "max_lr", _check_min_lr),
     Relation("total_batch_size", "mini_batch_size context_length", _check_total_batch_size),
     Relation("batch_size_warmup", "mini_batch_size context_length", _check_batch_size_warmup),

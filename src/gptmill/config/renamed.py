@@ -1,4 +1,5 @@
-"""Former names of options, still accepted in recipes, on the command line and in saved configs."""
+"""Former names of options, still accepted in recipes, on the command line and in saved configs; and what runs did
+before an option existed."""
 
 from __future__ import annotations
 
@@ -28,3 +29,8 @@ def find_repeated_fields(names: Iterable[str], aliases: Mapping[str, str] = RENA
     for name in dict.fromkeys(names):
         names_of.setdefault(aliases.get(name, name), []).append(name)
     return {field: found for field, found in names_of.items() if len(found) > 1}
+
+
+def add_unrecorded(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a saved run, with those that it had before gptmill recorded them."""
+    return {"router_balance": "batch", **saved} if saved.get("feed_forward") == "moe" else dict(saved)

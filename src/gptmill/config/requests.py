@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gptmill.config.hardware import HardwareName
+from gptmill.config.plugins import PluginConfig, ReadingPartOptions
 from gptmill.config.run import DeviceName
 
 
@@ -52,6 +53,13 @@ class ReadingOptions:
     """Separator of documents in a text file, e.g. \\n<|endoftext|>\\n (default: one document per file)."""
     from_file: str | None = None
     """Local file of a named corpus, used instead of downloading it (also --from)."""
+    on_error: Literal["stop", "skip", "replace"] = "stop"
+    """Bad input: stop; skip the record or the damaged rest of its file; or replace undecodable bytes, else skip."""
+    max_errors: int = 1000
+    """on_error skip or replace: stop if there are more errors than this."""
+    max_expansion: float | None = 1000.0
+    """Decompression bombs: stop at a file that expands more than X-fold, beyond its first 16 MiB (none: no limit)."""
+    reading_parts: ReadingPartOptions = field(default_factory=ReadingPartOptions)
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ class PrepareRequest:
     tokenizer: str = "gpt2"
     """gpt2, byte, char (the corpus' characters), another tiktoken encoding, or the path of a tokenizer.json."""
     val_fraction: float = 0.01
-    """Fraction of the corpus held out for validation."""
+    """Fraction of the corpus held out for validation; 0: no validation split."""
     val_source: str | None = None
     """Separate source of validation text; if set, nothing is split off."""
     split: Literal["auto", "documents", "tail"] = "auto"
@@ -104,6 +112,7 @@ class PrepareRequest:
     """Overwrite the contents of the output folder."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
     cleaning: CleaningOptions = field(default_factory=CleaningOptions)
+    plugins: PluginConfig = field(default_factory=PluginConfig)
 
 
 @dataclass(frozen=True)
@@ -134,6 +143,7 @@ class DataRequest:
     """Folder that contains all runs."""
     device: DeviceName = "auto"
     """score: device to run the model on."""
+    plugins: PluginConfig = field(default_factory=PluginConfig)
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,18 @@ class CheckpointsRequest:
     """Folder that contains all runs."""
     keep: int | None = None
     """prune: number of rolling checkpoints to keep (default: the run's keep_checkpoints)."""
+
+
+@dataclass(frozen=True)
+class RunsRequest:
+    """Runs"""
+
+    logdir: str = "runs"
+    """Folder that contains all runs."""
+    sort: Literal["started", "name", "step", "loss", "size"] = "started"
+    """list: newest first, by name, or by the most steps, the lowest validation loss or the largest size."""
+    yes: bool = False
+    """remove: do not ask."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +183,7 @@ class SampleRequest:
     """Sampling"""
 
     prompt: str = ""
-    """Prompt; empty starts a new document."""
+    """Prompt; empty starts a new document, - reads standard input."""
     num_samples: int = 1
     """Number of samples."""
     max_new_tokens: int = 256
@@ -184,6 +206,7 @@ class SampleRequest:
     """Device to run the model on."""
     logdir: str = "runs"
     """Folder that contains all runs."""
+    plugins: PluginConfig = field(default_factory=PluginConfig)
 
 
 @dataclass(frozen=True)
@@ -201,6 +224,7 @@ class TokenizerRequest:
     text: str | None = None
     """show: text to tokenize."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
+    plugins: PluginConfig = field(default_factory=PluginConfig)
 
 
 @dataclass(frozen=True)

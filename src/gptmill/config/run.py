@@ -10,6 +10,7 @@ from typing import Literal
 
 from gptmill.config.model import ModelConfig as ModelConfig
 from gptmill.config.optimizer import OptimizerConfig as OptimizerConfig
+from gptmill.config.plugins import EvaluatorPartOptions, PluginConfig, ReadingPartOptions, TrackerPartOptions
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-emulated"]
@@ -35,7 +36,7 @@ class DataConfig:
     tokenizer: str | None = None
     """Tokenizer that the shards must use (default: the one they were prepared with; gpt2 when preparing)."""
     val_fraction: float = 0.01
-    """Fraction of the corpus held out for validation when it is prepared."""
+    """Fraction of the corpus held out for validation when it is prepared; 0: no validation split."""
     mixture: str | None = None
     """Data mixture instead of data_dir: folders with sampling weights, e.g. data/books=0.7,data/code=0.3."""
     order: OrderName = "shuffle"
@@ -52,6 +53,7 @@ class DataConfig:
     """Keep all training tokens in device memory; fastest if they fit."""
     prefetch_batches: int = 3
     """Micro-batches that the data loader prefetches; 0 loads each one on demand."""
+    reading_parts: ReadingPartOptions = field(default_factory=ReadingPartOptions)
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class TrainingConfig:
     """Weight of the z-loss, which keeps the log of the softmax denominator near 0, e.g. 1e-4."""
     seed: int = 1337
     """Random seed of initialisation, dropout and data order."""
+    init_from: str | None = None
+    """Start a new run with the weights of a run, a checkpoint or a Hugging Face folder; all else starts afresh."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,9 @@ class EvaluationConfig:
     """Prompt of the text sample generated at each evaluation."""
     sample_tokens: int = 32
     """Length of that sample in tokens; 0 disables it."""
+    evaluators: str | None = None
+    """Registered evaluators that also run at each evaluation, e.g. rhymes,spelling (default: none)."""
+    evaluator_parts: EvaluatorPartOptions = field(default_factory=EvaluatorPartOptions)
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,9 @@ class TrackingConfig:
     """Steps between logged metrics."""
     use_tensorboard: bool = False
     """Also write TensorBoard logs to the run's folder."""
+    trackers: str | None = None
+    """Registered trackers that also get every event, e.g. csv,chat (default: none)."""
+    tracker_parts: TrackerPartOptions = field(default_factory=TrackerPartOptions)
 
 
 @dataclass(frozen=True)
@@ -193,3 +203,4 @@ class RunConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
+    plugins: PluginConfig = field(default_factory=PluginConfig)

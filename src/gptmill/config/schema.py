@@ -9,11 +9,13 @@ import ast
 import dataclasses
 import inspect
 import math
+import textwrap
 import types
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from gptmill.config.plugins import PartOptions, clear_on_change, list_parts
 from gptmill.config.renamed import RENAMED_CHOICES
 
 T = TypeVar("T")
@@ -45,14 +47,18 @@ def list_fields(cls: type) -> tuple[Field, ...]:
     fields: dict[str, Field] = {}
     for item in dataclasses.fields(cls):
         hint = hints[item.name]
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            fields |= {field.name: dataclasses.replace(field, section=item.name) for field in list_fields(hint)}
-        elif variants := list_variants(hint):
+        if is_part_options(hint):
+            for part in list_parts(hint.kinds):
+                own = (dataclasses.replace(field, section_title=title) for field in list_fields(part.options))
+                fields |= {field.name: field for field in own}
+        elif variants := list_variants(hint, item.name):
             tag = _read_tag(item.default)
             fields[item.name] = Field("", title, item.name, str, tuple(variants), False, tag, docs[item.name])
             for variant in variants.values():
                 for field in list_fields(variant):
                     fields.setdefault(field.name, dataclasses.replace(field, section_title=title))
+        elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            fields |= {field.name: dataclasses.replace(field, section=item.name) for field in list_fields(hint)}
         else:
             kind, choices, optional = _split_hint(hint)
             fields[item.name] = Field("", title, item.name, kind, choices, optional, item.default, docs[item.name])
@@ -68,11 +74,14 @@ def build_config(cls: type[T], values: dict[str, Any]) -> T:
     arguments: dict[str, Any] = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         hint = hints[item.name]
-        if dataclasses.is_dataclass(hint):
-            arguments[item.name] = build_config(hint, values)  # type: ignore[arg-type]
-        elif variants := list_variants(hint):
+        if is_part_options(hint):
+            own = [part.options for part in list_parts(hint.kinds) if dataclasses.fields(part.options)]
+            arguments[item.name] = hint(tuple(build_config(options, values) for options in own))
+        elif variants := list_variants(hint, item.name):
             tag = values.get(item.name, _read_tag(item.default))
             arguments[item.name] = build_config(variants[tag], values)
+        elif dataclasses.is_dataclass(hint):
+            arguments[item.name] = build_config(hint, values)  # type: ignore[arg-type]
         elif item.name in values:
             arguments[item.name] = values[item.name]
     return cls(**arguments)
@@ -83,6 +92,10 @@ def list_values(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
+        if isinstance(value, PartOptions):
+            for options in value.values:
+                values.update(list_values(options))
+            continue
         if hasattr(value, "tag"):
             values[item.name] = value.tag
         values.update(list_values(value) if dataclasses.is_dataclass(value) else {item.name: value})
@@ -107,9 +120,10 @@ def find_owners(cls: type, name: str) -> list[tuple[str, str]]:
     """The (field, tag) pairs of the variants that have a field of this name."""
     owners: list[tuple[str, str]] = []
     for field, hint in get_type_hints(cls).items():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        variants = list_variants(hint, field)
+        if not variants and isinstance(hint, type) and dataclasses.is_dataclass(hint):
             owners += find_owners(hint, name)
-        for tag, variant in list_variants(hint).items():
+        for tag, variant in variants.items():
             if any(item.name == name for item in dataclasses.fields(variant)):
                 owners.append((field, tag))
             else:
@@ -117,10 +131,16 @@ def find_owners(cls: type, name: str) -> list[tuple[str, str]]:
     return owners
 
 
-def list_variants(hint: Any) -> dict[str, type]:
-    """The dataclasses of a union by tag; empty for any other annotation."""
-    parts = get_args(hint) if isinstance(hint, types.UnionType) else ()
-    return {part.tag: part for part in parts if hasattr(part, "tag")}
+def list_variants(hint: Any, kind: str) -> dict[str, type]:
+    """The dataclasses of a union by tag, and those registered for the field; empty for any other annotation."""
+    parts = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    variants = {part.tag: part for part in parts if hasattr(part, "tag")}
+    return variants | {part.name: part.options for part in list_parts([kind])} if variants else {}
+
+
+def is_part_options(hint: Any) -> bool:
+    """Whether a field holds the options of registered parts."""
+    return isinstance(hint, type) and issubclass(hint, PartOptions)
 
 
 def _read_tag(variant: Any) -> str:
@@ -163,7 +183,7 @@ def find_wrong_parts(config: Any) -> dict[str, str]:
     wrong: dict[str, str] = {}
     for name, hint in get_type_hints(type(config)).items():
         is_section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
-        classes: tuple[type, ...] = (hint,) if is_section else tuple(list_variants(hint).values())
+        classes: tuple[type, ...] = tuple(list_variants(hint, name).values()) or ((hint,) if is_section else ())
         if classes and isinstance(getattr(config, name), classes):
             wrong |= find_wrong_parts(getattr(config, name))
         elif classes:
@@ -224,9 +244,12 @@ def _split_hint(hint: Any) -> tuple[type, tuple[str, ...], bool]:
 @cache
 def _read_docstrings(cls: type) -> dict[str, str]:
     """The string literal after each field, read from the source: Python discards it."""
-    (node,) = ast.parse(inspect.getsource(cls)).body
+    docs = dict.fromkeys((item.name for item in dataclasses.fields(cls)), "")
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError):  # a class of a plug-in may have no source
+        return docs
     assert isinstance(node, ast.ClassDef)
-    docs: dict[str, str] = {}
     for statement, following in zip(node.body, node.body[1:], strict=False):
         if (
             isinstance(statement, ast.AnnAssign)
@@ -236,3 +259,6 @@ def _read_docstrings(cls: type) -> dict[str, str]:
         ):
             docs[statement.target.id] = str(following.value.value)
     return docs
+
+
+clear_on_change(list_fields.cache_clear)

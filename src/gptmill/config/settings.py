@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gptmill.config.errors import UserError
+from gptmill.config.plugins import LOADED, split_names
 from gptmill.config.renamed import find_repeated_fields, use_current_names
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_fields, parse_value
@@ -18,8 +19,10 @@ def read_settings(kind: type, values: Any, source: str) -> dict[str, Any]:
         raise UserError(f"the config in {source} is damaged: {' and '.join(names)} are the same option")
     values = use_current_names(values)
     known = {field.name for field in list_fields(RunConfig)}
+    missing = _describe_missing_plugins(values.get("plugin"))
     if unknown := sorted(values.keys() - known):
-        raise UserError(f"the config in {source} has the unknown option {unknown[0]!r:.100}; update gptmill")
+        advice = missing or "update gptmill"
+        raise UserError(f"the config in {source} has the unknown option {unknown[0]!r:.100}; {advice}")
     settings = {}
     for field in list_fields(kind):
         if field.name in values:
@@ -27,5 +30,14 @@ def read_settings(kind: type, values: Any, source: str) -> dict[str, Any]:
             try:
                 settings[field.name] = None if raw is None and field.optional else parse_value(field, raw)
             except ValueError as error:
-                raise UserError(f"the config in {source} is damaged: {field.name} = {raw!r:.100}: {error}") from None
+                problem = f"{field.name} = {raw!r:.100}: {error}"
+                if missing:
+                    raise UserError(f"the config in {source} has {problem}; {missing}") from None
+                raise UserError(f"the config in {source} is damaged: {problem}") from None
     return settings
+
+
+def _describe_missing_plugins(names: object) -> str:
+    """What to add so that the plug-ins which a config names are loaded. A checkpoint never loads code by itself."""
+    missing = [name for name in split_names(names if isinstance(names, str) else None) if name not in LOADED]
+    return f"it was trained with a plug-in: add --plugin {','.join(missing)!s:.200}" if missing else ""

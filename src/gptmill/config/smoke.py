@@ -19,6 +19,7 @@ def make_smoke_config(config: RunConfig, world_size: int) -> RunConfig:
             total_batch_size=window * world_size,
             batch_size_warmup=None,
         ),
+        optimizer=replace(config.optimizer, warmup_steps=min(config.optimizer.warmup_steps, 1)),
         evaluation=replace(config.evaluation, eval_tokens=window),
         machine=replace(config.machine, device="cpu", precision="fp32", fp8_layers=None, compile=False),
     )

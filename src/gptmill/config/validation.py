@@ -17,7 +17,13 @@ MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200
 MAX_SHOWN = 100
 MAX_LAYERS = 10_000
+MAX_CACHE_GB = 1_000_000_000
 MIN_GUARD_WINDOW = 16  # fewer steps give no robust statistics
+MAX_GUARD_WINDOW = 100_000  # each step takes a median of that many
+MAX_PREFETCH = 10_000  # batches that wait in host memory
+MAX_SAMPLE_TOKENS = 1_000_000  # training waits for every sample
+SMALLEST = 1e-30  # of what is divided by: fp32 has little below
+MAX_NUMBER = 10**12  # of any other option; torch, timers and file systems count no further than some power of two
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,14 @@ def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
     values, fixes = {**list_values(config), "world_size": world_size}, find_wrong_types(config)
     if wrong := find_wrong_parts(config):  # without their fields, nothing more can be said
         return [Problem(f"{name} = {str(values[name])[:MAX_SHOWN]}", fix) for name, fix in {**fixes, **wrong}.items()]
+    values["own_parts"] = config.model.own_parts
     for limit in RANGES:
         for name in limit.names.split():
             if name not in fixes and values.get(name) is not None and not limit.is_valid(values[name]):
                 fixes[name] = limit.rule
+    for name, value in values.items():
+        if isinstance(value, int | float) and value > MAX_NUMBER and name not in {*fixes, "seed"}:
+            fixes[name] = f"must be at most {MAX_NUMBER:,}"
     out_of_range = frozenset(fixes)
     for relation in (*MODEL_RELATIONS, *RELATIONS):
         fields = {relation.name, *relation.others.split()}
@@ -71,29 +81,38 @@ RANGES = (
     Range("steps_per_epoch max_steps eval_freq eval_tokens", lambda value: value >= 1, "must be at least 1"),
     Range("checkpoint_freq keep_checkpoints milestone_freq log_freq", lambda value: value >= 1, "must be at least 1"),
     Range("max_skips snapshot_freq early_stop_patience", lambda value: value >= 1, "must be at least 1"),
-    Range("guard_window", lambda value: value >= MIN_GUARD_WINDOW, f"must be at least {MIN_GUARD_WINDOW}"),
-    Range("hang_factor", lambda value: 1 < value < math.inf, "must be greater than 1"),
     Range(
-        "warmup_steps sample_tokens max_rollbacks prefetch_batches", lambda value: value >= 0, "must not be negative"
+        "guard_window",
+        lambda value: MIN_GUARD_WINDOW <= value <= MAX_GUARD_WINDOW,
+        f"must be between {MIN_GUARD_WINDOW} and {MAX_GUARD_WINDOW:,}",
     ),
+    Range("hang_factor", lambda value: 1 < value < math.inf, "must be greater than 1"),
+    Range("warmup_steps max_rollbacks", lambda value: value >= 0, "must not be negative"),
+    Range(
+        "sample_tokens",
+        lambda value: 0 <= value <= MAX_SAMPLE_TOKENS,
+        f"must be between 0 and {MAX_SAMPLE_TOKENS:,}",
+    ),
+    Range("prefetch_batches", lambda value: 0 <= value <= MAX_PREFETCH, f"must be between 0 and {MAX_PREFETCH:,}"),
     Range(
         "weight_decay min_lr early_stop_min_delta hang_seconds z_loss router_aux_loss router_z_loss",
         lambda value: 0 <= value < math.inf,
         "must be finite and not negative",
     ),
     Range(
-        "max_lr matrix_lr eps norm_eps grad_clip logit_softcap cache_gb spike_threshold",
-        lambda value: 0 < value < math.inf,
-        "must be finite and greater than 0",
+        "max_lr matrix_lr eps norm_eps grad_clip logit_softcap spike_threshold",
+        lambda value: SMALLEST <= value < math.inf,
+        f"must be finite and at least {SMALLEST}",
     ),
+    Range("cache_gb", lambda value: 0 < value <= MAX_CACHE_GB, f"must be greater than 0 and at most {MAX_CACHE_GB:,}"),
     Range(
         "dropout label_smoothing beta1 beta2 muon_momentum",
         lambda value: 0 <= value < 1,
         "must be at least 0 and below 1",
     ),
-    Range("val_fraction", lambda value: 0 < value < 1, "must be between 0 and 1"),
+    Range("val_fraction", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must be between 0 and {MAX_SEED}"),
-    Range("logdir data_dir corpus tokenizer mirror_to", lambda value: value != "", "must not be empty"),
+    Range("logdir data_dir corpus tokenizer mirror_to init_from", lambda value: value != "", "must not be empty"),
     Range("score", is_folder_name, "must be a plain name, as given to gptmill data score"),
     Range("run_name", is_folder_name, "must be a plain folder name; set its parent with logdir"),
 )

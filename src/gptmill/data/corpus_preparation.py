@@ -65,5 +65,6 @@ def prepare_for_run(config: DataConfig, report: Report) -> None:
         out=find_data_dir(config),
         tokenizer=config.tokenizer or DEFAULT_TOKENIZER,
         val_fraction=config.val_fraction,
+        reading=ReadingOptions(reading_parts=config.reading_parts),
     )
     prepare_corpus([config.corpus], request, report)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gptmill.config.errors import UserError
+from gptmill.data.regular_files import open_regular
 
 try:
     import fcntl
@@ -26,7 +27,7 @@ def find_cache_dir() -> Path:
 
 def hash_file(path: Path) -> str:
     """Returns the SHA-256 of a file, read in blocks."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -62,17 +63,3 @@ def hold_lock(path: Path, message: str) -> Iterator[None]:
             except OSError:
                 pass  # the file system has no locks
         yield
-
-
-def is_lock_held(path: Path) -> bool:
-    """Whether `hold_lock` holds this lock somewhere right now."""
-    if fcntl is None or not path.exists():
-        return False
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False  # the file system has no locks
-    return False

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import shutil
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError
+from gptmill.config.plugins import PARTS, ReadingPartOptions
 from gptmill.config.requests import PrepareRequest
+from gptmill.config.schema import list_values
 from gptmill.data.cleaning import check_cleaning
 from gptmill.data.files import flush_to_disk, hold_lock
 from gptmill.data.pipeline.corpus_writer import write_corpus
@@ -26,6 +28,8 @@ from gptmill.data.shards.shard_manifest import (
     read_manifest,
 )
 from gptmill.data.sources import Source, make_source_name, resolve_source
+from gptmill.data.sources.formats import find_suffix
+from gptmill.data.sources.source import find_own_source
 from gptmill.data.tokenizers import identify_tokenizer
 
 LOCK_NAME = ".lock"
@@ -65,10 +69,12 @@ def _is_ours(path: Path) -> bool:
 
 def _check_request(request: PrepareRequest) -> None:
     problems = check_cleaning(request.cleaning)
-    if not 0 < request.val_fraction < 1:
-        problems.append(Problem(f"--val_fraction {request.val_fraction}", "must lie between 0 and 1"))
+    if not 0 <= request.val_fraction < 1:
+        problems.append(Problem(f"--val_fraction {request.val_fraction}", "must be at least 0 and below 1"))
     if request.shard_tokens < 1:
         problems.append(Problem(f"--shard_tokens {request.shard_tokens}", "must be at least 1"))
+    if request.reading.max_errors < 1:
+        problems.append(Problem(f"--max_errors {request.reading.max_errors}", "must be at least 1"))
     if request.processes is not None and request.processes < 1:
         problems.append(Problem(f"--processes {request.processes}", "must be at least 1"))
     if request.cluster is not None and request.processes is not None:
@@ -81,8 +87,10 @@ def _check_request(request: PrepareRequest) -> None:
 
 def _describe_origin(source: Source, val_source: Source | None, request: PrepareRequest) -> dict[str, Any]:
     """Describes everything that determines the bytes of the shards, for the manifest."""
-    reading = asdict(request.reading)
+    reading = list_values(replace(request.reading, reading_parts=ReadingPartOptions()))
     del reading["from_file"]  # where a named corpus was stored; the listing identifies its content
+    del reading["max_errors"]  # does not affect the shards, and may be raised to resume
+    del reading["max_expansion"]  # a limit, which changes no text
     return {
         **_describe_source(source),
         "val_source": _describe_source(val_source) if val_source else None,
@@ -92,6 +100,20 @@ def _describe_origin(source: Source, val_source: Source | None, request: Prepare
         "shard_tokens": request.shard_tokens,
         "reading": reading,
         "cleaning": asdict(request.cleaning),
+        **({"plugins": parts} if (parts := _describe_parts(source, val_source, request)) else {}),
+    }
+
+
+def _describe_parts(source: Source, val_source: Source | None, request: PrepareRequest) -> dict[str, Any]:
+    """The code and the options of the plug-ins' parts that the corpus is made with."""
+    used: set[tuple[str, str | None]] = {("tokenizer", request.tokenizer)}
+    for file in (*source.files, *(val_source.files if val_source else ())):
+        used |= {("source", find_own_source(file.uri)), ("format", find_suffix(file.path_name))}
+    parts = [part for key, part in PARTS.items() if key in used]
+    options = request.reading.reading_parts
+    return {
+        f"{part.kind} {part.name}": {"code": part.fingerprint, **list_values(options.find(part.options))}
+        for part in parts
     }
 
 

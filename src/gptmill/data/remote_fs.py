@@ -24,9 +24,14 @@ def is_remote(location: Path | str) -> bool:
     return SCHEME.match(str(location)) is not None
 
 
+def restore_slashes(location: Path | str) -> str:
+    """Restores the double slash after the scheme."""
+    return SCHEME.sub(r"\1://", str(location), count=1)
+
+
 def normalize_uri(location: Path | str) -> str:
     """Restores the double slash after the scheme and drops trailing slashes."""
-    return SCHEME.sub(r"\1://", str(location), count=1).rstrip("/")
+    return restore_slashes(location).rstrip("/")
 
 
 def is_http(uri: str) -> bool:

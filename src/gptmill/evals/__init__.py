@@ -7,9 +7,10 @@ from typing import Protocol
 
 from gptmill.config.run import RunConfig
 from gptmill.data.run_corpora import Corpora
-from gptmill.evals.loss import ValidationLoss
+from gptmill.evals.loss import ValidationLoss, has_validation
+from gptmill.evals.own_evaluators import OwnEvaluators
 from gptmill.evals.samples import Samples
-from gptmill.models.gpt import GPT
+from gptmill.models.language_model import LanguageModel
 from gptmill.runs.events import Event
 from gptmill.runtime.world import World
 
@@ -21,15 +22,17 @@ class Evaluator(Protocol):
     once it is true; the result is then discarded.
     """
 
-    def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool]) -> Event | None: ...
+    def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool]) -> Event | None: ...
 
 
 def build_evaluators(config: RunConfig, corpora: Corpora, world: World) -> list[Evaluator]:
     """The evaluators of a run, in the order in which they run."""
-    evaluators: list[Evaluator] = [ValidationLoss(config, corpora, world)]
+    evaluators: list[Evaluator] = [ValidationLoss(config, corpora, world)] if has_validation(config, corpora) else []
     if config.evaluation.sample_tokens:
         compiled, seed = config.machine.compile, config.training.seed
         evaluators.append(Samples(config.evaluation, corpora.tokenizer, seed, world, compiled=compiled))
+    if config.evaluation.evaluators is not None:
+        evaluators.append(OwnEvaluators(config.evaluation, corpora.tokenizer, world))
     return evaluators
 
 

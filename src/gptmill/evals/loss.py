@@ -7,15 +7,39 @@ from collections.abc import Callable
 
 import torch
 
+from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import make_batch
-from gptmill.data.batches.validation_windows import ValWindows
+from gptmill.data.batches.validation_windows import ValWindows, find_unvalidated
 from gptmill.data.run_corpora import Corpora
-from gptmill.models.gpt import GPT
+from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runs.events import EvalDone
 from gptmill.runtime.precision import choose_precision, make_autocast
 from gptmill.runtime.world import World
+
+
+def has_validation(config: RunConfig, corpora: Corpora) -> bool:
+    """Whether any corpus has validation windows."""
+    return len(find_unvalidated(corpora, config.model.context_length)) < len(corpora.shards)
+
+
+def check_validation(config: RunConfig, corpora: Corpora) -> str:
+    """What the validation loss leaves out; empty for nothing. Raises UserError for early stopping without it."""
+    window = config.model.context_length + 1
+    missing = find_unvalidated(corpora, config.model.context_length)
+    if not missing:
+        return ""
+    parts = ", ".join(f"{name} has {tokens:,}" for name, tokens in missing.items())
+    reason = f"a window of context_length + 1 = {window:,} tokens does not fit into the validation split ({parts})"
+    if has_validation(config, corpora):
+        return f"the validation loss leaves out {', '.join(missing)}: {reason}"
+    if config.guard.early_stop_patience is not None:
+        raise UserError(
+            f"early_stop_patience = {config.guard.early_stop_patience}: there is no validation loss, since {reason}; "
+            f"leave it out, or prepare the corpus with a larger --val_fraction"
+        )
+    return f"no validation loss and no best_model: {reason}"
 
 
 class ValidationLoss:
@@ -31,7 +55,7 @@ class ValidationLoss:
         self._locations = [shards.location for shards in corpora.shards] if len(corpora.shards) > 1 else []
         self._precision = choose_precision(config.machine.precision, world.device)
 
-    def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
+    def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
         started = time.monotonic()
         world, size = self._world, self._batch_size
         sums = torch.zeros(1 + len(self._locations), device=world.device)  # overall, then per corpus

@@ -10,7 +10,7 @@ from gptmill.config.run import EvaluationConfig
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import decode
 from gptmill.inference.generator import SamplingConfig, generate
-from gptmill.models.gpt import GPT
+from gptmill.models.language_model import LanguageModel
 from gptmill.runs.events import SampleDrawn
 from gptmill.runtime.world import World
 
@@ -40,7 +40,7 @@ class Samples:
         except UserError as error:
             raise UserError(f"sample_prompt = {config.sample_prompt!r}: {error}") from None
 
-    def evaluate(self, model: GPT, step: int, is_stopped: Callable[[], bool]) -> SampleDrawn | None:
+    def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool]) -> SampleDrawn | None:
         if not self._is_main:
             return None
         count, vocab_size = self._config.sample_tokens, self._tokenizer.vocab_size

@@ -63,6 +63,7 @@ def _shorten(config: RunConfig, steps: int, folder: Path) -> dict[str, Any]:
         "keep_checkpoints": 1,
         "milestone_freq": None,
         "mirror_to": None,
+        "init_from": None,
         "eval_freq": max(1, steps // 2),
         "eval_tokens": min(config.evaluation.eval_tokens, EVAL_WINDOWS * config.model.context_length),
         "early_stop_patience": None,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gptmill.models.gpt import GPT
 from gptmill.models.kv_cache import KVCache, build_kv_cache
+from gptmill.models.language_model import LanguageModel
 
 PREFILL_CHUNK = 64  # prompt tokens per forward pass of a compiled model
 MAX_LOGIT = 1e4
@@ -33,7 +34,7 @@ class SamplingConfig:
 
 @torch.no_grad()
 def generate(
-    model: GPT,
+    model: LanguageModel,
     prompt: Sequence[int],
     max_new_tokens: int,
     sampling: SamplingConfig,
@@ -45,13 +46,19 @@ def generate(
 ) -> Iterator[int]:
     """Yields new tokens; ids that only pad the vocabulary are never sampled.
 
+    A model that has no KV cache, because its architecture or attention is a plug-in's, reads the whole context anew for
+    every token.
+
     When the context is full, its older half is dropped and the rest prefilled again: the amortised cost stays that of
     one token, and the model always sees at least half a context.
     """
     model.eval()
-    device = model.token_embedding.weight.device
+    device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     context = model.config.context_length
+    if not isinstance(model, GPT) or not model.has_kv_cache:
+        yield from _generate_uncached(model, list(prompt), max_new_tokens, sampling, vocab_size, generator)
+        return
     compute_logits = partial(_compute_logits_compiled, backend) if compiled else _compute_logits
     tokens = list(prompt)[-context:]
     kv_cache = build_kv_cache(model.config, 1, device)
@@ -65,6 +72,21 @@ def generate(
         tokens.append(token)
         uncached = [token]
         yield token
+
+
+def _generate_uncached(
+    model: LanguageModel,
+    tokens: list[int],
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    vocab_size: int,
+    generator: torch.Generator,
+) -> Iterator[int]:
+    for _ in range(max_new_tokens):
+        tokens = tokens[-model.config.context_length :]
+        logits_V = model.logits(torch.tensor([tokens], device=generator.device))[0, -1, :vocab_size]
+        tokens.append(sample_token(logits_V.float(), sampling, generator))
+        yield tokens[-1]
 
 
 def _compute_logits(model: GPT, tokens_1T: Tensor, kv_cache: KVCache) -> Tensor:

@@ -19,14 +19,16 @@ from gptmill.config.settings import read_settings
 from gptmill.config.validation import find_problems
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
-from gptmill.models.gpt import GPT, pad_vocab
+from gptmill.models.gpt import GPT, build_gpt, pad_vocab
 from gptmill.models.initialisation import SkipInit
+from gptmill.models.language_model import LanguageModel
+from gptmill.models.own_model import build_own_model
 from gptmill.models.parameters import count_parameters
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runs.checkpoints.manifest import MANIFEST
 from gptmill.runs.checkpoints.selection import has_checkpoints, load_chosen
 from gptmill.runs.checkpoints.storage import load_checkpoint
-from gptmill.runs.directory import RunDirectory
+from gptmill.runs.directory import RunDirectory, find_run
 
 Weights = Literal["raw", "ema"]
 GROUPS: dict[Weights, str] = {"raw": "model", "ema": "ema"}  # of a checkpoint's tensors
@@ -36,7 +38,7 @@ GROUPS: dict[Weights, str] = {"raw": "model", "ema": "ema"}  # of a checkpoint's
 class LoadedModel:
     """A model in evaluation mode with the tokenizer that it was trained with."""
 
-    model: GPT
+    model: LanguageModel
     tokenizer: Tokenizer
     step: int
 
@@ -60,6 +62,18 @@ def load_model(checkpoint: Path, device: torch.device, weights: Weights = "raw")
     return build_loaded(saved, f"checkpoint {checkpoint}", device, GROUPS[weights])
 
 
+def load_named(
+    name: str, checkpoint: str, device: torch.device, weights: Weights = "raw", logdir: str = "runs"
+) -> LoadedModel:
+    """Loads a checkpoint of the run with this name or folder; or the checkpoint that this folder is."""
+    path = Path(name)
+    if not is_checkpoint(path):
+        return load_run_model(find_run(name, logdir), checkpoint, device, weights)
+    if checkpoint != "latest":
+        raise UserError(f"{path} is a checkpoint; leave out --checkpoint {checkpoint}, or name the run instead")
+    return load_model(path, device, weights)
+
+
 def is_checkpoint(path: Path) -> bool:
     return os.path.lexists(path / MANIFEST)
 
@@ -76,11 +90,20 @@ def build_loaded(saved: Checkpoint, source: str, device: torch.device, group: st
     check_fingerprint(str(saved.values["tokenizer_fingerprint"])[:200], make_fingerprint(tokenizer), source)
     tensors = saved.tensors[group]
     check_size(config, pad_vocab(tokenizer.vocab_size), tensors, source)
-    with torch.device("meta"), SkipInit():
-        model = GPT(config, pad_vocab(tokenizer.vocab_size))
+    model = _build_empty(config, pad_vocab(tokenizer.vocab_size))
     check_tensors(tensors, model.state_dict(), source)
     model.load_state_dict(tensors, assign=True)
     return LoadedModel(model.to(device).eval(), tokenizer, saved.step)
+
+
+def _build_empty(config: ModelConfig, padded_vocab_size: int) -> LanguageModel:
+    """A model to load weights into. A plug-in's part may have buffers that are not saved, so it is built in full."""
+    if "architecture" in config.own_parts:
+        return build_own_model(config, padded_vocab_size, seed=0)
+    if config.own_parts:
+        return build_gpt(config, padded_vocab_size, seed=0)
+    with torch.device("meta"), SkipInit():
+        return GPT(config, padded_vocab_size)
 
 
 def read_model_config(values: Any, source: str) -> ModelConfig:
@@ -97,7 +120,8 @@ def read_model_config(values: Any, source: str) -> ModelConfig:
 def check_size(config: ModelConfig, padded_vocab_size: int, tensors: Mapping[str, Tensor], source: str) -> None:
     """Raises UserError if the tensors are far too small for the config, before a huge model is built in vain."""
     needed = count_parameters(config, padded_vocab_size)
-    modules = config.num_layers + config.value_embeddings + config.mtp_heads
+    is_own = "architecture" in config.own_parts
+    modules = 0 if is_own else config.num_layers + config.value_embeddings + config.mtp_heads
     sizes = [tensor.numel() for tensor in tensors.values()]
     # Missing and extra tensors are reported later; here only the order of magnitude matters.
     is_small = needed.total > 2 * sum(sizes) or needed.token_embedding > max(sizes, default=0)

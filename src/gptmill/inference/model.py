@@ -21,7 +21,7 @@ from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import decode
 from gptmill.inference.generator import SamplingConfig, generate
 from gptmill.inference.loading import LoadedModel
-from gptmill.models.gpt import GPT
+from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import IGNORE_INDEX
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor
@@ -32,7 +32,7 @@ DEFAULTS = SampleRequest()
 class Model:
     """A model in evaluation mode with the tokenizer that it was trained with."""
 
-    module: GPT
+    module: LanguageModel
     """The `torch.nn.Module`, to train, export or take apart."""
     tokenizer: Tokenizer
     step: int
@@ -45,7 +45,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self.module.token_embedding.weight.device
+        return next(self.module.parameters()).device
 
     @torch.no_grad()
     def __call__(self, ids: Ids) -> Tensor:

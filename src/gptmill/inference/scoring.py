@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gptmill.data.batches.batch import Batch, make_batch
 from gptmill.data.batches.document_groups import DocumentGroups, cut_documents
@@ -20,6 +20,7 @@ from gptmill.data.shards.scores import ScoreArray
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.inference.loading import LoadedModel
 from gptmill.models.gpt import GPT
+from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.precision import choose_precision, make_autocast
 
@@ -35,7 +36,7 @@ def score_by_loss(loaded: LoadedModel, shards: TokenShards, report: Report) -> S
     """The mean loss per token of each training document; documents longer than the context are split."""
     check_fingerprint(make_fingerprint(loaded.tokenizer), shards.manifest.fingerprint, "the model")
     context = loaded.model.config.context_length
-    device = loaded.model.token_embedding.weight.device
+    device = next(loaded.model.parameters()).device
     sizes = shards.cut(shards.train, context).lengths
     pieces = cut_documents(sizes, shards.train_starts, context)
     groups = DocumentGroups(pieces, context, ROWS * context, seed=0)
@@ -57,13 +58,16 @@ def score_by_loss(loaded: LoadedModel, shards: TokenShards, report: Report) -> S
     return (losses / np.maximum(counts, 1)).astype(np.float32)
 
 
-def _sum_losses(model: GPT, batch: Batch) -> Tensor:
-    """The summed loss of each row, with chunked cross-entropy."""
+def _sum_losses(model: LanguageModel, batch: Batch) -> Tensor:
+    """The summed loss of each row; of GPT, with chunked cross-entropy."""
     device = batch.tokens.device
     with make_autocast(choose_precision("auto", device), device):
-        x_NC = model.hidden_states(batch.tokens).flatten(0, 1)
+        compute_x, lm_head = (
+            (model.hidden_states, model.lm_head) if isinstance(model, GPT) else (model.logits, nn.Identity())
+        )
+        x_NC = compute_x(batch.tokens).flatten(0, 1)
         parts = [
-            F.cross_entropy(model.lm_head(x).float(), targets, reduction="none", ignore_index=IGNORE_INDEX)
+            F.cross_entropy(lm_head(x).float(), targets, reduction="none", ignore_index=IGNORE_INDEX)
             for x, targets in zip(x_NC.split(LOGIT_CHUNK), batch.targets.flatten().split(LOGIT_CHUNK), strict=True)
         ]
     return torch.cat(parts).view(batch.targets.shape).sum(dim=1)

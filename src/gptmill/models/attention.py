@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptmill.config.model import ModelConfig
+from gptmill.config.model import ModelConfig, SoftmaxAttention
 from gptmill.models.kv_cache import LayerKVCache
 from gptmill.models.masks import Mask, flex_attend
 from gptmill.models.norms import build_head_norm
@@ -113,3 +113,7 @@ class Attention(nn.Module):
         assert context.value_embedding_BTW is not None
         B, T, _ = context.value_embedding_BTW.shape
         return self.value_gate[:, None] * context.value_embedding_BTW.view(B, T, self.kv_heads, self.head_width)
+
+
+ATTENTIONS: dict[type, type[nn.Module]] = {SoftmaxAttention: Attention}
+"""The module of each variant of `ModelConfig.attention`."""

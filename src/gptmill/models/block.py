@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from gptmill.config.model import ModelConfig
-from gptmill.models.attention import Attention, BlockContext
+from gptmill.models.attention import ATTENTIONS, BlockContext
 from gptmill.models.feed_forward import FEED_FORWARDS
 from gptmill.models.kv_cache import LayerKVCache
 from gptmill.models.mixture_of_experts import MixtureOfExperts, RouterStats
@@ -22,13 +22,13 @@ from gptmill.models.norms import build_norm
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    attention_class: ClassVar[type[Attention]] = Attention
+    attention_classes: ClassVar[Mapping[type, type[nn.Module]]] = ATTENTIONS
     feed_forward_classes: ClassVar[Mapping[type, type[nn.Module]]] = FEED_FORWARDS
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = build_norm(config)
-        self.attention = self.attention_class(config, layer)
+        self.attention = self.attention_classes[type(config.attention)](config, layer)
         self.mlp_norm = build_norm(config)
         self.mlp = self.feed_forward_classes[type(config.feed_forward)](config)
         self.dropout = nn.Dropout(config.dropout)

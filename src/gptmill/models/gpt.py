@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from gptmill.config.model import LearnedPositions, ModelConfig, Moe
 from gptmill.config.run import ActivationCheckpointing
 from gptmill.models.activation_checkpointing import run_block
-from gptmill.models.attention import BlockContext, find_value_table
+from gptmill.models.attention import Attention, BlockContext, find_value_table
 from gptmill.models.block import Block
 from gptmill.models.initialisation import SkipInit, init_weights
 from gptmill.models.kv_cache import KVCache, LayerKVCache
+from gptmill.models.language_model import LanguageModel
+from gptmill.models.language_model import Losses as Losses
 from gptmill.models.losses import IGNORE_INDEX, LossConfig, LossSums, compute_loss
 from gptmill.models.masks import Mask, can_use_flex_attention, make_cached_mask, make_mask
 from gptmill.models.mixture_of_experts import RouterStats
@@ -38,21 +40,6 @@ def pad_vocab(vocab_size: int) -> int:
     return math.ceil(vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-class Losses(NamedTuple):
-    """Sums over the valid targets, by whose count the caller divides; `experts_LE` counts tokens."""
-
-    objective: Tensor
-    """What training minimises; in evaluation mode, the cross-entropy."""
-    cross_entropy: Tensor
-    per_domain_G: Tensor | None
-    experts_LE: Tensor | None
-
-    def detach(self) -> Losses:
-        """The same values without their autograd graph."""
-        per_domain_G = None if self.per_domain_G is None else self.per_domain_G.detach()
-        return Losses(self.objective.detach(), self.cross_entropy.detach(), per_domain_G, self.experts_LE)
-
-
 class Backbone(NamedTuple):
     """What the blocks made of the tokens, before the final norm."""
 
@@ -62,8 +49,8 @@ class Backbone(NamedTuple):
     """The context of a block without a sliding window and value embeddings."""
 
 
-class GPT(nn.Module):
-    """Tokens and targets in, summed losses out; `logits` gives the next-token logits."""
+class GPT(LanguageModel):
+    """The built-in architecture."""
 
     block_class: ClassVar[type[Block]] = Block
 
@@ -107,9 +94,9 @@ class GPT(nn.Module):
         backbone = self._run_blocks(tokens_BT, documents_BT, targets_BT != IGNORE_INDEX)
         targets_N = targets_BT.flatten()
         domains_N = None if domains_B is None else domains_B[:, None].expand_as(tokens_BT).flatten()
-        plain = LossConfig(chunk_tokens=self.loss_config.chunk_tokens, num_domains=self.loss_config.num_domains)
+        config = self.loss_config if self.training else self.loss_config.without_extras()
         x_BTC = self._fork(backbone.x_BTC) if self.extra_blocks else backbone.x_BTC
-        sums = self._compute_loss(x_BTC, targets_N, self.loss_config if self.training else plain, domains_N)
+        sums = self._compute_loss(x_BTC, targets_N, config, domains_N)
         stats = backbone.router_stats
         experts_LE = torch.stack([layer.tokens_E for layer in stats]).detach() if stats else None
         objective = sums.objective
@@ -166,6 +153,11 @@ class GPT(nn.Module):
         if self.head is not None:
             return self.head.weight
         return self.token_embedding.weight if self.tied_head_copy is None else self.tied_head_copy
+
+    @property
+    def has_kv_cache(self) -> bool:
+        """Whether all attention can continue from a KV cache; that of a plug-in can if it derives from `Attention`."""
+        return all(isinstance(block.attention, Attention) for block in self.blocks)
 
     def set_activation_checkpointing(self, mode: ActivationCheckpointing) -> None:
         """Chooses what training keeps of a block for the backward pass."""

@@ -27,7 +27,10 @@ class SkipInit(TorchFunctionMode):
 
 @torch.no_grad()
 def init_weights(model: nn.Module, config: ModelConfig, generator: torch.Generator) -> None:
-    """Normal weights, zero biases, and residual projections scaled down by depth, or zero with `zero_init`."""
+    """Normal weights, zero biases, and residual projections scaled down by depth, or zero with `zero_init`.
+
+    A module of a plug-in that has a method `init_weights(generator)` then initialises its own.
+    """
     residual_std = 0.0 if config.zero_init else INIT_STD / math.sqrt(2 * config.num_layers)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -39,3 +42,6 @@ def init_weights(model: nn.Module, config: ModelConfig, generator: torch.Generat
         else:
             std = residual_std if name.endswith(("proj.weight", "down_proj")) else INIT_STD
             parameter.normal_(0.0, std, generator=generator)
+    for module in model.modules():
+        if own := getattr(module, "init_weights", None):
+            own(generator)

@@ -34,6 +34,10 @@ class LossConfig:
         """Whether the objective is the cross-entropy and nothing else."""
         return not (self.label_smoothing or self.z_loss)
 
+    def without_extras(self) -> LossConfig:
+        """The cross-entropy alone, as evaluation reports it."""
+        return LossConfig(chunk_tokens=self.chunk_tokens, num_domains=self.num_domains)
+
 
 class LossSums(NamedTuple):
     """Sums over the valid targets."""

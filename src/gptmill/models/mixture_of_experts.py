@@ -3,7 +3,7 @@
 Tokens are sorted by expert, so that one grouped GEMM serves all experts, and are permuted back afterwards.
 
 Shape suffixes: B batch, T sequence, N = B x T tokens, K experts per token, M = N x K dispatched tokens, E experts,
-C channels, F hidden width of an expert.
+C channels, F hidden width of an expert, G groups of tokens that are balanced each by itself, S = N / G tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class RouterStats(NamedTuple):
     """What one layer's router did with a micro-batch; the losses are not weighted yet."""
 
     aux_loss: Tensor
-    """Load-balancing loss: 1 when all experts get equally many tokens, and more the less balanced their loads are."""
+    """Load-balancing loss per token: 1 when all experts get equally many tokens, and more the less balanced their
+    loads are."""
     z_loss: Tensor
     """Mean square of the router's log-partition: how large its logits have grown (ST-MoE, Zoph et al. 2022)."""
     tokens_E: Tensor
@@ -43,6 +44,7 @@ class MixtureOfExperts(nn.Module):
         assert isinstance(config.feed_forward, Moe)
         experts, width, hidden = config.feed_forward.num_experts, config.embd_size, config.hidden_size
         self.experts_per_token = config.feed_forward.experts_per_token
+        self.router_balance = config.feed_forward.router_balance
         self.router = nn.Linear(width, experts, bias=False)
         self.gate_up = nn.Parameter(torch.empty(experts, 2 * hidden, width))
         self.packed_splits = {"gate_up": (hidden, hidden)}
@@ -62,9 +64,10 @@ class MixtureOfExperts(nn.Module):
         every_E = torch.arange(logits_NE.shape[1], device=x_BTC.device)
         ends_E = torch.searchsorted(experts_M, every_E, right=True, out_int32=True)
         mixed_NC = self._dispatch(x_NC, weights_NK, order_M, ends_E)
-        counts_N = x_NC.new_ones(len(x_NC), dtype=torch.bool) if counts_BT is None else counts_BT.flatten()
-        counts_M = counts_N.repeat_interleave(self.experts_per_token)[order_M]
-        return mixed_NC.view_as(x_BTC), make_stats(logits_NE, probabilities_NE, counts_M, ends_E, counts_N)
+        if counts_BT is None:
+            counts_BT = x_BTC.new_ones(x_BTC.shape[:2], dtype=torch.bool)
+        counts_GS = counts_BT if self.router_balance == "sequence" else counts_BT.flatten()[None]
+        return mixed_NC.view_as(x_BTC), make_stats(logits_NE, probabilities_NE, experts_NK, counts_GS)
 
     def _dispatch(self, x_NC: Tensor, weights_NK: Tensor, order_M: Tensor, ends_E: Tensor) -> Tensor:
         """Permutes the tokens into the order of their experts, applies these, and permutes the results back."""
@@ -80,17 +83,22 @@ class MixtureOfExperts(nn.Module):
         return weighted_NKC.sum(dim=1)
 
 
-def make_stats(
-    logits_NE: Tensor, probabilities_NE: Tensor, counts_M: Tensor, ends_E: Tensor, counts_N: Tensor
-) -> RouterStats:
-    """The load-balancing loss of Switch Transformers (Fedus et al. 2021), the z-loss of ST-MoE, and token counts."""
-    before_M = F.pad(counts_M.cumsum(dim=0), (1, 0))  # integers: the same sum in any order
-    tokens_E = before_M[ends_E.long()].diff(prepend=before_M[:1]).float()
-    count = counts_N.sum().clamp(min=1)
-    shares_E = tokens_E / tokens_E.sum().clamp(min=1)
-    means_E = probabilities_NE.where(counts_N[:, None], 0.0).sum(dim=0) / count
+def make_stats(logits_NE: Tensor, probabilities_NE: Tensor, experts_NK: Tensor, counts_GS: Tensor) -> RouterStats:
+    """The load-balancing loss of Switch Transformers (Fedus et al. 2021), the z-loss of ST-MoE, and token counts.
+
+    Groups weigh as much as they have tokens. With the sequences as groups (DeepSeek-V3, Liu et al. 2024), the loss of
+    a step is the same in any micro-batches.
+    """
+    counts_N, (groups, _) = counts_GS.flatten(), counts_GS.shape
+    counts_G, count = counts_GS.sum(dim=1), counts_N.sum().clamp(min=1)
+    is_chosen_NE = torch.zeros_like(probabilities_NE).scatter(1, experts_NK, 1.0)
+    tokens_GE = is_chosen_NE.where(counts_N[:, None], 0.0).unflatten(0, (groups, -1)).sum(dim=1)
+    shares_GE = tokens_GE / tokens_GE.sum(dim=1, keepdim=True).clamp(min=1)
+    sums_GE = probabilities_NE.where(counts_N[:, None], 0.0).unflatten(0, (groups, -1)).sum(dim=1)
+    means_GE = sums_GE / counts_G.clamp(min=1)[:, None]
+    aux_loss_G = tokens_GE.shape[1] * (shares_GE * means_GE).sum(dim=1)
     z_loss = logits_NE.logsumexp(dim=-1).square().where(counts_N, 0.0).sum() / count
-    return RouterStats(len(tokens_E) * (shares_E * means_E).sum(), z_loss, tokens_E)
+    return RouterStats((aux_loss_G * (counts_G / count)).sum(), z_loss, tokens_GE.sum(dim=0))
 
 
 def grouped_gemm(x_MC: Tensor, matrices_EFC: Tensor, ends_E: Tensor) -> Tensor:

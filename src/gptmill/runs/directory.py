@@ -1,12 +1,11 @@
-"""runs/NAME/: the directory of a run, the paths in it, and the lock on it."""
+"""runs/NAME/: the directory of a run, and the paths in it."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,7 +16,7 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config
 from gptmill.config.serialization import dump_toml
-from gptmill.data.files import hold_lock, is_lock_held, write_durably
+from gptmill.data.files import write_durably
 
 TIMESTAMP = "%Y%m%d_%H%M%S"
 
@@ -61,6 +60,11 @@ class RunDirectory:
         return self.path / "tensorboard"
 
     @property
+    def has_files(self) -> bool:
+        """Whether the folder holds what only a run writes."""
+        return any(os.path.lexists(path) for path in (self.config, self.events, self.history, self.checkpoints))
+
+    @property
     def has_checkpoints(self) -> bool:
         if self.checkpoints.exists() and not self.checkpoints.is_dir():
             raise UserError(f"{self.checkpoints} is a file, but should be the folder of checkpoints; move it away")
@@ -102,24 +106,6 @@ def create_run(logdir: str, name: str, config: RunConfig) -> RunDirectory:
     return run
 
 
-@contextmanager
-def lock_run(run: RunDirectory) -> Iterator[None]:
-    """Locks the run until the context is left or this process dies; raises UserError if another process holds it."""
-    held = f"run {run.path} is being trained by another process; wait for it, or choose another --run_name"
-    with ExitStack() as stack:
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(hold_lock(run.path / ".lock", held))
-        except OSError as error:
-            raise UserError(f"cannot write {run.path}: {error.strerror or error}; choose another --logdir") from None
-        yield
-
-
-def is_locked(run: RunDirectory) -> bool:
-    """Returns whether a process trains the run right now."""
-    return is_lock_held(run.path / ".lock")
-
-
 def save_config(run: RunDirectory, config: RunConfig) -> None:
     write_durably(run.config, dump_toml(config))
 
@@ -156,5 +142,11 @@ def _make_stem(recipe: str | None) -> str:
 
 
 def list_runs(logdir: str) -> list[RunDirectory]:
-    """Returns every run in a log directory."""
-    return [RunDirectory(path.parent) for path in sorted(Path(logdir).glob("*/config.toml"))]
+    """Returns every run in a log directory that has a config, without those that are being removed."""
+    return [run for run in list_folders(logdir) if run.config.is_file()]
+
+
+def list_folders(logdir: str) -> list[RunDirectory]:
+    """Returns every folder in a log directory with the files of a run, damaged ones too."""
+    folders = [path for path in sorted(Path(logdir).glob("*")) if not path.name.startswith(".")]
+    return [run for run in map(RunDirectory, folders) if run.has_files]

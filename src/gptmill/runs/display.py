@@ -5,6 +5,7 @@ For display only: events, samples on disk and training data are never changed.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 MARK = "·"  # replaces control characters and undecodable bytes
@@ -34,6 +35,11 @@ def make_plain(text: str, encoding: str = "utf-8") -> str:
 def make_writable(text: str, encoding: str | None) -> str:
     """Returns the text unchanged if `encoding` can hold it or is None, else made plain."""
     return text if encoding is None or can_hold(text, encoding) else make_plain(text, encoding)
+
+
+def shorten_checksum(source: str) -> str:
+    """Returns a recorded source of weights, PATH#sha256=CHECKSUM, with the beginning of its checksum only."""
+    return re.sub(r"(#sha256=[0-9a-f]{8})[0-9a-f]*$", r"\1", source)
 
 
 def can_hold(text: str, encoding: str) -> bool:

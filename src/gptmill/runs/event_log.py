@@ -5,11 +5,12 @@ The last line may be incomplete: it is being written, or a kill cut it short. It
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from gptmill.config.json_text import parse_json
+from gptmill.data.regular_files import open_regular
 from gptmill.runs.events import Event, StepLogged, from_json
 
 TAIL_BYTES = 1 << 16
@@ -44,17 +45,15 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
     Raises OSError if the file cannot be read, and ValueError for a line that is not JSON.
     """
-    return [json.loads(line) for line in _read_lines(path)[:-1]]
+    return [parse_json(line) for line in _read_lines(path)[:-1]]
 
 
 def parse_event(line: str) -> Event | None:
     """Returns the event of a line; None if it is not a valid event, or of a kind that a newer version added."""
     try:
-        event = from_json(line)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return from_json(line)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    is_valid = event is not None and isinstance(event.step, int) and isinstance(event.time, int | float)
-    return event if is_valid else None
 
 
 def _parse_lines(lines: list[str]) -> list[Event]:
@@ -64,7 +63,7 @@ def _parse_lines(lines: list[str]) -> list[Event]:
 def _read_lines(path: Path, last_bytes: int | None = None, *, missing_ok: bool = False) -> list[str]:
     """Returns the lines in the last so many bytes; the first may lack its start, the last is "" or incomplete."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - last_bytes) if last_bytes is not None else 0)
             text = file.read().decode(errors="replace")

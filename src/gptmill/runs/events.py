@@ -8,8 +8,15 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
+
+from gptmill.config.json_text import parse_json
+
+MAX_INT = 2**63 - 1
+MAX_TIME = 253_402_300_800.0  # the year 10,000, which datetime cannot represent
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class RunStarted(Event):
     resumed_from: str = ""
     """The checkpoint that this process resumed from; empty for a new run."""
     parent: str = ""
-    """The checkpoint of another run that this run was initialised from."""
+    """The checkpoint or model that this run was initialised from, with --init_from also the weights' checksum."""
     total_tokens: int = 0
     """Tokens of all steps, batch-size warm-up included."""
     changes: list[str] = field(default_factory=list)
@@ -56,6 +63,8 @@ class RunStarted(Event):
     """Parameters used per token, if not all of them (mixture of experts)."""
     flops_per_token: float = 0.0
     """FLOPs per trained token at full context length, forward and backward."""
+    plugins: dict[str, str] = field(default_factory=dict)
+    """Fingerprints of the code of the plug-ins' parts that the run uses, by kind and name."""
     peak_tflops: float | None = None
     """Peak TFLOP/s of one device in the run's precision; None if unknown."""
 
@@ -108,6 +117,15 @@ class EvalDone(Event):
 
 
 @dataclass(frozen=True)
+class ScoresDone(Event):
+    """Evaluators scored the model."""
+
+    scores: dict[str, float]
+    """By name: that of the evaluator, or EVALUATOR/METRIC where it has several."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class SampleDrawn(Event):
     """A sample was generated from a prompt."""
 
@@ -153,7 +171,7 @@ class Warned(Event):
     """Something that the user should know, while the run continues."""
 
     about: str
-    """disk, save, copy (mirror), guard (loss spike), checkpoint or hang."""
+    """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, schedule or validation."""
     message: str
 
 
@@ -178,6 +196,7 @@ EVENTS = {
         RunStarted,
         StepLogged,
         EvalDone,
+        ScoresDone,
         SampleDrawn,
         CheckpointSaved,
         UpdateSkipped,
@@ -198,13 +217,19 @@ def to_json(event: Event) -> str:
 
 
 def from_json(line: str) -> Event | None:
-    """Returns the event of a line, ignoring fields that a newer gptmill added; None for an event that it added."""
-    record: dict[str, Any] = json.loads(line)
+    """Returns the event of a line, ignoring fields that a newer gptmill added; None for an event that it added.
+
+    Raises ValueError, KeyError, TypeError or OverflowError for what gptmill cannot have written.
+    """
+    record: dict[str, Any] = parse_json(line)
     kind = EVENTS.get(record["event"])
     if kind is None:
         return None
     known = [item for item in fields(kind) if item.name in record]
-    return kind(**{item.name: _restore_nan(record[item.name], str(item.type)) for item in known})
+    event = kind(**{item.name: READERS[str(item.type)](record[item.name]) for item in known})
+    if event.step < 0 or not 0 <= event.time < MAX_TIME:
+        raise ValueError("its step or time is impossible")
+    return event
 
 
 def replace_non_finite(value: Any) -> Any:
@@ -216,8 +241,49 @@ def replace_non_finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _restore_nan(value: Any, hint: str) -> Any:
-    """Returns NaN for a null that stands for a float."""
-    if hint == "dict[str, float]":
-        return {key: _restore_nan(item, "float") for key, item in value.items()} if isinstance(value, dict) else {}
-    return math.nan if value is None and hint == "float" else value
+def _read_float(value: Any) -> float:
+    """Returns the number; NaN for a null, which stands for one that is not finite."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("not a number")
+    return float(value)
+
+
+def _read_int(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("not an integer")
+    if not -MAX_INT <= value <= MAX_INT:
+        raise OverflowError("more than 64 bits")
+    return value
+
+
+def _read_str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _read_list(read_item: Callable[[Any], Any], value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("not a list")
+    return [read_item(item) for item in value]
+
+
+def _read_dict(read_item: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("not an object")
+    return {name: read_item(item) for name, item in value.items()}
+
+
+# By the type of a field. A line may come from another version, a damaged disk or an editor.
+READERS: dict[str, Callable[[Any], Any]] = {
+    "int": _read_int,
+    "float": _read_float,
+    "float | None": lambda value: None if value is None else _read_float(value),
+    "str": _read_str,
+    "list[int]": partial(_read_list, _read_int),
+    "list[str]": partial(_read_list, _read_str),
+    "dict[str, float]": partial(_read_dict, _read_float),
+    "dict[str, str]": partial(_read_dict, _read_str),
+}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -48,13 +47,16 @@ def make_goodput(run: RunDirectory) -> Goodput:
         entries.append(crash)
     processes = split_processes(entries)
     running = sum(max(0.0, process[-1].time - process[0].time) for process in processes)
-    evaluation = sum(event.seconds for event in events if isinstance(event, EvalDone) and math.isfinite(event.seconds))
+
+    def sum_seconds(kind: type[StepLogged | EvalDone]) -> float:
+        # The seconds of a step are estimates where steps differ in their tokens.
+        return min(sum(max(0.0, event.seconds) for event in events if isinstance(event, kind)), running)
+
     return Goodput(
         wall_seconds=max(0.0, processes[-1][-1].time - processes[0][0].time) if processes else 0.0,
         running_seconds=running,
-        # The seconds of a step are estimates where steps differ in their tokens.
-        kept_seconds=min(sum(event.seconds for event in events if isinstance(event, StepLogged)), running),
-        evaluation_seconds=evaluation,
+        kept_seconds=sum_seconds(StepLogged),
+        evaluation_seconds=sum_seconds(EvalDone),
         lost_steps=_count_lost(processes),
         restarts=max(0, len(processes) - 1),
         rollbacks=sum(isinstance(entry, RolledBack) for entry in entries),

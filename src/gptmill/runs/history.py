@@ -5,16 +5,27 @@ Does not import torch, so that the supervisor can write to it too.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gptmill.config.json_text import parse_json
+from gptmill.data.regular_files import read_regular
+from gptmill.runs.append_file import AppendOnlyFile
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events, read_recent_events
-from gptmill.runs.events import Event, RolledBack, RunCrashed, RunFinished, RunStarted, UpdateSkipped, Warned, to_json
+from gptmill.runs.events import (
+    MAX_TIME,
+    Event,
+    RolledBack,
+    RunCrashed,
+    RunFinished,
+    RunStarted,
+    UpdateSkipped,
+    Warned,
+    to_json,
+)
 
 HISTORY_EVENTS = (RunStarted, RunFinished, RunCrashed, UpdateSkipped, RolledBack, Warned)
 END_EVENTS = (RunFinished, RunCrashed)
@@ -23,7 +34,7 @@ UNKNOWN_REASON = "the process ended without reporting a reason"
 
 def read_history(run: RunDirectory) -> list[Event]:
     """Returns every entry, oldest first."""
-    return read_events(run.history, missing_ok=True)
+    return [event for event in read_events(run.history, missing_ok=True) if isinstance(event, HISTORY_EVENTS)]
 
 
 def split_processes(entries: list[Event]) -> list[list[Event]]:
@@ -38,19 +49,16 @@ def split_processes(entries: list[Event]) -> list[list[Event]]:
 
 
 def append_event(run: RunDirectory, event: Event) -> None:
-    """Appends an entry and flushes it to disk; if the disk refuses it, prints a warning."""
+    """Appends an entry and flushes it to disk; if the disk refuses it for good, prints a warning."""
+    file = AppendOnlyFile(run.history, durable=True)
     try:
-        with run.history.open("ab+") as file:
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                if file.read() != b"\n":
-                    file.write(b"\n")  # ends a line that a kill cut short
-            file.write(to_json(event).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        file.keep_only(lambda _line: True)  # drops a line that a kill cut short
+        file.write_line(to_json(event))
     except OSError as error:
         with suppress(OSError):
             sys.stderr.write(f"warning: {run.history} lacks an entry: {error.strerror or error}\n")
+    finally:
+        file.close()
 
 
 def find_crash(run: RunDirectory) -> RunCrashed | None:
@@ -79,6 +87,7 @@ def find_last_activity(run: RunDirectory) -> RunCrashed:
 
 def _read_heartbeat(path: Path) -> float:
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["time"])
-    except (OSError, ValueError, KeyError, TypeError):
+        moment = float(parse_json(read_regular(path))["time"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return 0.0
+    return moment if 0 <= moment < MAX_TIME else 0.0

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.display import shorten_checksum
 from gptmill.runs.events import Event, RolledBack, RunCrashed, RunFinished, RunStarted, UpdateSkipped, Warned
 from gptmill.runs.goodput import count, describe_goodput, make_goodput
 from gptmill.runs.history import find_crash, read_history
@@ -71,7 +72,7 @@ def _describe_start(start: RunStarted, previous: RunStarted | None) -> list[str]
     """Describes the environment of a first start; of a later one, what changed."""
     if previous is None or not start.resumed_from:
         again = " again" if previous is not None else ""
-        parent = f", from {start.parent}" if start.parent else ""
+        parent = f", from {shorten_checksum(start.parent)}" if start.parent else ""
         prints = {"code": start.code[:FINGERPRINT_CHARS], "data": start.data[:FINGERPRINT_CHARS]}
         shown = [f"{name} {fingerprint}" for name, fingerprint in prints.items() if fingerprint]
         lines = [f"started{again} at step {start.step:,}{parent}: " + ", ".join([*_list_environment(start), *shown])]

@@ -10,6 +10,7 @@ from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone, SampleDrawn, StepLogged
 
 SMOOTHED_POINTS = 120
+MAX_DRAWN = 1e9  # a larger loss, or one that is not finite, would flatten the curve
 DOT_BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 BLANK = 0x2800
 
@@ -22,13 +23,14 @@ def make_report(run: RunDirectory, encoding: str = "utf-8") -> str:
     Raises FileNotFoundError if the run has no events.
     """
     events = read_events(run.events)
-    steps = [event for event in events if isinstance(event, StepLogged) and math.isfinite(event.loss)]
-    evals = [event for event in events if isinstance(event, EvalDone) and math.isfinite(event.val_loss)]
+    steps = [event for event in events if isinstance(event, StepLogged) and abs(event.loss) < MAX_DRAWN]
+    evals = [event for event in events if isinstance(event, EvalDone) and abs(event.val_loss) < MAX_DRAWN]
     samples = [event for event in events if isinstance(event, SampleDrawn)]
     parts = []
     if steps:
         marks = [(float(event.step), event.val_loss) for event in evals]
-        parts.append(_title("loss by step: dots are training, o is validation") + draw_chart(_smooth(steps), marks))
+        legend = "dots are training, o is validation" if evals else "training"
+        parts.append(_title(f"loss by step: {legend}") + draw_chart(_smooth(steps), marks))
     if evals:
         parts.append(_describe_evals(evals[0], evals[-1]))
     if samples:

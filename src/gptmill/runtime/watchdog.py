@@ -21,6 +21,7 @@ from threading import Event, Lock, Thread
 from typing import IO, NamedTuple, TypeVar
 
 from gptmill.config import exit_codes
+from gptmill.config.json_text import parse_json
 
 POLL_SECONDS = 1.0
 # The limit for the first step, whose duration is unknown and which may compile a large model for minutes.
@@ -243,7 +244,7 @@ def write_heartbeat(folder: Path, heartbeat: Heartbeat) -> None:
 def read_heartbeat(folder: Path, rank: int) -> Heartbeat | None:
     """The rank's last heartbeat; None if there is none or it is malformed."""
     try:
-        heartbeat = Heartbeat(**json.loads(_make_path(folder, rank, "json").read_text(encoding="utf-8")))
+        heartbeat = Heartbeat(**parse_json(_make_path(folder, rank, "json").read_text(encoding="utf-8")))
         return replace(heartbeat, rank=rank, since=float(heartbeat.since), time=float(heartbeat.time))
     except (OSError, ValueError, TypeError):
         return None

@@ -61,7 +61,8 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
                 if metrics.stop_requested or session.is_finished(state):
                     break
                 beat = partial(session.watchdog.beat, state.step)
-                stats = train_step(state, loader, session.config, session.plan, session.world, session.stop, beat)
+                with session.say_if_slow(state, f"training step {state.step + 1:,}"):
+                    stats = train_step(state, loader, session.config, session.plan, session.world, session.stop, beat)
             except Exception as error:
                 if handle_error(session, state, metrics, error):
                     break
@@ -115,7 +116,7 @@ def evaluate(session: Session, state: TrainState) -> bool:
         return bool(session.stop)
 
     state.model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), session.say_if_slow(state, f"evaluating step {state.step:,}"):
         for evaluator in session.evaluators:
             event = evaluator.evaluate(state.model, state.step, is_stopped)
             if isinstance(event, EvalDone) and state.ema is not None:

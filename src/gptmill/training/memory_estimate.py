@@ -22,6 +22,7 @@ INDEX = 8
 EAGER_LOGITS = (4, 8)
 COMPILED_LOGITS = (2, 4)
 OPTIMIZER_BYTES = {"adamw": 8, "muon": 8, "lion": 4, "adamw8bit": 3}  # upper bounds, per parameter
+USUAL_OPTIMIZER_BYTES = 8  # two moments, as most optimizers of plug-ins have
 EMA_BYTES = 4
 
 
@@ -54,7 +55,7 @@ def estimate_run_memory(
         precision=precision,
         recompute=machine.gradient_checkpointing,
         loss_chunk=machine.loss_chunk,
-        optimizer_bytes_per_parameter=OPTIMIZER_BYTES[optimizer.optimizer.tag]
+        optimizer_bytes_per_parameter=OPTIMIZER_BYTES.get(optimizer.optimizer.tag, USUAL_OPTIMIZER_BYTES)
         + EMA_BYTES * (optimizer.ema_decay is not None),
         compiled=machine.compile,
         fused_head=machine.kernels != "none" and precision in PRECISIONS and has_kernels,

@@ -174,6 +174,8 @@ def _find_obstacle(config: RunConfig, world: World) -> str:
         return "under torchrun"
     if isinstance(config.model.feed_forward, Moe):
         return "with experts"
+    if config.model.own_parts:
+        return f"with {' and '.join(config.model.own_parts)} of a plug-in"
     if config.data.documents != "packed":
         return f"with documents {config.data.documents}"
     if config.machine.gradient_checkpointing != "none":

@@ -1,10 +1,15 @@
-"""The checkpoint that a process starts from: one of the resumed run, or one of another run for a new run."""
+"""The lock on the run, and the checkpoint that a process starts from: of the resumed run, or of another one."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gptmill.config.run import TrainingConfig
+from gptmill.config.schema import build_config
+from gptmill.config.settings import read_settings
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.selection import Chosen, load_chosen
 from gptmill.runs.checkpoints.storage import load_checkpoint, read_step
@@ -18,6 +23,8 @@ from gptmill.runs.checkpoints.tiers import (
     make_abandoned_name,
     read_tiers,
 )
+from gptmill.runs.directory import RunDirectory
+from gptmill.runs.run_lock import GLANCE_SECONDS, STOPPING_SECONDS, lock_run
 from gptmill.runtime.world import World
 from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.checkpointing import GROUPS
@@ -39,6 +46,12 @@ class ResumePoint:
     @property
     def description(self) -> str:
         return f"checkpoint {self.path}"
+
+    def read_training(self) -> TrainingConfig | None:
+        """How the process was configured that saved the checkpoint; None if that was not recorded."""
+        if (saved := self.checkpoint.values.get("config")) is None:
+            return None
+        return build_config(TrainingConfig, read_settings(TrainingConfig, saved, self.description))
 
     def make_latest(self, folder: Path, keep: int) -> str:
         """Makes this checkpoint the latest of its run, so that a kill before the next save keeps the choice.
@@ -64,8 +77,33 @@ class ResumePoint:
         )
 
 
+def hold_run(request: RunRequest, world: World, stack: ExitStack) -> RunDirectory:
+    """Locks the run until the stack is closed, before its checkpoints are read.
+
+    The process before may still be saving the last of them: a start that resumes waits for its end.
+    """
+    tracking = request.config.tracking
+    assert tracking.run_name is not None
+    run = RunDirectory(Path(tracking.logdir) / tracking.run_name)
+
+    def report_waiting() -> None:
+        sys.stderr.write(
+            f"{run.path}: waiting up to {STOPPING_SECONDS:.0f} s for another process to stop training it\n"
+        )
+
+    def lock() -> None:
+        wait_seconds = GLANCE_SECONDS if request.resumed is None else STOPPING_SECONDS
+        stack.enter_context(lock_run(run, wait_seconds, report_waiting))
+
+    world.run_on_main(lock)
+    return run
+
+
 def read_resume_point(request: RunRequest, world: World) -> ResumePoint | None:
-    """Reads the checkpoint on rank 0 and broadcasts it; None for a run that starts from scratch."""
+    """Reads the checkpoint on rank 0, which holds the run's lock, and broadcasts it; None to start from scratch.
+
+    A run that was killed before its first checkpoint starts from scratch again and does the same steps.
+    """
     if request.resumed is None and request.parent is None:
         return None
     found: list[Chosen] = []
@@ -73,12 +111,13 @@ def read_resume_point(request: RunRequest, world: World) -> ResumePoint | None:
     def read() -> None:
         if request.parent is not None:
             found.append(Chosen(load_checkpoint(request.parent, GROUPS), request.parent, []))
-        elif request.resumed is not None:
+        elif request.resumed is not None and (request.wanted != "latest" or request.resumed.has_checkpoints):
             found.append(load_chosen(request.resumed.checkpoints, request.wanted, GROUPS))
 
     world.run_on_main(read)
     checkpoint = broadcast_checkpoint(found[0].checkpoint if found else None, world)
-    assert checkpoint is not None
+    if checkpoint is None:
+        return None
     parent = str(request.parent) if request.parent is not None else str(checkpoint.values.get("parent", ""))
     if not found:
         return ResumePoint(checkpoint, f"of rank 0, step {checkpoint.step}", parent)

@@ -12,7 +12,9 @@ from typing import Any
 from gptmill.config.composition import FP8
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
+from gptmill.config.model import Moe
 from gptmill.config.recipes import layer_config, load_recipe, make_config
+from gptmill.config.renamed import add_unrecorded
 from gptmill.config.requests import PresetOptions, StartOptions
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields, list_values
@@ -20,24 +22,23 @@ from gptmill.config.settings import read_settings
 from gptmill.config.smoke import make_smoke_config
 from gptmill.config.validation import check_config
 from gptmill.data.files import find_cache_dir
+from gptmill.data.remote_fs import is_remote
 from gptmill.runs.checkpoints.manifest import MANIFEST
 from gptmill.runs.checkpoints.mirror import fetch_checkpoint
 from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
 from gptmill.runs.checkpoints.tiers import TIER
 from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
 from gptmill.runtime.world import read_world_size
-from gptmill.training.presets import resolve_presets
+from gptmill.training.initial_source import is_same_source, split_pin
+from gptmill.training.presets import check_size_is_chosen, resolve_presets
 
 NO_PRESETS = PresetOptions()
 # Fields of the model that do not affect the shape of its weights.
-LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss"}
-# A run can never change these: its weights would not fit.
-SHAPE_FIELDS = frozenset({field.name for field in list_fields(RunConfig) if field.section == "model"}) - LOOSE_FIELDS
-# Fields that affect the losses of later steps: changing one makes a resumed run differ from the uninterrupted one.
-# Corpora are compared by checksum instead, and a run may always be made longer or shorter.
+LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss", "router_balance"}
+# Fields that affect the losses of later steps, beside those of the optimizer: changing one makes a resumed run differ
+# from the uninterrupted one. Corpora are compared by checksum instead, and a run may always be made longer or shorter.
 EXACT_FIELDS = (
-    frozenset({field.name for field in list_fields(RunConfig) if field.section == "optimizer"})
-    | {"seed", "order", "score", "documents", "shift_windows", "precision"}
+    {"seed", "order", "score", "documents", "shift_windows", "precision"}
     | LOOSE_FIELDS
     | {"total_batch_size", "context_warmup", "batch_size_warmup", "label_smoothing", "z_loss", "fp8_layers"}
 )
@@ -49,7 +50,7 @@ class RunRequest:
 
     config: RunConfig
     resumed: RunDirectory | None = None
-    """The run to resume."""
+    """The run to resume; from its first step if it has no checkpoint when it is locked."""
     wanted: str = "latest"
     """Which of its checkpoints: latest, best, or a step."""
     parent: Path | None = None
@@ -75,14 +76,16 @@ def make_run_request(
     """
     deadline = _make_deadline(options.time_limit, time.monotonic() if started is None else started)
     if options.resume is None:
-        return replace(_make_new(recipe, resolve_presets(recipe, flags, presets), options), deadline=deadline)
+        return replace(_make_new(recipe, flags, options, presets), deadline=deadline)
     if options.force_cpu:
         raise UserError("--force-cpu does one step of a new run and cannot resume one; leave out --resume")
     return replace(_make_resume(recipe, flags, options, presets), deadline=deadline)
 
 
-def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:
-    config = _set_fp8_layers(make_config(recipe, flags))
+def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions) -> RunRequest:
+    if not options.force_cpu:
+        check_size_is_chosen(recipe, flags, presets)
+    config = _set_fp8_layers(make_config(recipe, resolve_presets(recipe, flags, presets)))
     if options.force_cpu:
         config = make_smoke_config(config, read_world_size())
     config = _name_run(config, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
@@ -100,7 +103,7 @@ def _make_resume(
         try:
             run = choose_run(recipe, flags)
         except UserError:
-            return _make_new(recipe, resolve_presets(recipe, flags, presets), options)
+            return _make_new(recipe, flags, options, presets)
         return _resume_run(run, "latest", flags, options)
     if presets != NO_PRESETS:
         raise UserError("--size and --hardware configure a new run; leave them out with --resume")
@@ -118,21 +121,35 @@ def _make_resume(
 
 def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: StartOptions) -> RunRequest:
     """The run's saved config with the given flags on top. Its recipe may have changed since and is not read."""
-    saved = load_recipe(str(run.config))
+    saved = add_unrecorded(load_recipe(str(run.config)))
     location = {"run_name": run.path.name, "logdir": str(run.path.parent)}
     before = build_config(RunConfig, saved)
+    flags = _check_source(flags, before, run)
     config = _set_fp8_layers(layer_config(saved, flags, location), before)
     changes = _find_changes(before, config, options)
-    # A run that was killed before its first checkpoint restarts from scratch and does the same steps.
-    resumed = run if run.has_checkpoints or wanted != "latest" else None
-    return RunRequest(config, resumed, wanted, None, changes, options.allow_changes)
+    return RunRequest(config, run, wanted, None, changes, options.allow_changes)
+
+
+def _check_source(flags: dict[str, Any], before: RunConfig, run: RunDirectory) -> dict[str, Any]:
+    """The flags without init_from, which the run has recorded; raises UserError if it names other weights."""
+    recorded = before.training.init_from
+    logdir = str(flags.get("logdir", run.path.parent))
+    if "init_from" in flags and not is_same_source(flags["init_from"], recorded, logdir):
+        started = "from scratch" if recorded is None else f"from {split_pin(recorded)[0]}"
+        raise UserError(
+            f"run {run.path} started {started}, and a resumed run cannot change init_from to {flags['init_from']}; "
+            f"leave it out, or start a new run"
+        )
+    return {name: value for name, value in flags.items() if name != "init_from"}
 
 
 def _branch_from(path: Path, recipe: str | None, flags: dict[str, Any], options: StartOptions) -> RunRequest:
     """A new run that starts from a checkpoint's state and config; `recipe` only names the run."""
+    if flags.get("init_from") is not None:
+        raise UserError(f"--init_from and --resume {path} both name weights to start from; leave one of them out")
     saved = load_checkpoint(path, groups=()).values.get("config")
-    settings = read_settings(RunConfig, saved, f"checkpoint {path}")
-    settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir")}
+    settings = add_unrecorded(read_settings(RunConfig, saved, f"checkpoint {path}"))
+    settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir", "init_from")}
     before = build_config(RunConfig, settings)
     config = _name_run(_set_fp8_layers(layer_config(settings, flags), before), make_run_name(recipe))
     check_unused(_find_directory(config))
@@ -146,13 +163,16 @@ def _find_changes(before: RunConfig, after: RunConfig, options: StartOptions) ->
     old, new = list_values(before), list_values(after)
     names = [*new, *(name for name in old if name not in new)]  # a variant's fields come and go with it
     changed = {name for name in names if name not in ("run_name", "logdir") and old.get(name) != new.get(name)}
-    # With whole documents, the micro-batch size decides which documents are grouped.
-    exact = EXACT_FIELDS | ({"mini_batch_size"} if before.data.documents == "whole" else set())
+    # The micro-batch size decides which whole documents are grouped, and which tokens `batch` balances.
+    feed_forward = before.model.feed_forward
+    is_balanced_by_batch = isinstance(feed_forward, Moe) and feed_forward.router_balance == "batch"
+    depends_on_size = before.data.documents == "whole" or is_balanced_by_batch
+    exact = EXACT_FIELDS | _list_section("optimizer") | ({"mini_batch_size"} if depends_on_size else set())
 
     def describe(names: Set[str]) -> str:
         return ", ".join(f"{name} from {old.get(name)} to {new.get(name)}" for name in sorted(names))
 
-    if broken := SHAPE_FIELDS & changed:
+    if broken := (_list_section("model") - LOOSE_FIELDS) & changed:  # its weights would not fit
         raise UserError(f"a resumed run cannot change {describe(broken)}; leave that out, or start a new run")
     if (broken := exact & changed) and not options.allow_changes:
         raise UserError(
@@ -162,9 +182,14 @@ def _find_changes(before: RunConfig, after: RunConfig, options: StartOptions) ->
     return tuple(f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if name in changed)
 
 
+def _list_section(section: str) -> set[str]:
+    """The fields of a section, those of registered parts included."""
+    return {field.name for field in list_fields(RunConfig) if field.section == section}
+
+
 def _find_checkpoint(wanted: str) -> Path:
     """The directory of a checkpoint given by path or URL."""
-    if "://" in wanted:
+    if is_remote(wanted):
         if read_world_size() > 1:
             raise UserError(f"--resume {wanted}: with several processes, download the checkpoint and give its path")
         return fetch_checkpoint(wanted, find_cache_dir() / "checkpoints")

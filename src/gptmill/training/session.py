@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,14 +25,16 @@ from gptmill.data.run_corpora import Corpora, open_corpora
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
+from gptmill.evals.loss import check_validation
 from gptmill.inference.loading import check_size
 from gptmill.models.fused.dispatch import describe_kernels
 from gptmill.models.huggingface.layouts import describe_layout
 from gptmill.runs.checkpoints.disk_space import check_disk_space
 from gptmill.runs.code_fingerprint import make_code_fingerprint
-from gptmill.runs.directory import RunDirectory, create_run, lock_run, save_config
-from gptmill.runs.events import RunStarted
+from gptmill.runs.directory import RunDirectory, create_run, save_config
+from gptmill.runs.events import RunStarted, Warned
 from gptmill.runs.history import record_crash
+from gptmill.runs.slow_notice import say_if_slow
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
@@ -46,10 +47,13 @@ from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
 from gptmill.training.dry_run import dry_run, refuse_too_large
+from gptmill.training.initial_weights import broadcast_initial_weights, read_initial_source, record_source
 from gptmill.training.micro_batch import GraphedPass, check_cuda_graphs
 from gptmill.training.plan import TrainPlan, make_plan
-from gptmill.training.resume_point import ResumePoint, read_resume_point
+from gptmill.training.plugin_fingerprints import check_plugins, list_plugin_fingerprints
+from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
+from gptmill.training.schedule_warnings import warn_of_schedule
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state
 
@@ -95,6 +99,11 @@ class Session:
         tiers = list_due_tiers(state, self.config, self.plan, is_best=False, is_last=is_last)
         return bool(tiers) or self.is_evaluation_due(state) or self.is_snapshot_due(state)
 
+    def say_if_slow(self, state: TrainState, doing: str) -> AbstractContextManager[None]:
+        """Shows signs of life at the start of a process; later the logged steps do, of which the first comes late."""
+        is_starting = self.world.is_main and state.step <= self.first_step + 1
+        return say_if_slow(doing) if is_starting else nullcontext()
+
     def open_data_loader(self, state: TrainState) -> DataLoader:
         """This rank's micro-batches from the current data position on."""
         starts = make_starts(
@@ -113,33 +122,44 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         load_compiler()
     world = stack.enter_context(open_world(config.machine.device))
     check_cuda_graphs(config, world)
+    source = read_initial_source(request, world)
     world.run_on_main(partial(prepare_if_needed, request, report_preparing))
     corpora = open_corpora(config.data)
     sampler = build_sampler(config, corpora)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
+    no_validation = check_validation(config, corpora)
     set_matmul_precision(plan.precision)
     set_attention_backend(config.machine.attention_backend)
+    run = hold_run(request, world, stack)
     resume_point = read_resume_point(request, world)
     if resume_point is not None:
         tensors = resume_point.checkpoint.tensors["model"]
         check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
+    weights = None
+    if resume_point is None:
+        weights = broadcast_initial_weights(source, request, corpora, plan, world)
+    request = record_source(request, weights)
+    config = request.config
     with refuse_too_large(plan.parameters, world.device):
         state = build_state(config, plan, world)
         if config.machine.compile:
             stack.callback(forget_compiled)
         if resume_point is not None:
             plan = restore(state, resume_point, corpora, request, plan)
-    dry_run(state, config, plan, world)
+        elif weights is not None:
+            weights.load(state)
+    with say_if_slow(describe_dry_run(config)) if world.is_main else nullcontext():
+        dry_run(state, config, plan, world)
     evaluators = build_evaluators(config, corpora, world)
     reader = build_reader(config, corpora, world)
-    run = open_run(request, state, resume_point, world, stack)
     stop = stack.enter_context(listen_for_stop(request.deadline))
+    origin = make_origin(config, corpora, resume_point, world)
+    checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
+    open_run(run, request, state, resume_point, world)
     guard = config.guard
     watchdog = stack.enter_context(
         open_watchdog(run.path, world.rank, world.size, guard.hang_factor, guard.hang_seconds)
     )
-    origin = make_origin(config, corpora, resume_point, world)
-    checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
     trackers = stack.enter_context(
         open_trackers(
             run,
@@ -156,7 +176,16 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         first_step=state.step, started=started,
     )  # fmt: skip
     trackers.track(describe_run(session, state, corpora, request, resume_point))
+    if no_validation:
+        trackers.track(Warned(state.step, "validation", no_validation))
+    for warning in warn_of_schedule(config, plan, state, resume_point):
+        trackers.track(warning)
     return session, state
+
+
+def describe_dry_run(config: RunConfig) -> str:
+    compiling = ", and compiling the model" if config.machine.compile else ""
+    return f"trying {config.training.mini_batch_size} x {config.model.context_length:,} tokens{compiling}"
 
 
 def prepare_if_needed(request: RunRequest, report: Report) -> None:
@@ -164,7 +193,8 @@ def prepare_if_needed(request: RunRequest, report: Report) -> None:
     data = request.config.data
     if data.mixture is not None:
         return  # a mixture refers to prepared corpora only
-    uses_existing = request.resumed is not None or data.corpus is None
+    is_resumed = request.resumed is not None and request.resumed.has_checkpoints
+    uses_existing = is_resumed or data.corpus is None
     if not (uses_existing and holds_shards(find_data_dir(data))) and needs_preparing(data):
         prepare_for_run(data, report)
 
@@ -184,12 +214,12 @@ def restore(
             f"{source} was trained on other tokens than {corpora.name} holds now{weights}; "
             f"start a new run, or add --allow_changes to resume on the new tokens"
         )
+    check_plugins(checkpoint.values.get("plugins"), config, corpora.tokenizer.name, source, request.allows_changes)
     state.restore(checkpoint, source)
     if request.allows_changes and request.changes:
         state.spike_detector = build_spike_detector(config)  # its statistics may no longer hold
-    if config.training.max_steps is None and config.training.steps_per_epoch is None:
-        left = config.training.num_epochs * plan.windows_per_epoch - (state.windows_read - state.windows_jumped)
-        plan = replace(plan, max_steps=max(1, plan.find_last_step(state.step, left)))
+    trained = state.windows_read - state.windows_jumped
+    plan = replace(plan, max_steps=plan.find_max_steps(config.training, state.step, trained))
     if state.step > plan.max_steps:
         raise UserError(f"{source} is at step {state.step}, beyond max_steps {plan.max_steps}; raise --max_steps")
     return plan
@@ -204,16 +234,14 @@ def build_reader(config: RunConfig, corpora: Corpora, world: World) -> Reader:
 
 
 def open_run(
-    request: RunRequest, state: TrainState, resume_point: ResumePoint | None, world: World, stack: ExitStack
-) -> RunDirectory:
-    """Creates the run's directory, or opens that of the resumed run, and locks it against other processes."""
+    run: RunDirectory, request: RunRequest, state: TrainState, resume_point: ResumePoint | None, world: World
+) -> None:
+    """Creates the run's directory, or opens that of the resumed run; on rank 0, which holds its lock."""
     config = request.config
     assert config.tracking.run_name is not None
-    run = RunDirectory(Path(config.tracking.logdir) / config.tracking.run_name)
     if world.is_main:
-        stack.enter_context(lock_run(run))
-        record_crash(run)
         warning = check_disk_space(run.checkpoints, estimate_size(state), config.checkpoints.keep_checkpoints)
+        record_crash(run)
         warnings = []
         if resume_point is not None:
             warnings = [f"{text}; resuming from step {state.step} instead" for text in resume_point.complaints]
@@ -221,11 +249,10 @@ def open_run(
             warnings.append(resume_point.make_latest(run.checkpoints, config.checkpoints.keep_checkpoints))
         for text in filter(None, [*warnings, warning]):
             sys.stderr.write(f"warning: {text}\n")
-        if request.resumed is None:
+        if request.resumed is None or resume_point is None:
             create_run(config.tracking.logdir, config.tracking.run_name, config)
         elif request.changes:
             save_config(run, config)
-    return run
 
 
 def estimate_size(state: TrainState) -> int:
@@ -244,10 +271,16 @@ def make_origin(config: RunConfig, corpora: Corpora, resume_point: ResumePoint |
         "gptmill_version": gptmill.__version__,
         "torch_version": str(torch.__version__),
         "code": make_code_fingerprint(),
+        "plugins": list_plugin_fingerprints(config, corpora.tokenizer.name),
         "randomness": "reseeded at every step from (seed, step, rank)",
         "ranks": world.size,
-        "parent": resume_point.parent if resume_point else "",
+        "parent": find_parent(config, resume_point),
     }
+
+
+def find_parent(config: RunConfig, resume_point: ResumePoint | None) -> str:
+    """The checkpoint or model from which this run was started; empty for a run started from scratch."""
+    return resume_point.parent if resume_point else config.training.init_from or ""
 
 
 def describe_run(
@@ -278,9 +311,10 @@ def describe_run(
         torch_version=str(torch.__version__),
         val_loss=state.val_loss,
         code=make_code_fingerprint(),
+        plugins=list_plugin_fingerprints(config, corpora.tokenizer.name),
         data=corpora.sha256,
         resumed_from=resume_point.path if resume_point else "",
-        parent=resume_point.parent if resume_point else "",
+        parent=find_parent(config, resume_point),
         changes=list(request.changes),
     )
 

@@ -17,7 +17,9 @@ from gptmill.models.fused.dispatch import MODELS, choose_kernels, is_small
 from gptmill.models.fused.fp8_layers import use_fp8
 from gptmill.models.gpt import GPT, build_gpt
 from gptmill.models.kernels.compiler import list_kernel_options, prepare_compiler
+from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import LossConfig
+from gptmill.models.own_model import build_own_model
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
 from gptmill.runtime.precision import build_scaler
@@ -35,7 +37,7 @@ from gptmill.training.spike_detector import SpikeDetector
 class TrainState:
     """Model, optimizer, step and data position. Random numbers need no state: see runtime.seeds."""
 
-    model: GPT
+    model: LanguageModel
     forward: nn.Module
     micro_batch_runner: EagerPass | GraphedPass
     optimizer: OptimizerContainer
@@ -146,22 +148,31 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
         forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     scaler = build_scaler(plan.precision, world.device)
     eager = EagerPass(forward, scaler, plan.precision, world.device)
-    runner = GraphedPass(eager, model) if is_graphed else eager
+    runner = GraphedPass(eager, model) if is_graphed and isinstance(model, GPT) else eager
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
     ema = None if decay is None else EmaWeights.build(model, decay)
     return TrainState(model, forward, runner, optimizer, scaler, build_spike_detector(config), early_stop, ema)
 
 
-def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps_up: bool) -> GPT:
+def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps_up: bool) -> LanguageModel:
     """The implementation that wins on this device, quantized and compiled as the config asks."""
     training, machine = config.training, config.machine
-    kernels = choose_kernels(machine.kernels, world.device, plan.precision, host_keeps_up=host_keeps_up)
-    model = build_gpt(config.model, plan.padded_vocab_size, training.seed, plan.vocab_size, MODELS[kernels])
+    kernels = choose_kernels(
+        machine.kernels,
+        world.device,
+        plan.precision,
+        host_keeps_up=host_keeps_up,
+        has_own_parts=bool(config.model.own_parts),
+    )
+    size = (config.model, plan.padded_vocab_size, training.seed, plan.vocab_size)
+    is_own = "architecture" in config.model.own_parts
+    model: LanguageModel = build_own_model(*size) if is_own else build_gpt(*size, MODELS[kernels])
     model.to(world.device)
     model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
     model.set_activation_checkpointing(machine.gradient_checkpointing)
     if plan.precision in FP8:
+        assert isinstance(model, GPT)
         layers = machine.fp8_layers or "blocks"  # the only choice when runs did not record it
         use_fp8(model, layers, emulated=plan.precision == "fp8-emulated")
     if machine.compile:

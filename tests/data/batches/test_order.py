@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -81,9 +83,31 @@ def test_the_permutation_looks_random(seed: int) -> None:
     assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.05
 
 
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_every_order_of_a_few_windows_is_as_likely(size: int) -> None:
+    seeds = 100 * math.factorial(size)
+    orders = Counter(tuple(Shuffle(size, seed).find(count_up(0, size)).tolist()) for seed in range(seeds))
+    assert len(orders) == math.factorial(size)
+    assert is_uniform(np.array(list(orders.values())))
+
+
+@pytest.mark.parametrize("size", [6, 8, 16, 64, 65])
+def test_every_pair_of_windows_is_as_likely_to_come_first(size: int) -> None:
+    first, second = np.array([permute(count_up(0, 2), size, (seed, 0)) for seed in range(10_000)]).T
+    pairs = np.bincount(first * size + second, minlength=size * size).reshape(size, size)
+    assert is_uniform(pairs[~np.eye(size, dtype=bool)])
+
+
+def is_uniform(counts: np.ndarray) -> bool:
+    """Chi-square test at four standard deviations."""
+    expected, freedom = counts.sum() / len(counts), len(counts) - 1
+    return float(((counts - expected) ** 2).sum() / expected) < freedom + 4 * math.sqrt(2 * freedom)
+
+
 def test_the_order_never_changes_between_versions() -> None:
     # Resumed runs depend on these numbers: changing them changes what every existing run reads next.
     assert Shuffle(100, 1337).find(count_up(95, 10)).tolist() == [29, 4, 32, 3, 71, 9, 17, 99, 15, 89]
+    assert Shuffle(5, 1337).find(count_up(0, 10)).tolist() == [3, 1, 4, 2, 0, 2, 4, 3, 0, 1]
 
 
 COUNTS = st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(lambda counts: sum(counts) > 0)

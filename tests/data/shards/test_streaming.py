@@ -27,7 +27,7 @@ from gptmill.config.requests import PrepareRequest
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards import remote_folder
 from gptmill.data.shards.opening import TokenShards, holds_shards, open_shards
-from gptmill.data.shards.shard_cache import SPACE_LOCK, hold_lock
+from gptmill.data.shards.shard_cache import SPACE_LOCK, hold_transient_lock
 
 URI = "memory://bucket/corpus"
 SHARD_TOKENS = 3000
@@ -105,7 +105,7 @@ def list_all(shards: TokenShards) -> list[list[int]]:
 
 
 def measure_cache(shards: TokenShards) -> int:
-    with hold_lock(shards.folder / SPACE_LOCK):
+    with hold_transient_lock(shards.folder / SPACE_LOCK):
         return sum(path.stat().st_size for path in shards.folder.iterdir() if path.suffix in (".npy", ".partial"))
 
 

@@ -10,6 +10,7 @@ import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,7 +92,7 @@ def write(folder: Path, name: str, content: bytes) -> SourceFile:
     return SourceFile(str(path), name, len(content), 0)
 
 
-def read(file: SourceFile, **options: str) -> list[str]:
+def read(file: SourceFile, **options: Any) -> list[str]:
     with open_documents(file, ReadingOptions(**options)) as documents:
         found = list(documents)
         assert documents.bytes_read == file.size_bytes

@@ -299,3 +299,10 @@ def test_links_are_followed_once_and_circles_end(tmp_path: Path) -> None:
     for place in (tmp_path / "corpus", tmp_path / "corpus" / "**" / "*.txt"):
         files = resolve_source([str(place)], ReadingOptions()).files
         assert sorted(Path(file.uri).name for file in files) == ["a.txt", "b.txt"]
+
+
+@pytest.mark.parametrize("name", ["CC-MAIN-1.warc.wat.gz", "a.wat"])
+def test_metadata_of_a_crawl_is_no_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"WARC/1.0\r\n")
+    with pytest.raises(UserError, match=r"metadata of a crawl, not its text; give the \.wet\.gz or \.warc\.gz"):
+        find(tmp_path / name)

@@ -114,9 +114,7 @@ def build_sampler(config: RunConfig, corpora: Corpora) -> Sampler:
     """Builds the sampler that the config asks for; raises UserError if the data does not allow it."""
     data, seed, context_length = config.data, config.training.seed, config.model.context_length
     for shards in corpora.shards:
-        _check_long_enough(shards, shards.cut(shards.train, context_length), "train", "use more text")
-        advice = "prepare it with a larger --val_fraction"
-        _check_long_enough(shards, shards.cut(shards.val, context_length), "val", advice)
+        _check_long_enough(shards, shards.cut(shards.train, context_length))
         _check_random_access(shards, data)
     if data.documents == "whole":
         max_tokens = config.training.mini_batch_size * context_length
@@ -146,12 +144,12 @@ def _build_order(data: DataConfig, seed: int, corpus: int, shards: TokenShards, 
     return Shuffle(windows.num_windows, seed, corpus)
 
 
-def _check_long_enough(shards: TokenShards, windows: SplitWindows, name: str, advice: str) -> None:
+def _check_long_enough(shards: TokenShards, windows: SplitWindows) -> None:
     if windows.num_windows == 0:
         longest = windows.lengths.max(initial=0)
         raise UserError(
-            f"the {name} split of {shards.location} has {longest:,} tokens, less than one window of context_length + 1 "
-            f"= {windows.context_length + 1:,}; {advice} or a smaller --context_length"
+            f"the train split of {shards.location} has {longest:,} tokens, less than one window of context_length + 1 "
+            f"= {windows.context_length + 1:,}; use more text or a smaller --context_length"
         )
 
 

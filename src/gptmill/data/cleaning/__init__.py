@@ -7,8 +7,8 @@ process, in corpus order. Knows no source files, tokens or shards.
 from __future__ import annotations
 
 from gptmill.data.cleaning.checks import check_cleaning
-from gptmill.data.cleaning.cleaner import Cleaner
+from gptmill.data.cleaning.cleaner import Cleaner, Drop
 from gptmill.data.cleaning.cleaning_report import CleaningReport
 from gptmill.data.cleaning.duplicates import DuplicateIndex
 
-__all__ = ["Cleaner", "CleaningReport", "DuplicateIndex", "check_cleaning"]
+__all__ = ["Cleaner", "CleaningReport", "Drop", "DuplicateIndex", "check_cleaning"]

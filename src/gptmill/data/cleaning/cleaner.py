@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,14 @@ from gptmill.data.cleaning.repetition import measure_repetition
 from gptmill.data.cleaning.signatures import Keys, load_minhash
 from gptmill.data.cleaning.words import NgramHasher, hash_text, split_words
 
-Filter = tuple[str, Callable[[str], bool]]  # the option's name, and whether it drops a document
+Filter = tuple[str, Callable[[str], bool | str]]  # the option's name, and whether, or why, it drops a document
+
+
+class Drop(NamedTuple):
+    """The filter that drops a document, and what it found, if it tells."""
+
+    option: str
+    finding: str = ""
 
 
 class Cleaner:
@@ -34,9 +42,12 @@ class Cleaner:
             text = self._fix_unicode(text)
         return normalize(text, self._options.normalize) if self._options.normalize else text
 
-    def find_drop_reason(self, text: str) -> str | None:
-        """Returns the name of the first filter that drops the document, or None."""
-        return next((name for name, drops in self._filters if drops(text)), None)
+    def find_drop(self, text: str) -> Drop | None:
+        """Returns the first filter that drops the document, or None."""
+        for name, find in self._filters:
+            if found := find(text):
+                return Drop(name, found if isinstance(found, str) else "")
+        return None
 
     def make_keys(self, text: str) -> Keys:
         """Returns the hash of the exact text, then the MinHash band keys; nothing if deduplication is off."""
@@ -59,8 +70,7 @@ class Cleaner:
         if (max_repetition := options.max_repetition) is not None:
             yield "max_repetition", lambda text: measure_repetition(text, self._hasher) > max_repetition
         if options.languages is not None:
-            is_wanted = LanguageFilter(options.languages, options.min_language_score).accepts
-            yield "languages", lambda text: not is_wanted(text)
+            yield "languages", LanguageFilter(options.languages, options.min_language_score).find_unwanted
 
 
 def measure_symbol_ratio(text: str) -> float:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from gptmill.data.cleaning.cleaner import Drop
+
 MAX_EXAMPLES = 3
 EXAMPLE_CHARS = 80
+MAX_FINDINGS = 10
 
 
 @dataclass
@@ -16,6 +19,13 @@ class Dropped:
     documents: int = 0
     bytes: int = 0
     examples: list[str] = field(default_factory=list)
+    findings: dict[str, int] = field(default_factory=dict)
+    """What the filter found, with the number of documents: languages."""
+
+    def describe_findings(self) -> str:
+        """Returns "de 5, fr 2", the most frequent first; empty if the filter tells nothing."""
+        ordered = sorted(self.findings.items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{finding} {count:,}" for finding, count in ordered[:MAX_FINDINGS])
 
 
 @dataclass
@@ -25,10 +35,12 @@ class CleaningReport:
     repaired: int = 0
     dropped: dict[str, Dropped] = field(default_factory=dict)
 
-    def add_dropped(self, reason: str, text_start: str, size_bytes: int) -> None:
-        entry = self.dropped.setdefault(reason, Dropped())
+    def add_dropped(self, drop: Drop, text_start: str, size_bytes: int) -> None:
+        entry = self.dropped.setdefault(drop.option, Dropped())
         entry.documents += 1
         entry.bytes += size_bytes
+        if drop.finding:
+            entry.findings[drop.finding] = entry.findings.get(drop.finding, 0) + 1
         if len(entry.examples) < MAX_EXAMPLES:
             entry.examples.append(make_example(text_start))
 
@@ -47,7 +59,10 @@ class CleaningReport:
         """Returns lines for the console; none if nothing was changed."""
         lines = [f"repaired {_count(self.repaired)}"] if self.repaired else []
         for reason, entry in self.dropped.items():
-            lines.append(f"dropped {_count(entry.documents)}, {entry.bytes:,} bytes, by {reason}; among them:")
+            findings = f" ({found})" if (found := entry.describe_findings()) else ""
+            lines.append(
+                f"dropped {_count(entry.documents)}, {entry.bytes:,} bytes, by {reason}{findings}; among them:"
+            )
             lines += [f"  {example}" for example in entry.examples]
         return lines
 

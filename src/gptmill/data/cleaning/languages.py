@@ -33,9 +33,13 @@ class LanguageFilter:
         # "lite" is the bundled model; any other would be downloaded.
         self._detector = library.LangDetector(library.LangDetectConfig(model="lite", max_input_length=None))
 
-    def accepts(self, text: str) -> bool:
+    def find_unwanted(self, text: str) -> str:
+        """Returns the language of a document that is not accepted, with a note if only its score is too low; or ""."""
         (best,) = self._detector.detect(make_excerpt(text), model="lite")
-        return best["lang"] in self._wanted and best["score"] >= self._min_score
+        language: str = best["lang"]
+        if language not in self._wanted:
+            return language
+        return "" if best["score"] >= self._min_score else f"{language} below {self._min_score:g}"
 
 
 def make_excerpt(text: str) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import Part, SourceFile, list_parts, open_documents
+from gptmill.data.sources import Defect, Part, SourceFile, list_parts, open_documents
 
 CHUNK_BYTES = 2 * 2**20  # large enough to make the overhead per chunk negligible, small enough to keep many in memory
 CHUNK_FILES = 1024
+
+Item = str | Defect
 
 
 @dataclass(frozen=True)
@@ -34,22 +36,27 @@ class Extent:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Work for one process: file extents to read, or documents of a file that must be read sequentially."""
+    """Work for one process: file extents to read, or items of a file that must be read sequentially."""
 
     next: Position
     source_bytes: int
     extents: tuple[Extent, ...] = ()
     file_number: int = 0
-    documents: tuple[str, ...] = ()
+    items: tuple[Item, ...] = ()
 
-    def read(self, options: ReadingOptions) -> Iterator[tuple[int, str]]:
-        """Yields (file number, text) of each document."""
-        for text in self.documents:
-            yield self.file_number, text
+    def read(self, options: ReadingOptions) -> Iterator[tuple[int, Item]]:
+        """Yields (file number, text) of each document, and the defects between them."""
+        for item in self.items:
+            yield self.file_number, item
         for extent in self.extents:
             with open_documents(extent.file, options, extent.part) as documents:
-                for text in documents:
-                    yield extent.file_number, text
+                for item in documents.items:
+                    yield extent.file_number, item
+
+
+def measure(item: Item) -> int:
+    """The size of an item in memory, in characters. Defects count too: a file may have nothing else."""
+    return len(item) if isinstance(item, str) else len(item.message)
 
 
 def make_chunks(files: tuple[SourceFile, ...], options: ReadingOptions, start: Position) -> Iterator[Chunk]:
@@ -85,15 +92,15 @@ def _make_group(extents: list[Extent], last_file: int) -> Chunk:
 def _read_stream(number: int, file: SourceFile, options: ReadingOptions, skipped: int) -> Iterator[Chunk]:
     """Yields the chunks of a sequential file; those that are already done are read and discarded."""
     with open_documents(file, options) as stream:
-        texts: list[str] = []
+        items: list[Item] = []
         size = bytes_before = chunks_done = 0
-        for text in stream:
-            texts.append(text)
-            size += len(text)
+        for item in stream.items:
+            items.append(item)
+            size += measure(item)
             if size >= CHUNK_BYTES:
                 chunks_done += 1
                 if chunks_done > skipped:
                     source_bytes = stream.bytes_read - bytes_before
-                    yield Chunk(Position(number, chunks_done), source_bytes, (), number, tuple(texts))
-                bytes_before, texts, size = stream.bytes_read, [], 0
-        yield Chunk(Position(number + 1, 0), stream.bytes_read - bytes_before, (), number, tuple(texts))
+                    yield Chunk(Position(number, chunks_done), source_bytes, (), number, tuple(items))
+                bytes_before, items, size = stream.bytes_read, [], 0
+        yield Chunk(Position(number + 1, 0), stream.bytes_read - bytes_before, (), number, tuple(items))

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from gptmill.config.errors import UserError
+from gptmill.config.plugins import ReadingPartOptions, name_reloadable
 from gptmill.data.cleaning import DuplicateIndex
 from gptmill.data.files import write_durably
 from gptmill.data.pipeline.chunks import START, Position, make_chunks
@@ -24,7 +25,8 @@ from gptmill.data.pipeline.journal import Journal, read_journal
 from gptmill.data.pipeline.prepare_job import PrepareJob
 from gptmill.data.pipeline.prepare_progress import PrepareProgress, Report
 from gptmill.data.pipeline.shard_writer import ShardWriter
-from gptmill.data.pipeline.space_check import check_disk_space
+from gptmill.data.pipeline.size_checks import check_sizes
+from gptmill.data.pipeline.split_checks import check_splits
 from gptmill.data.pipeline.splitting import write_chunk
 from gptmill.data.shards.shard_manifest import (
     DOCUMENTS_DIR,
@@ -55,12 +57,15 @@ def write_corpus(folder: Path, job: PrepareJob, report: Report) -> Manifest:
     request = job.request
     is_small = 0 < job.size_bytes <= INLINE_BYTES
     processes = request.processes or (1 if is_small else count_cores())
-    with open_executor(processes, request.cluster, load_worker) as workers:
+    plugins = name_reloadable(ReadingPartOptions.kinds)
+    if plugins is None:
+        processes = 1  # other processes would not know the parts that this one has registered
+    with open_executor(processes, request.cluster, load_worker, plugins) as workers:
         tokenizer = _build_tokenizer(folder, job, journal)
         if journal.chunks == 0:
-            check_disk_space(folder, job, tokenizer)
+            check_sizes(folder, job, tokenizer)
         _encode_all(folder, job, tokenizer, journal, workers, report)
-        if job.draws_documents and (raised := journal.find_raised_limit()):
+        if job.draws_documents and job.has_val and (raised := journal.find_raised_limit()):
             # Validation is too small: start over with a higher limit, which adds the documents with the lowest draws.
             (folder / JOURNAL_NAME).unlink(missing_ok=True)
             _clear(folder)
@@ -120,6 +125,7 @@ def _encode_all(
                 for piece in encode_pieces(chunk, options, len(encoded.documents)):
                     write_chunk(piece, journal, writers, index)
             journal.advance(chunk)
+            journal.defects.check_limit(request.reading.max_errors)
             report(make_progress())
             if time.monotonic() - saved >= JOURNAL_SECONDS:
                 _save(folder, journal, writers, index)
@@ -150,7 +156,7 @@ def _make_progress(job: PrepareJob, journal: Journal, resumed_bytes: int, resume
 
 def _finish(folder: Path, job: PrepareJob, tokenizer: Tokenizer, journal: Journal) -> Manifest:
     _check_unchanged(job.files)
-    _check_splits(job.source.name, journal)
+    check_splits(job, journal)
     # JSON escapes without the quotes: one name per line, whatever characters it has.
     readable = (os.fsencode(file.name).decode(errors="replace") for file in job.files)
     names = "".join(json.dumps(name, ensure_ascii=False)[1:-1] + "\n" for name in readable)
@@ -163,6 +169,7 @@ def _finish(folder: Path, job: PrepareJob, tokenizer: Tokenizer, journal: Journa
         journal.report.to_json(),
         journal.train.make_split(),
         journal.val.make_split(),
+        journal.defects.to_json(),
     )
     write_manifest(folder, manifest)
     return _remove_temporary_files(folder, manifest)
@@ -175,20 +182,6 @@ def _check_unchanged(files: tuple[SourceFile, ...]) -> None:
             status = path.stat()
             if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
                 raise UserError(f"{path} changed while it was being prepared; run the same command again")
-
-
-def _check_splits(name: str, journal: Journal) -> None:
-    """Raises UserError if the training or the validation split is empty."""
-    dropped = sum(entry.documents for entry in journal.report.dropped.values())
-    if journal.train.tokens + journal.val.tokens == 0:
-        cause = f"cleaning dropped all {dropped:,} documents of {name}" if dropped else f"there is no text in {name}"
-        raise UserError("; ".join([cause, "relax the filters" if dropped else "give files that contain some"]))
-    if journal.train.tokens == 0:
-        raise UserError(
-            f"{name} would leave nothing to train on; give more text, a smaller --val_fraction or --split tail"
-        )
-    if journal.val.tokens == 0:
-        raise UserError(f"{name} would leave nothing for validation; give more text or --split tail, or --val_source")
 
 
 def _remove_temporary_files(folder: Path, manifest: Manifest) -> Manifest:

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptmill.config.requests import CleaningOptions, ReadingOptions
-from gptmill.data.cleaning import Cleaner
-from gptmill.data.pipeline.chunks import Chunk
+from gptmill.data.cleaning import Cleaner, Drop
+from gptmill.data.pipeline.chunks import Chunk, Item, measure
+from gptmill.data.sources import Defect
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
 
@@ -45,16 +46,16 @@ class Document(NamedTuple):
     keys: NDArray[np.uint64] | None
     preview: str
     size_bytes: int
-    drop_reason: str | None = None
+    drop: Drop | None = None
     """The filter that drops the document, which then has no pieces."""
 
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """The tokens of all pieces, concatenated, and the documents that they belong to."""
+    """The tokens of all pieces, concatenated, and the documents that they belong to, with the defects between them."""
 
     tokens: TokenArray
-    documents: list[Document]
+    documents: list[Document | Defect]
     repaired: int
     is_complete: bool
     """Whether the chunk has no further documents."""
@@ -91,38 +92,49 @@ def read_clean(chunks: Iterator[Chunk], reading: ReadingOptions, cleaning: Clean
     """Yields the cleaned texts before deduplication, to train a tokenizer on."""
     cleaner = Cleaner(cleaning)
     for chunk in chunks:
-        for _, original in chunk.read(reading):
-            text = cleaner.repair(original)
-            if text and cleaner.find_drop_reason(text) is None:
+        for _, item in chunk.read(reading):
+            text = cleaner.repair(item) if isinstance(item, str) else ""
+            if text and cleaner.find_drop(text) is None:
                 yield text
 
 
 def _encode(
-    texts: Iterator[tuple[int, str]], options: EncodingOptions, tokenizer: Tokenizer, cleaner: Cleaner
+    items: Iterator[tuple[int, Item]], options: EncodingOptions, tokenizer: Tokenizer, cleaner: Cleaner
 ) -> EncodedChunk:
     dtype = choose_dtype(tokenizer.vocab_size)
     end_of_text = np.array([tokenizer.end_of_text], dtype=dtype)
     arrays: list[TokenArray] = [end_of_text[:0]]
-    documents, repaired, chars = [], 0, 0
-    for file_number, original in texts:
-        chars += len(original)
-        text = cleaner.repair(original)
-        repaired += text != original
-        content = text.encode("utf-8")
-        drop_reason = cleaner.find_drop_reason(text) if text else "fix_unicode"
-        pieces = []
-        for draw, part in [] if drop_reason else _split(text, content, file_number, options):
-            ids = tokenizer.encode(part)
-            arrays += [end_of_text, ids]
-            pieces.append((draw, len(ids) + 1))
-        keys = cleaner.make_keys(text)
-        preview = text[:PREVIEW_CHARS] if drop_reason or len(keys) else ""  # needed only if it may be dropped
-        documents.append(
-            Document(file_number, tuple(pieces), keys if len(keys) else None, preview, len(content), drop_reason)
-        )
+    documents: list[Document | Defect] = []
+    repaired, chars = 0, 0
+    for file_number, item in items:
+        chars += measure(item)
+        if isinstance(item, Defect):
+            documents.append(item)
+        else:
+            text = cleaner.repair(item)
+            repaired += text != item
+            document, ids = _encode_document(text, file_number, options, tokenizer, cleaner)
+            documents.append(document)
+            for piece_ids in ids:
+                arrays += [end_of_text, piece_ids]
         if chars >= PIECE_CHARS:
             return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired, is_complete=False)
     return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired, is_complete=True)
+
+
+def _encode_document(
+    text: str, file_number: int, options: EncodingOptions, tokenizer: Tokenizer, cleaner: Cleaner
+) -> tuple[Document, list[TokenArray]]:
+    """Returns a cleaned document, and the tokens of each of its pieces."""
+    content = text.encode("utf-8")
+    drop = cleaner.find_drop(text) if text else Drop("fix_unicode")
+    pieces, ids = [], []
+    for draw, part in [] if drop else _split(text, content, file_number, options):
+        ids.append(tokenizer.encode(part))
+        pieces.append((draw, len(ids[-1]) + 1))
+    keys = cleaner.make_keys(text)
+    preview = text[:PREVIEW_CHARS] if drop or len(keys) else ""  # needed only if it may be dropped
+    return Document(file_number, tuple(pieces), keys if len(keys) else None, preview, len(content), drop), ids
 
 
 def _split(text: str, content: bytes, file_number: int, options: EncodingOptions) -> list[tuple[int, str]]:

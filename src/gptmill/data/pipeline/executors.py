@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gptmill.config.errors import UserError
+from gptmill.config.plugins import load_plugins
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -33,6 +34,20 @@ class InlineExecutor(Executor):
         return future
 
 
+class WorkerPool(ProcessPoolExecutor):
+    """A process pool whose workers ignore Ctrl-C, which the parent handles."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        """May start a process, which inherits the blocked signal: it is ignored from its first instruction on."""
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            return super().submit(function, *arguments, **options)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(function, *arguments, **options)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def count_cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -47,17 +62,22 @@ class Workers:
 
 
 @contextmanager
-def open_executor(processes: int, cluster: str | None, load: Callable[[], None]) -> Iterator[Workers]:
-    """Opens an executor; calls `load` in every new process right away, so that start-up overlaps with other work."""
+def open_executor(
+    processes: int, cluster: str | None, load: Callable[[], None], plugins: str | None = None
+) -> Iterator[Workers]:
+    """Opens an executor; calls `load` in every new process right away, so that start-up overlaps with other work.
+
+    New processes load the plug-ins first, whose parts they will receive by name.
+    """
     if cluster is not None:
-        with _open_cluster(cluster) as workers:
+        with _open_cluster(cluster, plugins) as workers:
             yield workers
     elif processes == 1:
         yield Workers(InlineExecutor(), 1)
     else:
         # Spawned, not forked: the parent may have threads and locks.
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(processes, mp_context=context, initializer=_become_worker)
+        executor = WorkerPool(processes, mp_context=context, initializer=_become_worker, initargs=(plugins,))
         try:
             for _ in range(processes):
                 executor.submit(load)
@@ -90,7 +110,7 @@ def map_in_order(
             future.cancel()
 
 
-def _become_worker() -> None:
+def _become_worker(plugins: str | None) -> None:
     """Ignores Ctrl-C, which the parent handles, and exits when the parent does, even if it was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -101,10 +121,11 @@ def _become_worker() -> None:
         os._exit(1)
 
     threading.Thread(target=exit_with_parent, daemon=True).start()
+    load_plugins(plugins)
 
 
 @contextmanager
-def _open_cluster(address: str) -> Iterator[Workers]:
+def _open_cluster(address: str, plugins: str | None) -> Iterator[Workers]:
     try:
         from distributed import Client
     except ImportError:
@@ -119,4 +140,5 @@ def _open_cluster(address: str) -> Iterator[Workers]:
         count = sum(client.nthreads().values())
         if count == 0:
             raise UserError(f"the Dask scheduler at {address} has no workers; start some with: dask worker {address}")
+        client.run(load_plugins, plugins)
         yield Workers(client.get_executor(pure=False), count)

@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gptmill.config.json_text import parse_json
 from gptmill.data.cleaning import CleaningReport
 from gptmill.data.files import write_durably
 from gptmill.data.pipeline.chunks import START, Chunk, Position
 from gptmill.data.pipeline.prepare_job import MAX_RAISED_FRACTION
 from gptmill.data.pipeline.shard_writer import WriterState
+from gptmill.data.regular_files import read_regular
+from gptmill.data.sources import DefectReport
 
 FILE_NAME = "journal.json"
 MIN_VAL_TOKENS = 2049  # one window of a context length of 2048, even from a small corpus
-VERSION = 1
+VERSION = 2
 
 
 @dataclass
@@ -38,6 +41,7 @@ class Journal:
     lowest_draws: list[tuple[int, int]] = field(default_factory=list)
     """A heap of (-draw, tokens): the training pieces that move first if validation is too small."""
     report: CleaningReport = field(default_factory=CleaningReport)
+    defects: DefectReport = field(default_factory=DefectReport)
 
     def __post_init__(self) -> None:
         self._drawn_tokens = sum(tokens for _, tokens in self.lowest_draws)
@@ -75,6 +79,7 @@ class Journal:
             "train": self.train.to_json(),
             "val": self.val.to_json(),
             "report": self.report.to_json(),
+            "defects": self.defects.to_json(),
         }
         write_durably(folder / FILE_NAME, json.dumps(content))
 
@@ -82,7 +87,7 @@ class Journal:
 def read_journal(folder: Path, origin: dict[str, Any]) -> Journal | None:
     """Returns the journal of an earlier preparation of the same sources and options, or None."""
     try:
-        content: dict[str, Any] = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
+        content: dict[str, Any] = parse_json(read_regular(folder / FILE_NAME))
         if content.pop("version") != VERSION or content["origin"] != origin:
             return None
         return Journal(
@@ -93,6 +98,7 @@ def read_journal(folder: Path, origin: dict[str, Any]) -> Journal | None:
                 "val": WriterState.from_json(content["val"]),
                 "lowest_draws": [(draw, tokens) for draw, tokens in content["lowest_draws"]],
                 "report": CleaningReport.from_json(content["report"]),
+                "defects": DefectReport.from_json(content["defects"]),
             }
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -37,11 +37,18 @@ class PrepareJob:
         return len(self.source.files)
 
     @property
+    def has_val(self) -> bool:
+        """Whether there is a validation split."""
+        return self.val_source is not None or self.request.val_fraction > 0
+
+    @property
     def tail_fraction(self) -> float | None:
         """The fraction of each document that goes to validation; None if whole documents do."""
         request = self.request
         is_few = self.source.one_document_per_file and len(self.source.files) * request.val_fraction < FEW_DOCUMENTS
-        if self.val_source or request.split == "documents" or (request.split == "auto" and not is_few):
+        if self.val_source or not request.val_fraction:
+            return None
+        if request.split == "documents" or (request.split == "auto" and not is_few):
             return None
         raised = min(MAX_RAISED_FRACTION, MIN_VAL_BYTES / max(self.source.size_bytes, 1))
         return max(request.val_fraction, raised)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gptmill.data.cleaning import DuplicateIndex
+from gptmill.data.cleaning import Drop, DuplicateIndex
 from gptmill.data.pipeline.encoding import ALWAYS_TRAIN, EncodedChunk
 from gptmill.data.pipeline.journal import Journal
 from gptmill.data.pipeline.shard_writer import ShardWriter
+from gptmill.data.sources import Defect
 from gptmill.data.tokenizers.protocol import TokenArray
 
 
@@ -17,14 +18,21 @@ def write_chunk(encoded: EncodedChunk, journal: Journal, writers: list[ShardWrit
     run = PieceRun(encoded.tokens)
     end = 0
     for document in encoded.documents:
-        drop_reason = document.drop_reason
-        if drop_reason is None and document.keys is not None:
-            drop_reason = index.find_duplicate(document.keys, journal.chunks)
-        if drop_reason:
-            journal.report.add_dropped(drop_reason, document.preview, document.size_bytes)
+        if isinstance(document, Defect):
+            journal.defects.add(document)
+            continue
+        drop = document.drop
+        if (
+            drop is None
+            and document.keys is not None
+            and (option := index.find_duplicate(document.keys, journal.chunks))
+        ):
+            drop = Drop(option)
+        if drop:
+            journal.report.add_dropped(drop, document.preview, document.size_bytes)
         for draw, count in document.pieces:
             start, end = end, end + count
-            if drop_reason:
+            if drop:
                 continue
             is_val = draw < journal.val_limit
             run.add(val if is_val else train, start, end, document.file_number)

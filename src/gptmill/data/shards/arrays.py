@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import re
 import threading
 from abc import abstractmethod
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
+from gptmill.data.regular_files import open_regular
 from gptmill.data.tokenizers.protocol import TokenArray
 
 try:
@@ -40,17 +40,14 @@ class StoredArray(NamedTuple):
 
     def map(self) -> NDArray[Any]:
         """Returns the array, memory-mapped."""
-        descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        try:
-            content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
+        with open_regular(self.path) as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return np.frombuffer(content, self.dtype, self.length, self.offset)
 
 
 def find_array(path: Path) -> StoredArray:
     """Locates the array of an `.npy` file. Raises OSError, or ValueError that says what is wrong with the file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(HEADER_BYTES)
         size_bytes = file.seek(0, 2)
         stored = _parse_header(path, head) or _parse_any_header(path, file)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gptmill.config.errors import UserError
+from gptmill.data.regular_files import open_regular
 from gptmill.data.shards.arrays import MappedArrays, MapPool, StoredArray, find_array
 from gptmill.data.shards.shard_manifest import DOCUMENTS_DIR, DTYPES, Manifest, Shard, Split
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
@@ -61,9 +62,9 @@ def open_external(folder: Path, tokenizer_name: str | None) -> ExternalCorpus:
             raise UserError(f"no token file in {folder} has {name!r} in its name; add one, or prepare the text itself")
     kind, dtype = _check_one_format(folder, [*stored["train"], *stored["val"]])
     tokenizer = _choose_tokenizer(folder, tokenizer_name, dtype)
-    splits = {name: _describe_split(files) for name, files in stored.items()}
+    train, val = (_describe_split(files) for files in stored.values())
     source = {"name": folder.name, "kind": kind}
-    manifest = Manifest(dtype.name, tokenizer.spec(), make_fingerprint(tokenizer), source, {}, **splits)
+    manifest = Manifest(dtype.name, tokenizer.spec(), make_fingerprint(tokenizer), source, {}, train, val)
     pool = MapPool()
     return ExternalCorpus(manifest, tokenizer, {name: MappedArrays(files, pool) for name, files in stored.items()})
 
@@ -89,7 +90,7 @@ def _find_npy(path: Path) -> StoredArray:
 
 def _find_bin(path: Path) -> StoredArray:
     size_bytes = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         header = np.frombuffer(file.read(12).ljust(12, b"\0"), dtype="<i4")
     magic, version, tokens = header.tolist()
     if magic not in LLMC_FORMATS:
@@ -151,7 +152,7 @@ def hash_ends(path: Path) -> str:
     """Returns a cheap identity of a file: the SHA-256 of its size and of its first and last MiB."""
     size_bytes = path.stat().st_size
     digest = hashlib.sha256(str(size_bytes).encode())
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest.update(file.read(IDENTITY_BYTES))
         file.seek(max(0, size_bytes - IDENTITY_BYTES))
         digest.update(file.read(IDENTITY_BYTES))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
 from gptmill.config.errors import UserError
-from gptmill.data.shards.arrays import IndexArray
+from gptmill.data.regular_files import read_regular
+from gptmill.data.shards.arrays import find_array
 from gptmill.data.shards.opening import TokenShards
 from gptmill.data.shards.shard_manifest import NAMES_NAME, ORIGINS_DIR, Split
 from gptmill.data.tokenizers.protocol import decode
@@ -61,7 +64,10 @@ class SplitReader:
     @cached_property
     def _names(self) -> list[str]:
         path = self.shards.folder / ORIGINS_DIR / NAMES_NAME
-        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if not path.exists():
+            return []
+        with _report_damage(path):
+            return read_regular(path).decode("utf-8").splitlines()
 
     def _find_origin(self, shard: int, number: int) -> str | None:
         """Returns the source file of a document; a negative number counts back into earlier shards."""
@@ -71,8 +77,16 @@ class SplitReader:
         path = self.shards.folder / ORIGINS_DIR / self._manifest.shards[shard].file
         if not self._names or not path.exists() or number < 0:
             return None
-        origins: IndexArray = np.load(path, mmap_mode="r", allow_pickle=False)
-        return self._names[int(origins[number])]
+        with _report_damage(path):
+            return self._names[int(find_array(path).map()[number])]
+
+
+@contextmanager
+def _report_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, IndexError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}); prepare the corpus again with --overwrite") from None
 
 
 def read_windows(
@@ -81,10 +95,15 @@ def read_windows(
     """Yields windows in stored order; raises UserError if the first does not exist."""
     reader = SplitReader(shards, split)
     windows = shards.cut(reader.tokens, context_length)
+    if windows.num_windows == 0:
+        raise UserError(
+            f"the {split} split of {shards.location} has no window of {context_length:,} tokens; choose a smaller "
+            f"--context_length"
+        )
     if not 0 <= first < windows.num_windows:
         raise UserError(
             f"the {split} split of {shards.location} has no window {first:,}, only 0 to {windows.num_windows - 1:,} of "
-            f"{context_length:,} tokens; choose a smaller --window or --context_length"
+            f"{context_length:,} tokens; choose another --window"
         )
     chosen = np.arange(first, min(first + count, windows.num_windows), dtype=np.int64)
     for shard, start in zip(*windows.locate(chosen), strict=True):

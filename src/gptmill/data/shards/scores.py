@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import parse_json
 from gptmill.config.validation import is_folder_name
 from gptmill.data.files import flush_to_disk, hash_file, write_durably
+from gptmill.data.regular_files import open_regular, read_regular
 from gptmill.data.shards.opening import TokenShards
 from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.shards.shard_manifest import SCORES_DIR, read_manifest
@@ -53,8 +55,9 @@ def read_scores(shards: TokenShards, name: str) -> ScoreArray:
     if not path.exists():
         raise UserError(f"{shards.folder} has no scores named {name}; {advice}")
     try:
-        record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        scores: ScoreArray = np.load(path, allow_pickle=False)
+        record = parse_json(read_regular(path.with_suffix(".json")))
+        with open_regular(path) as file:
+            scores: ScoreArray = np.load(file, allow_pickle=False)
         is_valid = record["sha256"] == hash_file(path) and len(scores) == shards.manifest.train.documents
     except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {advice}") from None

@@ -135,7 +135,7 @@ class ShardCache:
         """Makes sure that the file is in the cache; returns False if a prefetch finds no space for it."""
         path = self._folder / file.local_name
         partial = path.with_suffix(PARTIAL)
-        with hold_lock(path.with_suffix(LOCK)):
+        with hold_transient_lock(path.with_suffix(LOCK)):
             if path.exists():
                 return True
             while not self._reserve(file, partial, is_prefetch=is_prefetch):
@@ -195,7 +195,7 @@ class ShardCache:
                 if path.suffix == SHARD:
                     sizes[path.name] = status.st_size, status.st_mtime
                 elif path.suffix == PARTIAL:
-                    with hold_lock(path.with_suffix(LOCK), wait=False) as is_abandoned:
+                    with hold_transient_lock(path.with_suffix(LOCK), wait=False) as is_abandoned:
                         if is_abandoned:
                             path.unlink(missing_ok=True)
                         else:
@@ -203,12 +203,12 @@ class ShardCache:
         return sizes
 
     def _lock_space(self) -> AbstractContextManager[bool]:
-        return hold_lock(self._folder / SPACE_LOCK)
+        return hold_transient_lock(self._folder / SPACE_LOCK)
 
 
 @contextmanager
-def hold_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Holds a lock across threads and processes; without `wait`, yields False if it is taken."""
+def hold_transient_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Holds a lock file, which it deletes; without `wait`, yields False if another thread or process holds it."""
     while fcntl is not None:
         with path.open("ab") as file:
             try:

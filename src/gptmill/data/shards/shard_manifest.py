@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import parse_json
+from gptmill.config.validation import is_folder_name
 from gptmill.data.files import write_durably
+from gptmill.data.regular_files import read_regular
 
 FILE_NAME = "manifest.json"
 FORMAT = "gptmill-shards"
@@ -20,6 +23,7 @@ ORIGINS_DIR = "origins"  # the source file of each document, as a line number of
 NAMES_NAME = "names.txt"
 SCORES_DIR = "scores"  # document scores of `gptmill data score`
 DTYPES = ("uint16", "uint32")
+MAX_COUNT = 2**53  # a larger one overflows sums of counts
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Manifest:
     cleaning: dict[str, Any]
     train: Split
     val: Split
+    defects: dict[str, Any] = field(default_factory=dict)
+    """What could not be read and what was empty, by kind."""
 
     @property
     def corpus_sha256(self) -> str:
@@ -71,7 +77,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / FILE_NAME
     advice = "prepare the corpus again with --overwrite"
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = parse_json(read_regular(path))
         if content.pop("format") != FORMAT:
             raise UserError(f"{path} is not a gptmill manifest; point --data_dir to a folder that gptmill prepared")
         if (version := content.pop("version")) != VERSION:
@@ -79,6 +85,11 @@ def read_manifest(folder: Path) -> Manifest:
         train, val = _read_split(content.pop("train")), _read_split(content.pop("val"))
         if content["dtype"] not in DTYPES:
             raise ValueError(f"dtype {content['dtype']!r} is not one of {', '.join(DTYPES)}")
+        for name in ("tokenizer", "source", "cleaning"):
+            if not isinstance(content[name], dict):
+                raise ValueError(f"its {name} is not an object")
+        if not isinstance(content["fingerprint"], str):
+            raise ValueError("its fingerprint is not text")
         return Manifest(**content, train=train, val=val)
     except OSError as error:
         raise UserError(
@@ -89,5 +100,23 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _read_split(content: dict[str, Any]) -> Split:
-    shards = tuple(Shard(**shard) for shard in content["shards"])
-    return Split(content["documents"], content["tokens"], shards)
+    shards = tuple(_read_shard(shard) for shard in content["shards"])
+    return Split(_read_count(content, "documents"), _read_count(content, "tokens"), shards)
+
+
+def _read_shard(content: dict[str, Any]) -> Shard:
+    for name in ("file", "sha256", "documents_sha256"):
+        if not isinstance(content[name], str):
+            raise ValueError(f"the {name} of a shard is not text")
+    if not is_folder_name(content["file"]):
+        raise ValueError(f"{content['file'][:100]!r} is not the plain name of a file")
+    _read_count(content, "tokens")
+    _read_count(content, "documents")
+    return Shard(**content)
+
+
+def _read_count(content: dict[str, Any], name: str) -> int:
+    count = content[name]
+    if type(count) is not int or not 0 <= count <= MAX_COUNT:
+        raise ValueError(f"its number of {name} is {count!r:.50}, not a count")
+    return count

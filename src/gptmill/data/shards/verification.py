@@ -13,6 +13,7 @@ import numpy as np
 
 from gptmill.config.errors import UserError
 from gptmill.data.files import hash_file
+from gptmill.data.regular_files import open_regular
 from gptmill.data.shards.arrays import IndexArray, StoredArray
 from gptmill.data.shards.external_formats import find_external_files, open_external
 from gptmill.data.shards.opening import find_shard, restore_expected_tokenizer
@@ -146,7 +147,7 @@ def _describe_starts(path: Path, number: int, first: int, last: int) -> str:
 def _read_blocks(stored: StoredArray) -> Iterator[tuple[int, TokenArray]]:
     """Yields (position, tokens). Files are read, not mapped, so that large ones do not fill the process's memory."""
     block_tokens = BLOCK_BYTES // stored.dtype.itemsize
-    with stored.path.open("rb") as file:
+    with open_regular(stored.path) as file:
         file.seek(stored.offset)
         for position in range(0, stored.length, block_tokens):
             yield position, np.fromfile(file, stored.dtype, min(block_tokens, stored.length - position))

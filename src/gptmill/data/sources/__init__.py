@@ -6,6 +6,7 @@ Each is read as a stream of documents in bounded memory. Knows compressions and 
 from __future__ import annotations
 
 from gptmill.data.sources.cutting import MAX_DOCUMENT_CHARS
+from gptmill.data.sources.defects import Defect, DefectReport
 from gptmill.data.sources.document_stream import DocumentStream, open_documents, read_documents
 from gptmill.data.sources.formats import FORMATS
 from gptmill.data.sources.named_corpora import CORPORA, PYTHON_STDLIB
@@ -18,6 +19,8 @@ __all__ = [
     "FORMATS",
     "MAX_DOCUMENT_CHARS",
     "PYTHON_STDLIB",
+    "Defect",
+    "DefectReport",
     "DocumentStream",
     "Part",
     "Source",

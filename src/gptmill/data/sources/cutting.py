@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gptmill.data.sources.failures import ReadingError, Record
+
 MAX_DOCUMENT_CHARS = 8 * 2**20
 SEARCHED_CHARS = 2**16
 # Every common BPE pre-tokenizer splits between a letter and the white space after it, so no token spans that boundary.
@@ -17,6 +19,7 @@ class DocumentCutter:
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._chars = 0
+        self._is_cut = False
 
     def add(self, piece: str) -> Iterator[str]:
         """Appends a piece of the document; yields the documents that are complete."""
@@ -33,24 +36,25 @@ class DocumentCutter:
             start = stop
         self._pieces = [text[start:]]
         self._chars = len(text) - start
+        self._is_cut = True
 
     def finish(self) -> Iterator[str]:
-        """Ends the document; yields the rest of it."""
+        """Ends the document; yields the rest of it. A document that is white space is yielded, but no such rest."""
         text = "".join(self._pieces)
-        self._pieces, self._chars = [], 0
-        if is_text(text):
+        if is_text(text) or (text and not self._is_cut):
             yield text
+        self._pieces, self._chars, self._is_cut = [], 0, False
 
 
-def cut_documents(documents: Iterator[str]) -> Iterator[str]:
-    """Cuts documents that are too long; drops those that are empty or only white space."""
+def cut_documents(records: Iterator[Record]) -> Iterator[Record]:
+    """Cuts documents that are too long."""
     cutter = DocumentCutter()
-    for document in documents:
-        if len(document) > MAX_DOCUMENT_CHARS:
-            yield from cutter.add(document)
+    for record in records:
+        if isinstance(record, ReadingError) or len(record) <= MAX_DOCUMENT_CHARS:
+            yield record
+        else:
+            yield from cutter.add(record)
             yield from cutter.finish()
-        elif is_text(document):
-            yield document
 
 
 def is_text(document: str) -> bool:

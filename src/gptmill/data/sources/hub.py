@@ -9,7 +9,7 @@ from typing import Any
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources.failures import make_extra_error
+from gptmill.data.sources.failures import Record, make_extra_error
 from gptmill.data.sources.formats.json_records import find_text
 from gptmill.data.sources.source import HUB_PREFIX, SourceFile
 
@@ -59,7 +59,7 @@ def resolve_hub(uri: str) -> SourceFile:
     return SourceFile(f"{HUB_PREFIX}{folder}@{dataset.split}", f"{folder.name}@{dataset.split}", 0, mtime_ns)
 
 
-def read_hub(uri: str, options: ReadingOptions) -> Generator[str]:
+def read_hub(uri: str, options: ReadingOptions) -> Generator[Record]:
     """Yields the text field of each record in the order of the dataset."""
     try:
         import datasets
@@ -71,9 +71,7 @@ def read_hub(uri: str, options: ReadingOptions) -> Generator[str]:
         if records.column_names and options.text_field in records.column_names:
             records = records.select_columns([options.text_field])
         for number, record in enumerate(records, start=1):
-            text = find_text(record, options.text_field, lambda: f"record {number} of {uri}")  # noqa: B023
-            if text is not None:
-                yield text
+            yield find_text(record, options.text_field, lambda: f"record {number} of {uri}")  # noqa: B023
     except UserError:
         raise
     except Exception as error:  # the network, the Hub and the dataset builder each raise their own types

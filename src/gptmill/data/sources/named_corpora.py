@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from gptmill.config.errors import UserError
+from gptmill.config.requests import ReadingOptions
 from gptmill.data.files import find_cache_dir
 from gptmill.data.sources.compression import COMPRESSIONS, DecompressedFile, split_compression
 from gptmill.data.sources.download import DownloadError, check_disk_space, download_file, hash_content
@@ -170,7 +171,8 @@ def _extract_if_archive(path: Path, folder: Path, file: CorpusFile) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with path.open("rb") as archive, partial.open("wb") as content:
             if compression:
-                shutil.copyfileobj(io.BufferedReader(DecompressedFile(archive, compression, str(path))), content)
+                decompressed = DecompressedFile(archive, compression, str(path), ReadingOptions.max_expansion)
+                shutil.copyfileobj(io.BufferedReader(decompressed), content)
             else:
                 _extract_from_zip(archive, content, path, file.name)
         _verify(partial, file, path)

@@ -10,6 +10,7 @@ import functools
 import glob
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -19,33 +20,36 @@ from urllib.parse import unquote, urlsplit
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.requests import ReadingOptions
+from gptmill.data.remote_fs import is_remote, restore_slashes
 from gptmill.data.sources.compression import split_compression
 from gptmill.data.sources.failures import make_reading_error
 from gptmill.data.sources.formats import FORMATS, is_known, is_one_document
 from gptmill.data.sources.hub import parse_hub_uri, resolve_hub
 from gptmill.data.sources.named_corpora import CORPORA, PYTHON_STDLIB, find_corpus, find_stdlib
 from gptmill.data.sources.remote_files import find_remote
-from gptmill.data.sources.source import HUB_PREFIX, Source, SourceFile, is_url
+from gptmill.data.sources.source import Source, SourceFile, find_own_source, is_on_hub
 
 STANDARD_INPUT = "-"
 LOCAL_SCHEME = "file://"
+METADATA_SUFFIX = ".wat"  # of Common Crawl
 
 
 def resolve_source(inputs: list[str], options: ReadingOptions) -> Source:
     """Finds all files of the inputs; raises UserError if there is nothing to read."""
-    _check_from(inputs, options)
+    _check_options(inputs, options)
     files = tuple(file for name in inputs for file in _resolve_input(name, options))
+    _check_metadata(files)
     # Relative names and sizes, so that a corpus keeps its identity when its folder is moved.
     listing = "\n".join(f"{file.name} {file.size_bytes}" for file in files)
     size_bytes = sum(file.size_bytes for file in files)
-    if size_bytes == 0 and not any(file.is_remote or file.is_on_hub for file in files):
+    if size_bytes == 0 and not any(file.is_remote or file.is_streamed for file in files):
         raise UserError(f"the corpus {' '.join(inputs)} is empty; give files that contain text")
     return Source(
         name=make_source_name(inputs),
         files=files,
         size_bytes=size_bytes,
         listing_sha256=hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest(),
-        one_document_per_file=all(not file.is_on_hub and is_one_document(file.path_name, options) for file in files),
+        one_document_per_file=all(not file.is_streamed and is_one_document(file.path_name, options) for file in files),
     )
 
 
@@ -56,9 +60,11 @@ def make_source_name(inputs: list[str]) -> str:
         return first
     if first == STANDARD_INPUT:
         return "stdin"
-    if _is_on_hub(first):
+    if find_own_source(first) is not None:
+        return re.sub(r"[^\w.-]+", "-", first).strip("-.")
+    if is_on_hub(first):
         return parse_hub_uri(first).name
-    if is_url(first) and not first.startswith(LOCAL_SCHEME):
+    if is_remote(first) and not first.startswith(LOCAL_SCHEME):
         parts = urlsplit(first)
         path = PurePath(PurePosixPath("/", parts.netloc, unquote(parts.path).lstrip("/")))
     else:
@@ -70,9 +76,20 @@ def make_source_name(inputs: list[str]) -> str:
     return name.encode("utf-8", errors="replace").decode()
 
 
-def _check_from(inputs: list[str], options: ReadingOptions) -> None:
+def _check_options(inputs: list[str], options: ReadingOptions) -> None:
+    if options.max_expansion is not None and not options.max_expansion >= 1:
+        raise UserError(f"--max_expansion {options.max_expansion:g}: must be at least 1, or none for no limit")
     if options.from_file is not None and sum(name in CORPORA for name in inputs) != 1:
         raise UserError(f"--from goes with one named corpus ({', '.join(CORPORA)}); name it as the source")
+
+
+def _check_metadata(files: tuple[SourceFile, ...]) -> None:
+    for file in files:
+        if PurePath(split_compression(file.path_name)[0]).suffix.lower() == METADATA_SUFFIX:
+            raise UserError(
+                f"{file.uri} holds the metadata of a crawl, not its text; give the .wet.gz or .warc.gz file of the "
+                f"same crawl"
+            )
 
 
 def _resolve_input(name: str, options: ReadingOptions) -> list[SourceFile]:
@@ -82,10 +99,12 @@ def _resolve_input(name: str, options: ReadingOptions) -> list[SourceFile]:
         return [_make_file(path, relative_name) for path, relative_name in find_stdlib()]
     if name == STANDARD_INPUT:
         return [_spool_standard_input()]
-    if _is_on_hub(name):
+    if find_own_source(name) is not None:
+        return [SourceFile(name, name, 0, 0)]
+    if is_on_hub(name):
         return [resolve_hub(name)]
-    if is_url(name) and not name.startswith(LOCAL_SCHEME):
-        return _resolve_remote(name)
+    if is_remote(name) and not name.startswith(LOCAL_SCHEME):
+        return _resolve_remote(restore_slashes(name))
     try:
         return _resolve_local(name)
     except OSError as error:
@@ -198,10 +217,6 @@ def _find_base(name: str) -> str:
 
 def _strip_scheme(name: str) -> str:
     return unquote(urlsplit(name).path) if name.startswith(LOCAL_SCHEME) else name
-
-
-def _is_on_hub(name: str) -> bool:
-    return name.startswith(HUB_PREFIX) and not is_url(name)
 
 
 def _raise(error: OSError) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from gptmill.config.requests import ReadingOptions
+from gptmill.data.remote_fs import is_remote
+
 HUB_PREFIX = "hf:"
+
+SOURCES: dict[str, Callable[[str, ReadingOptions], Generator[str]]] = {}
+"""Registered sources by the name before the colon, as in NAME:REST; each yields the documents of REST."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +26,16 @@ class SourceFile:
 
     @property
     def is_on_hub(self) -> bool:
-        return self.uri.startswith(HUB_PREFIX) and not self.is_remote
+        return is_on_hub(self.uri)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it is no file but a stream of documents: of the Hub, or of a registered source."""
+        return self.is_on_hub or find_own_source(self.uri) is not None
 
     @property
     def is_remote(self) -> bool:
-        return is_url(self.uri)
+        return is_remote(self.uri) and not self.is_on_hub
 
     @property
     def path_name(self) -> str:
@@ -51,5 +63,12 @@ class Source:
     one_document_per_file: bool
 
 
-def is_url(name: str) -> bool:
-    return "://" in name
+def is_on_hub(name: str) -> bool:
+    """Whether a name is hf:DATASET, and not hf://…, which fsspec reads."""
+    return name.startswith(HUB_PREFIX) and not name.startswith(f"{HUB_PREFIX}//")
+
+
+def find_own_source(uri: str) -> str | None:
+    """The name of the registered source that a URI begins with."""
+    name = uri.partition(":")[0]
+    return name if name in SOURCES and uri.startswith(f"{name}:") else None

@@ -45,9 +45,10 @@ class CountingFile(io.RawIOBase):
 class StoredFile:
     """The input of a format reader, which opens it as a stream or for random access."""
 
-    def __init__(self, file: SourceFile) -> None:
+    def __init__(self, file: SourceFile, max_expansion: float | None) -> None:
         self.uri = file.uri
         self.size_bytes = file.size_bytes
+        self._max_expansion = max_expansion
         self._file = file
         _, self._compression = split_compression(file.path_name)
         self._counting: CountingFile | None = None
@@ -85,7 +86,8 @@ class StoredFile:
         self._counting = CountingFile(raw)
         if self._compression is None:
             return io.BufferedReader(self._counting, BUFFER_BYTES)
-        return io.BufferedReader(DecompressedFile(self._counting, self._compression, self.uri), BUFFER_BYTES)
+        content = DecompressedFile(self._counting, self._compression, self.uri, self._max_expansion)
+        return io.BufferedReader(content, BUFFER_BYTES)
 
     def open_seekable(self) -> Any:
         """Opens the content for random access; copies it to a temporary file first if it is not seekable."""

@@ -12,15 +12,19 @@ from gptmill.data.tokenizers.byte import ByteTokenizer
 from gptmill.data.tokenizers.char import CharTokenizer
 from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
 from gptmill.data.tokenizers.openai import ENCODINGS, OpenAiTokenizer
-from gptmill.data.tokenizers.protocol import Tokenizer
+from gptmill.data.tokenizers.protocol import Tokenizer, TrainableTokenizer
 from gptmill.data.tokenizers.tokenizer_json import FILE_NAME, JsonTokenizer, read_definition
 
 # Each class can be trained on the texts of a corpus (which it reads only if it needs them) and restored from its spec.
-TOKENIZERS: dict[str, type[ByteTokenizer] | type[CharTokenizer] | type[Gpt2Tokenizer]] = {
+TOKENIZERS: dict[str, type[TrainableTokenizer]] = {
     tokenizer.name: tokenizer for tokenizer in (ByteTokenizer, CharTokenizer, Gpt2Tokenizer)
 }
 ALIASES = {"r50k_base": "gpt2"}  # one table, two names
-NAMES = (*TOKENIZERS, *ALIASES, *ENCODINGS)
+
+
+def list_names() -> tuple[str, ...]:
+    """All names of tokenizers, registered ones included."""
+    return (*TOKENIZERS, *ALIASES, *ENCODINGS)
 
 
 def build_tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
@@ -46,12 +50,15 @@ def restore_tokenizer(spec: dict[str, Any], where: str) -> Tokenizer:
         raise UserError(
             f"the tokenizer spec in {where} is corrupt ({error!r:.200}); prepare or train it again"
         ) from None
-    raise UserError(f"{where} needs the tokenizer {spec['name']!r:.200}, which is unknown; update gptmill")
+    raise UserError(
+        f"{where} needs the tokenizer {spec['name']!r:.200}, which is unknown; update gptmill, or add the "
+        f"--plugin that registers it"
+    )
 
 
 def identify_tokenizer(name: str) -> str:
     """Returns a label of the tokenizer, usable in a folder name; includes a hash if it is defined by a file."""
-    if name in NAMES:
+    if name in list_names():
         return ALIASES.get(name, name)
     path = _find_file(name)
     definition = hashlib.sha256(read_definition(path).encode()).hexdigest()
@@ -61,7 +68,7 @@ def identify_tokenizer(name: str) -> str:
 
 def is_called(tokenizer: Tokenizer, name: str) -> bool:
     """Whether `name` refers to this tokenizer; a file that no longer exists is assumed to match."""
-    if name in NAMES:
+    if name in list_names():
         return tokenizer.name == ALIASES.get(name, name)
     if not isinstance(tokenizer, JsonTokenizer):
         return False
@@ -80,17 +87,17 @@ def _find_file(name: str) -> Path:
     if Path(name).is_dir():
         raise UserError(f"the folder {name} has no {FILE_NAME}; name one that does, or the file itself")
     raise UserError(
-        f"there is no tokenizer {name!r}{suggest(name, NAMES)}; "
-        f"name one of {', '.join(NAMES)}, or the path of a {FILE_NAME}"
+        f"there is no tokenizer {name!r}{suggest(name, list_names())}; "
+        f"name one of {', '.join(list_names())}, or the path of a {FILE_NAME}"
     )
 
 
 __all__ = [
-    "NAMES",
     "TOKENIZERS",
     "Tokenizer",
     "build_tokenizer",
     "identify_tokenizer",
     "is_called",
+    "list_names",
     "restore_tokenizer",
 ]

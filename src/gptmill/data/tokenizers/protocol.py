@@ -32,6 +32,18 @@ class Tokenizer(Protocol):
         """Returns everything needed to restore the tokenizer, as JSON values."""
 
 
+class TrainableTokenizer(Tokenizer, Protocol):
+    """A tokenizer that gptmill can build by name: trained on texts, or restored from its spec."""
+
+    @classmethod
+    def train(cls, texts: Iterable[str]) -> Self:
+        """Returns the tokenizer of a corpus; reads `texts` only if it depends on them."""
+
+    @classmethod
+    def restore(cls, spec: dict[str, Any]) -> Self:
+        """Returns the tokenizer whose `spec()` this is."""
+
+
 class FixedTokenizer:
     """Base of tokenizers that do not depend on the corpus."""
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import parse_json
+from gptmill.data.regular_files import read_regular
 from gptmill.data.tokenizers.byte_level import decode_byte_level
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
 from gptmill.data.tokenizers.tiktoken_conversion import convert_to_tiktoken, is_library_error
@@ -53,7 +55,7 @@ class JsonTokenizer:
         self.end_of_text = vocabulary[self._eos_token]
         self.vocab_size = max(vocabulary.values()) + 1
         self._dtype = choose_dtype(self.vocab_size)
-        parsed = json.loads(definition)
+        parsed = parse_json(definition)
         self._bytes = _list_bytes(parsed, vocabulary, self.end_of_text)
         self._bpe = convert_to_tiktoken(parsed, self._hf_tokenizer)
 
@@ -104,13 +106,13 @@ class JsonTokenizer:
 def read_definition(path: Path) -> str:
     """Reads the file as minified JSON, without truncation and padding and with end-of-text tokens marked special."""
     try:
-        definition = json.loads(path.read_bytes())
+        definition = parse_json(read_regular(path))
         definition |= {"truncation": None, "padding": None}
         for token in definition.get("added_tokens") or []:
             token["special"] = token["special"] or token["content"] in EOS_TOKENS
         text = json.dumps(definition, ensure_ascii=False, separators=(",", ":"))
         text.encode()
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UserError(
             f"{path} is not a valid {FILE_NAME}; save it again with the save() of Hugging Face's tokenizers library"
         ) from None

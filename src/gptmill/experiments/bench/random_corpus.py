@@ -41,7 +41,10 @@ def write_random_corpus(folder: Path, tokenizer_name: str, train_tokens: int, va
         splits[split] = state.make_split()
     write_durably(folder / ORIGINS_DIR / NAMES_NAME, f"{NAME}\n")
     source = {"name": NAME}
-    write_manifest(folder, Manifest(dtype.name, tokenizer.spec(), make_fingerprint(tokenizer), source, {}, **splits))
+    write_manifest(
+        folder,
+        Manifest(dtype.name, tokenizer.spec(), make_fingerprint(tokenizer), source, {}, splits["train"], splits["val"]),
+    )
 
 
 def sample_tokens(generator: np.random.Generator, count: int, vocab_size: int) -> NDArray[np.int64]:

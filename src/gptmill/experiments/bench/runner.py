@@ -238,6 +238,7 @@ def _shorten(config: RunConfig, folder: Path) -> dict[str, Any]:
         "keep_checkpoints": 1,
         "milestone_freq": None,
         "mirror_to": None,
+        "init_from": None,
         "context_warmup": None,
         "batch_size_warmup": None,
         "early_stop_patience": None,

@@ -195,6 +195,7 @@ def _shorten(config: RunConfig, folder: Path) -> dict[str, Any]:
         "keep_checkpoints": 1,
         "milestone_freq": None,
         "mirror_to": None,
+        "init_from": None,
         "early_stop_patience": None,
         "guard": "warn",  # takes no snapshots
         "context_warmup": None,

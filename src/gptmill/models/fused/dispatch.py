@@ -8,6 +8,7 @@ from gptmill.config.run import KernelChoice, PrecisionName
 from gptmill.models.fused.fused_gpt import FusedGPT, FusedHeadGPT
 from gptmill.models.gpt import GPT
 from gptmill.models.kernels.support import has_kernels
+from gptmill.models.language_model import LanguageModel
 
 # With small micro-batches a GPU waits for the host to launch the blocks' kernels, each of which does work in
 # proportion to the tokens times the square of the width. Beside an H200 the host was the bottleneck at 0.5e10 (GPT-2
@@ -17,7 +18,7 @@ LEAST_WORK = 1.8e10
 PRECISIONS = ("bf16", "fp8")
 
 MODELS: dict[KernelChoice, type[GPT]] = {"none": GPT, "head": FusedHeadGPT, "auto": FusedGPT}
-DESCRIPTIONS: dict[type[GPT], str] = {GPT: "", FusedHeadGPT: "the LM head's kernel", FusedGPT: "all kernels"}
+DESCRIPTIONS: dict[type[LanguageModel], str] = {GPT: "", FusedHeadGPT: "the LM head's kernel", FusedGPT: "all kernels"}
 
 
 def is_small(tokens: int, width: int) -> bool:
@@ -26,14 +27,14 @@ def is_small(tokens: int, width: int) -> bool:
 
 
 def choose_kernels(
-    wanted: KernelChoice, device: torch.device, precision: PrecisionName, *, host_keeps_up: bool
+    wanted: KernelChoice, device: torch.device, precision: PrecisionName, *, host_keeps_up: bool, has_own_parts: bool
 ) -> KernelChoice:
-    """The kernels that win on this device, of those that are wanted."""
+    """The kernels that win on this device, of those that are wanted. Blocks with a plug-in's parts are not fused."""
     if wanted == "none" or precision not in PRECISIONS or not has_kernels(device):
         return "none"
-    return wanted if host_keeps_up else "head"
+    return wanted if host_keeps_up and not has_own_parts else "head"
 
 
-def describe_kernels(model: GPT) -> str:
+def describe_kernels(model: LanguageModel) -> str:
     """For people; empty where the model uses none."""
-    return DESCRIPTIONS[type(model)]
+    return DESCRIPTIONS.get(type(model), "")

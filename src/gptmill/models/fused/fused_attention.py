@@ -5,8 +5,9 @@ Shape suffixes: B batch, T sequence, H query heads, K key/value heads, D head di
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from gptmill.config.model import SoftmaxAttention
 from gptmill.models.attention import Attention, BlockContext
 from gptmill.models.fused.fp8_layers import Fp8Linear, apply_layer, find_fp8_input, wants_fp8_input
 from gptmill.models.fused.pending_residual import Branch, Normed, apply_without_bias, to_autocast_dtype
@@ -50,3 +51,7 @@ class FusedAttention(Attention):
         is_full_fp8 = isinstance(self.qkv, Fp8Linear) and not self.wants_fp8_input
         has_work = self.qkv.bias is not None or kernel_rope is not None
         return self.kv_heads == self.num_heads and has_work and not is_full_fp8
+
+
+FUSED_ATTENTIONS: dict[type, type[nn.Module]] = {SoftmaxAttention: FusedAttention}
+"""The fused modules by variant; those of plug-ins have none."""

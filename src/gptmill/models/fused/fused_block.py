@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gptmill.models.attention import BlockContext
 from gptmill.models.block import Block
-from gptmill.models.fused.fused_attention import FusedAttention
+from gptmill.models.fused.fused_attention import FUSED_ATTENTIONS, FusedAttention
 from gptmill.models.fused.fused_mlp import FUSED_FEED_FORWARDS, FusedGatedMlp, FusedMlp
 from gptmill.models.fused.pending_residual import Branch, PendingResidual, add_and_normalise
 from gptmill.models.kv_cache import LayerKVCache
@@ -19,7 +19,7 @@ from gptmill.models.mixture_of_experts import MixtureOfExperts, RouterStats
 class FusedBlock(Block):
     """The same parameters; hands on a pending residual instead of a sum."""
 
-    attention_class = FusedAttention
+    attention_classes = FUSED_ATTENTIONS
     feed_forward_classes = FUSED_FEED_FORWARDS
     attention: FusedAttention
     mlp: FusedMlp | FusedGatedMlp | MixtureOfExperts

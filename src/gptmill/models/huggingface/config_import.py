@@ -59,7 +59,7 @@ def read_hf_config(content: Any) -> ModelConfig:
         values["bias"] = content["attention_bias"]
     elif layout in ("qwen3", "qwen3_moe"):
         values["attention_windows"] = _read_windows(content, layout)
-    config = _drop_defaults(_build(values))
+    config = drop_default_sizes(_build(values))
     if obstacles := find_obstacles(config, layout):
         raise UserError(f"config.json is of type {layout}, which has no {obstacles[0]}; use another model")
     return config
@@ -139,9 +139,10 @@ def _build(values: dict[str, Any]) -> ModelConfig:
     return config
 
 
-def _drop_defaults(config: ModelConfig) -> ModelConfig:
+def drop_default_sizes(config: ModelConfig) -> ModelConfig:
     """Removes sizes that follow from others, as in a config written by hand."""
-    plain = replace(config.feed_forward, ffn_size=None)
+    own = config.feed_forward
+    plain = replace(own, ffn_size=None) if hasattr(own, "ffn_size") else own  # a registered variant may have none
     is_same_width = replace(config, feed_forward=plain).hidden_size == config.hidden_size
     return replace(
         config,

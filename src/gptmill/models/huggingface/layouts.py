@@ -11,7 +11,12 @@ from gptmill.config.value_syntax import parse_windows
 LAYOUTS = ("gpt2", "llama", "qwen3", "qwen3_moe")
 
 # The values that each layout requires. Fields that are not listed may have any value; MTP heads are not exported.
-EVERYWHERE: dict[str, Any] = {"logit_softcap": None, "value_embeddings": 0}
+EVERYWHERE: dict[str, Any] = {
+    "architecture": "gpt",
+    "attention": "softmax",
+    "logit_softcap": None,
+    "value_embeddings": 0,
+}
 ROTARY: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope"}
 REQUIRED: dict[str, dict[str, Any]] = {
     "gpt2": {

@@ -33,6 +33,7 @@ class CheckpointInfo:
     saved_at: float
     train_loss: float | None
     val_loss: float | None
+    """None unless the model was evaluated at this very step."""
 
 
 def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: str) -> None:

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import parse_json
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.regular_files import open_regular
 from gptmill.runs.checkpoints.tensor_files import FileDigest, write_all
-from gptmill.runs.events import replace_non_finite
+from gptmill.runs.events import MAX_TIME, replace_non_finite
 
 FORMAT = "gptmill-checkpoint"
 VERSION = 1
 MANIFEST = "checkpoint.json"
 MAX_BYTES = 64 << 20  # mostly the tokenizer; the largest published ones take a sixth of this
 MAX_STEP = 2**63 - 1
-MAX_TIME = 253_402_300_800.0  # the year 10,000, which datetime cannot represent
 FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}\.safetensors")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 LOSSES = ("train_loss", "val_loss")
@@ -72,7 +72,7 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise UserError(f"cannot read checkpoint {path / MANIFEST}: {error.strerror or error}") from None
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         if not isinstance(content, dict):
             raise ValueError("it is not an object")
         if (content["format"], content["version"]) != (FORMAT, VERSION):

@@ -73,8 +73,10 @@ def read_info(path: Path) -> CheckpointInfo:
     """Returns what the manifest says; raises UserError if it is invalid."""
     manifest = read_manifest(path)
     size_bytes = sum(file.size_bytes for file in manifest.files.values())
-    losses = (manifest.values.get("train_loss"), manifest.values.get("val_loss"))
-    return CheckpointInfo(path, manifest.step, size_bytes, manifest.saved_at, *losses)
+    values, step = manifest.values, manifest.step
+    is_evaluated = values.get("evaluated_at", step) == step  # else the loss is that of an earlier step
+    val_loss = values.get("val_loss") if is_evaluated else None
+    return CheckpointInfo(path, step, size_bytes, manifest.saved_at, values.get("train_loss"), val_loss)
 
 
 def find_damage(path: Path, *, thorough: bool) -> str:

@@ -203,7 +203,7 @@ def _unlink_abandoned(folder: Path, abandoned: list[Path]) -> None:
 
 
 def _find_best(paths: Iterable[Path]) -> Path | None:
-    """Returns the folder with the lowest validation loss; the earliest, since later saves repeat the last loss."""
+    """Returns the folder with the lowest validation loss; the earliest of several."""
     losses = []
     for path in paths:
         with suppress(UserError):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gptmill.config.plugins import PARTS, split_names
 from gptmill.config.run import TrackingConfig
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.trackers.console import build_console
@@ -9,6 +14,10 @@ from gptmill.runs.trackers.history_file import HistoryFile
 from gptmill.runs.trackers.protocol import Tracker, TrackerGroup
 from gptmill.runs.trackers.run_files import JsonLines, SampleFiles, TextLog
 from gptmill.runs.trackers.tensorboard import TensorBoard
+
+TRACKERS: dict[str, Callable[[Path, int, Any], Tracker]] = {}
+"""Registered trackers. Each is called with the run's folder, the step that it resumes from (0 for a new run), and its
+options."""
 
 
 def open_trackers(
@@ -25,7 +34,10 @@ def open_trackers(
         trackers.append(build_console())
     if config.use_tensorboard:
         trackers.append(TensorBoard(run.tensorboard, resumed_at))
+    for name in split_names(config.trackers):
+        options: Any = config.tracker_parts.find(PARTS["tracker", name].options)
+        trackers.append(TRACKERS[name](run.path, resumed_at, options))
     return TrackerGroup(trackers)
 
 
-__all__ = ["Tracker", "TrackerGroup", "open_trackers"]
+__all__ = ["TRACKERS", "Tracker", "TrackerGroup", "open_trackers"]

@@ -12,12 +12,14 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from gptmill.runs.display import shorten_checksum
 from gptmill.runs.events import (
     EvalDone,
     Event,
     RolledBack,
     RunFinished,
     RunStarted,
+    ScoresDone,
     StepLogged,
     UpdateSkipped,
     Warned,
@@ -70,6 +72,8 @@ class PlainLines:
         elif isinstance(event, EvalDone):
             self._val_loss = event.val_loss
             self._print(describe_eval(event))
+        elif isinstance(event, ScoresDone):
+            self._print(describe_scores(event))
         elif isinstance(event, RunFinished):
             self._print(describe_end(event))
 
@@ -111,6 +115,8 @@ class LiveDisplay:
         elif isinstance(event, EvalDone):
             self._val_loss = event.val_loss
             self._console.print(describe_eval(event), markup=False)
+        elif isinstance(event, ScoresDone):
+            self._console.print(describe_scores(event), markup=False)
         elif isinstance(event, RunFinished):
             self.close()
             self._console.print(describe_end(event), markup=False)
@@ -203,6 +209,7 @@ def describe_start(event: RunStarted) -> str:
     rows = {
         "run": event.run,
         "model": f"{event.parameters:,} parameters{active}, {event.precision}",
+        "weights": "" if event.resumed_from or not event.parent else f"from {shorten_checksum(event.parent)}",
         "compute": _describe_compute(event),
         "layout": event.layout,
         "optimizer": event.optimizer,
@@ -240,6 +247,10 @@ def describe_eval(event: EvalDone) -> str:
     if event.ema_loss is not None:
         parts.append(f"EMA weights {event.ema_loss:.4f}")
     return " | ".join(parts)
+
+
+def describe_scores(event: ScoresDone) -> str:
+    return f"step {event.step:,}: " + " | ".join(f"{name} {score:.4f}" for name, score in event.scores.items())
 
 
 def describe_rollback(event: RolledBack) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gptmill.runs.append_file import AppendOnlyFile
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import Event, to_json
 from gptmill.runs.history import HISTORY_EVENTS, find_crash
-from gptmill.runs.trackers.append_file import AppendOnlyFile
 
 
 class HistoryFile:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged, to_json
-from gptmill.runs.trackers.append_file import AppendOnlyFile
+from gptmill.config.json_text import parse_json
+from gptmill.runs.append_file import AppendOnlyFile
+from gptmill.runs.events import EvalDone, Event, SampleDrawn, ScoresDone, StepLogged, to_json
 
-EVALUATIONS = (EvalDone.__name__, SampleDrawn.__name__)
+EVALUATIONS = (EvalDone.__name__, ScoresDone.__name__, SampleDrawn.__name__)
 
 
 class JsonLines:
@@ -28,7 +28,7 @@ class JsonLines:
         """Drops later steps; unless `is_evaluated`, the evaluation of this step too, which is to be repeated."""
 
         def read_position(line: str) -> tuple[int, bool]:
-            record = json.loads(line)  # not an Event: those that a newer version added are kept
+            record = parse_json(line)  # not an Event: those that a newer version added are kept
             return int(record["step"]), record["event"] in EVALUATIONS
 
         _drop_later_lines(self._file, (step, is_evaluated), read_position)
@@ -38,7 +38,7 @@ class JsonLines:
 
 
 class TextLog:
-    """Writes lines such as `250 train 3.456789` and `250 val 3.4568`."""
+    """Writes lines such as `250 train 3.456789`, `250 val 3.4568` and `250 EVALUATOR 0.2340`."""
 
     def __init__(self, path: Path, resumed_at: int, *, is_evaluated: bool = True) -> None:
         self._file = AppendOnlyFile(path)
@@ -49,9 +49,12 @@ class TextLog:
             self._file.write_line(f"{event.step} train {event.loss:.6f}")
         elif isinstance(event, EvalDone):
             self._file.write_line(f"{event.step} val {event.val_loss:.4f}")
+        elif isinstance(event, ScoresDone):
+            for name, score in event.scores.items():
+                self._file.write_line(f"{event.step} {name} {score:.4f}")
 
     def rewind(self, step: int, *, is_evaluated: bool = True) -> None:
-        _drop_later_lines(self._file, (step, is_evaluated), lambda line: (int(line.split()[0]), " val " in line))
+        _drop_later_lines(self._file, (step, is_evaluated), lambda line: (int(line.split()[0]), " train " not in line))
 
     def close(self) -> None:
         self._file.close()
@@ -95,7 +98,7 @@ def _drop_later_lines(
     def is_kept(line: str) -> bool:
         try:
             return read_position(line) <= last
-        except (ValueError, KeyError, IndexError, TypeError):
+        except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
             return False
 
     file.keep_only(is_kept)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptmill.runs.display import make_plain
-from gptmill.runs.events import CheckpointSaved, EvalDone, Event, SampleDrawn, StepLogged
+from gptmill.runs.events import CheckpointSaved, EvalDone, Event, SampleDrawn, ScoresDone, StepLogged
 
+MAX_UNFLUSHED = 1000
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.")
 
 if TYPE_CHECKING:
@@ -17,29 +19,61 @@ if TYPE_CHECKING:
 
 
 class TensorBoard:
-    """Writes one event file per process, and another one after each rollback.
+    """Writes one event file per process, and another one after each rollback or failed write.
 
     Each file's purge step makes TensorBoard discard the later steps of the files before it.
     """
 
     def __init__(self, folder: Path, resumed_at: int) -> None:
         self._folder = folder
+        self._unflushed: list[Event] = []
         self._writer = _open_writer(folder, resumed_at + 1 if resumed_at else None)
 
     def track(self, event: Event) -> None:
+        if isinstance(event, StepLogged | EvalDone | SampleDrawn):
+            self._unflushed.append(event)
+        try:
+            self._add(event)
+            # After a kill, no step up to the checkpoint may be missing from the curves.
+            if isinstance(event, CheckpointSaved) or len(self._unflushed) >= MAX_UNFLUSHED:
+                self._flush()
+        except OSError:
+            self._start_over()
+
+    def rewind(self, step: int) -> None:
+        self.close()
+        self._writer = _open_writer(self._folder, step + 1)
+
+    def close(self) -> None:
+        try:
+            self._flush()
+        except OSError:
+            self._start_over()
+        self._writer.close()
+
+    def _add(self, event: Event) -> None:
         for name, value in _list_scalars(event).items():
             self._writer.add_scalar(name, value, event.step, walltime=event.time)
         if isinstance(event, SampleDrawn):
             self._writer.add_text("sample", _make_block(event.prompt + event.text), event.step, walltime=event.time)
-        if isinstance(event, CheckpointSaved):
-            self._writer.flush()  # after a kill, no step up to the checkpoint may be missing from the curves
 
-    def rewind(self, step: int) -> None:
-        self._writer.close()
-        self._writer = _open_writer(self._folder, step + 1)
+    def _flush(self) -> None:
+        self._writer.flush()
+        self._unflushed.clear()
 
-    def close(self) -> None:
-        self._writer.close()
+    def _start_over(self, attempts: int = 3) -> None:
+        """Writes the unflushed events to a new file: the thread that wrote the old one has died of the error."""
+        with suppress(OSError):
+            self._writer.close()
+        try:
+            self._writer = _open_writer(self._folder, min((event.step for event in self._unflushed), default=None))
+            for event in self._unflushed:
+                self._add(event)
+            self._flush()
+        except OSError:
+            if attempts == 1:
+                raise
+            self._start_over(attempts - 1)
 
 
 def _open_writer(folder: Path, purge_step: int | None) -> SummaryWriter:
@@ -88,6 +122,8 @@ def _list_scalars(event: Event) -> dict[str, float]:
         if event.ema_loss is not None:
             scalars["loss/val_ema"] = event.ema_loss
         return {**scalars, **_name_by_corpus("loss/val", event.by_corpus)}
+    if isinstance(event, ScoresDone):
+        return {f"evals/{name}": score for name, score in event.scores.items()}
     return {}
 
 

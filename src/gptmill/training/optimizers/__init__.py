@@ -1,12 +1,13 @@
 """Builds the optimizer of a run from its config.
 
-Every optimizer honours `found_inf`, the attribute with which torch's GradScaler makes a fused optimizer skip an update:
-where this tensor is 1, step() changes no parameter, no optimizer state and no step count.
+Every built-in optimizer honours `found_inf`, the attribute with which torch's GradScaler makes a fused optimizer skip
+an update: where this tensor is 1, step() changes no parameter, no optimizer state and no step count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from torch import nn
 from gptmill.config.optimizer import Lion as LionConfig
 from gptmill.config.optimizer import Muon as MuonConfig
 from gptmill.config.optimizer import OptimizerConfig
+from gptmill.config.schema import list_values
 from gptmill.training.optimizers.adamw import build_adamw
 from gptmill.training.optimizers.adamw8bit import build_adamw8bit
 from gptmill.training.optimizers.container import OptimizerContainer as OptimizerContainer
@@ -22,6 +24,7 @@ from gptmill.training.optimizers.muon import Muon
 from gptmill.training.optimizers.param_groups import list_packed_splits, make_param_groups, uses_muon
 
 Members = list[torch.optim.Optimizer]
+Builder = Callable[[nn.Module, OptimizerConfig, torch.device], Members]
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> OptimizerContainer:
@@ -58,7 +61,24 @@ def _build_adamw8bit(model: nn.Module, config: OptimizerConfig, _device: torch.d
     return [build_adamw8bit(model.parameters(), config)]
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module, OptimizerConfig, torch.device], Members]] = {
+def make_own_builder(target: Any) -> Builder:
+    """The builder of a plug-in's optimizer.
+
+    `target` is a torch.optim.Optimizer, which gets the parameter groups, lr and its options by name; or a function of
+    the model and the OptimizerConfig that returns one optimizer or several.
+    """
+
+    def build(model: nn.Module, config: OptimizerConfig, _device: torch.device) -> Members:
+        if isinstance(target, type) and issubclass(target, torch.optim.Optimizer):
+            groups = make_param_groups(model.parameters(), config.max_lr, config.weight_decay)
+            return [target(groups, lr=config.max_lr, **list_values(config.optimizer))]  # type: ignore[call-arg]
+        built = target(model, config)
+        return list(built) if isinstance(built, list | tuple) else [built]
+
+    return build
+
+
+OPTIMIZERS: dict[str, Builder] = {
     "adamw": _build_adamw,
     "muon": _build_muon,
     "lion": _build_lion,

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gptmill.config.errors import UserError
+
 
 class OptimizerContainer:
     """Updates all parameters of a model. Every group has its own peak_lr; all follow the same schedule."""
@@ -19,8 +21,11 @@ class OptimizerContainer:
         """Whether zero_grad() zeroes gradients in place, as captured CUDA graphs need, instead of freeing them."""
         self._parameters = dict(model.named_parameters())
         held = [parameter for group in self._groups for parameter in group["params"]]
-        assert len(held) == len(self._parameters), "every parameter has one optimizer"
-        assert set(held) == set(self._parameters.values()), "every parameter has one optimizer"
+        if len(held) != len(self._parameters) or set(held) != set(self._parameters.values()):
+            raise UserError(f"optimizer {kind} must update every parameter of the model exactly once; fix its groups")
+        for group in self._groups:
+            group.setdefault("peak_lr", group["lr"])
+            group.setdefault("weight_decay", 0.0)
 
     def set_lr(self, lr: float, max_lr: float) -> None:
         """Sets each group's learning rate to its own peak times `lr / max_lr`."""
@@ -40,9 +45,12 @@ class OptimizerContainer:
             if not found_inf.item():
                 self.step()
             return
-        assert all(group.get("fused", True) for group in self._groups), "this optimizer cannot skip an update"
         flag = found_inf.float()
         for member in self.members:
+            if not honours_found_inf(member):
+                if not found_inf.item():  # a plug-in's optimizer: the host has to look
+                    member.step()
+                continue
             vars(member)["found_inf"] = flag
             member.step()
             del vars(member)["found_inf"]
@@ -128,8 +136,19 @@ def _describe_decay(weight_decay: float) -> str:
     return f"with decay {weight_decay:g}" if weight_decay else "without decay"
 
 
+def honours_found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether step() skips the update where `found_inf` is set. Torch marks its fused ones by an attribute."""
+    is_built_in = type(optimizer).__module__.startswith(("gptmill.", "torchao."))
+    return is_built_in or bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
 def _flatten(name: str, value: Tensor) -> list[tuple[str, Tensor]]:
     """Splits a tensor subclass into its plain tensors, since files hold plain tensors only."""
+    if not isinstance(value, Tensor):
+        raise UserError(
+            f"the optimizer keeps {name!r} as {type(value).__name__}; keep all of its state in tensors, or a resumed "
+            f"run could not restore it"
+        )
     if not hasattr(value, "__tensor_flatten__"):
         return [(name, value)]
     parts, _ = value.__tensor_flatten__()

@@ -7,6 +7,7 @@ from pathlib import PurePath
 
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.compression import split_compression
+from gptmill.data.sources.failures import Record
 from gptmill.data.sources.formats.json_records import read_json, read_json_lines
 from gptmill.data.sources.formats.parquet import read_parquet
 from gptmill.data.sources.formats.tables import read_csv, read_tsv
@@ -15,7 +16,7 @@ from gptmill.data.sources.formats.web import read_html, read_warc, read_wet
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
-Reader = Callable[[StoredFile, ReadingOptions, Part | None], Iterator[str]]
+Reader = Callable[[StoredFile, ReadingOptions, Part | None], Iterator[Record]]
 
 PROSE_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".adoc")
 CODE_SUFFIXES = (".c", ".cc", ".cpp", ".h", ".hpp", ".go", ".java", ".js", ".rb", ".rs", ".sh", ".ts")
@@ -39,12 +40,12 @@ SEPARABLE = (read_text, read_python)  # the formats that --separator applies to
 
 def find_format(name: str) -> Reader:
     """Returns the reader for a file name; files of unknown suffix are read as plain text."""
-    return FORMATS.get(_find_suffix(name), read_text)
+    return FORMATS.get(find_suffix(name), read_text)
 
 
 def is_known(name: str) -> bool:
     """Whether the name has a suffix of FORMATS, optionally followed by that of a compression."""
-    return _find_suffix(name) in FORMATS
+    return find_suffix(name) in FORMATS
 
 
 def is_one_document(name: str, options: ReadingOptions) -> bool:
@@ -53,5 +54,6 @@ def is_one_document(name: str, options: ReadingOptions) -> bool:
     return read is read_html or (read in SEPARABLE and options.separator is None)
 
 
-def _find_suffix(name: str) -> str:
+def find_suffix(name: str) -> str:
+    """Returns the suffix of a file name without that of its compression."""
     return PurePath(split_compression(name)[0]).suffix.lower()

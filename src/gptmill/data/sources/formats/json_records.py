@@ -9,20 +9,25 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources.failures import make_decoding_error, make_field_error, make_type_error
-from gptmill.data.sources.formats.lines import MAX_LINE_BYTES, decode_line, read_lines
+from gptmill.data.sources.decoding import decode_record
+from gptmill.data.sources.failures import (
+    ReadingError,
+    Record,
+    make_field_error,
+    make_type_error,
+)
+from gptmill.data.sources.formats.json_values import parse_values
+from gptmill.data.sources.formats.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, decode_line, read_lines
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
 MAX_VALUE_BYTES = 2**28  # of a file that is a single value and must be parsed in memory
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLOCK_BYTES = 2**20
 SURROGATE_ESCAPE = re.compile(r"\\u[dD]")  # also matches U+D000 to U+D7FF, which are no surrogates
 
 
-def read_json_lines(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_json_lines(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads one record per line. A line belongs to the part in which it begins."""
     data = stored.open_data()
     if part is None or (part.start == 0 and part.stop == stored.size_bytes):
@@ -44,7 +49,7 @@ def _read_part(data: io.BufferedReader, start: int, stored: StoredFile, part: Pa
     stored.bytes_read = part.stop - part.start
 
 
-def read_json(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_json(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads an array of records or strings, an object that contains one, a single record, or JSON Lines."""
     del part
     data = stored.open_data()
@@ -55,31 +60,37 @@ def read_json(stored: StoredFile, options: ReadingOptions, part: Part | None = N
         return
     content = head + data.read(MAX_VALUE_BYTES)
     if len(content) >= MAX_VALUE_BYTES:
-        raise UserError(
+        raise ReadingError(
             f"{stored.uri} is one JSON value of more than {MAX_VALUE_BYTES >> 20} MiB, too large to parse in "
-            f"memory; convert it to JSON Lines: jq -c '.[]' FILE.json > FILE.jsonl"
+            f"memory; convert it to JSON Lines: jq -c '.[]' FILE.json > FILE.jsonl",
+            "malformed",
         )
     if not content.strip():
         return
-    value = _parse_file(content.removeprefix(BYTE_ORDER_MARK), stored.uri)
-    for number, record in enumerate(_find_records(value, options.text_field, stored.uri), start=1):
-        text = find_text(record, options.text_field, lambda: f"record {number} of {stored.uri}")  # noqa: B023
-        if text is not None:
-            yield replace_lone_surrogates(text)
+    for text in decode_record(content.removeprefix(BYTE_ORDER_MARK), stored.uri, 0, options):
+        yield from [text] if isinstance(text, ReadingError) else _read_value(text, stored.uri, options)
 
 
-def find_text(record: Any, field: str, where: Callable[[], str]) -> str | None:
-    """Returns the text of a record; None if its text field is null."""
+def _read_value(content: str, uri: str, options: ReadingOptions) -> Iterator[Record]:
+    value = _parse_file(content, uri)
+    for number, record in enumerate(_find_records(value, options.text_field, uri), start=1):
+        text = find_text(record, options.text_field, lambda: f"record {number} of {uri}")  # noqa: B023
+        yield replace_lone_surrogates(text) if isinstance(text, str) else text
+
+
+def find_text(record: Any, field: str, where: Callable[[], str]) -> Record:
+    """Returns the text of a record; empty if its text field is null."""
     if isinstance(record, str):
         return record
     if not isinstance(record, dict):
-        raise UserError(f"{where()} is neither a record nor a string; give each document as {{{field!r}: ...}}")
+        message = f"{where()} is neither a record nor a string; give each document as {{{field!r}: ...}}"
+        return ReadingError(message, "malformed")
     if field not in record:
-        raise make_field_error(where(), "field", field, list(record))
+        return make_field_error(where(), "field", field, list(record))
     text = record[field]
     if text is not None and not isinstance(text, str):
-        raise make_type_error(where(), field, type(text).__name__)
-    return text
+        return make_type_error(where(), field, type(text).__name__)
+    return text or ""
 
 
 def replace_lone_surrogates(text: str) -> str:
@@ -93,24 +104,31 @@ def replace_lone_surrogates(text: str) -> str:
 
 def _read_records(
     lines: Iterator[tuple[int, bytes]], stored: StoredFile, options: ReadingOptions, start: int = 0
-) -> Iterator[str]:
+) -> Iterator[Record]:
     """Yields the texts of lines, of which the first begins at byte `start`."""
     number = 0
 
     def locate() -> str:
+        if start and options.on_error != "stop":  # many errors, for each of which the lines would be counted
+            return f"{stored.uri} at offset {offset}"
         return f"{stored.uri}:{_count_lines(stored, start) + number}"
 
     for number, (offset, line) in enumerate(lines, start=1):  # noqa: B007, used by locate
-        content = decode_line(line, stored.uri, offset)
-        if not content or content.isspace():
-            continue
-        try:
-            record = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{locate()} is not JSON: {error}; fix the line or remove it") from None
-        text = find_text(record, options.text_field, locate)
-        if text is not None:
-            yield replace_lone_surrogates(text) if SURROGATE_ESCAPE.search(content) else text
+        for content in decode_line(line, stored.uri, offset, options):
+            if isinstance(content, ReadingError):
+                yield content
+                continue
+            if not content or content.isspace():
+                continue
+            try:
+                record = parse_values(content)
+            except ValueError as error:
+                yield ReadingError(f"{locate()} is not JSON: {error}; fix the line or remove it", "malformed")
+                continue
+            text = find_text(record, options.text_field, locate)
+            if isinstance(text, str) and SURROGATE_ESCAPE.search(content):
+                text = replace_lone_surrogates(text)
+            yield text
 
 
 def _count_lines(stored: StoredFile, offset: int) -> int:
@@ -126,20 +144,19 @@ def _count_lines(stored: StoredFile, offset: int) -> int:
 def _is_record(line: bytes) -> bool:
     """Whether a line is a complete record, so that the file is JSON Lines."""
     try:
-        return isinstance(json.loads(line.removeprefix(BYTE_ORDER_MARK).decode("utf-8")), dict | str)
-    except (ValueError, RecursionError):
+        return isinstance(parse_values(line.removeprefix(BYTE_ORDER_MARK).decode("utf-8")), dict | str)
+    except ValueError:
         return False
 
 
-def _parse_file(content: bytes, uri: str) -> Any:
+def _parse_file(content: str, uri: str) -> Any:
     try:
-        return json.loads(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise make_decoding_error(uri, error, error.start) from None
+        return parse_values(content)
     except json.JSONDecodeError as error:
-        raise UserError(f"{uri}:{error.lineno} is not JSON: {error.msg}; fix the file or leave it out") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{uri} is JSON that cannot be read: {error}; leave it out") from None
+        message = f"{uri}:{error.lineno} is not JSON: {error.msg}; fix the file or leave it out"
+    except ValueError as error:
+        message = f"{uri} is JSON that cannot be read: {error}; leave it out"
+    raise ReadingError(message, "malformed")
 
 
 def _find_records(value: Any, field: str, uri: str) -> list[Any]:
@@ -148,7 +165,8 @@ def _find_records(value: Any, field: str, uri: str) -> list[Any]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, dict):
-        raise UserError(f"{uri} has no records; give an array of them, or one record per line in a .jsonl file")
+        message = f"{uri} has no records; give an array of them, or one record per line in a .jsonl file"
+        raise ReadingError(message, "malformed")
     if field in value:
         return value[field] if isinstance(value[field], list) else [value]
     arrays = [item for item in value.values() if isinstance(item, list) and item and isinstance(item[0], dict | str)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
-from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources.failures import make_extra_error, make_field_error, make_type_error
+from gptmill.data.sources.decoding import decode_record
+from gptmill.data.sources.expansion import ExpansionLimit
+from gptmill.data.sources.failures import ReadingError, Record, make_extra_error, make_field_error, make_type_error
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
@@ -17,22 +19,28 @@ MAX_BATCH_ROWS = 1024
 MAX_GROUP_BYTES = 64 * 2**20  # files with larger row groups, as pandas writes them, are read sequentially
 
 
-def read_parquet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_parquet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads the row groups of `part`; the bounds of a whole-file part are bytes, hence more than there are groups."""
-    parquet = _open(stored, options.text_field)
+    source = stored.open_seekable()
+    parquet = _open(source, stored.uri, options.text_field)
     metadata = parquet.metadata
     sizes = _apportion_bytes(stored, metadata)
     start = part.start if part else 0
     stop = min(part.stop, metadata.num_row_groups) if part else metadata.num_row_groups
-    stored.bytes_read = 0
+    # Pages are compressed and values repeat: a group can hold far more text than it stores.
+    limit = ExpansionLimit(stored.uri, options.max_expansion if stored.size_bytes else None)
+    stored.bytes_read = text_bytes = 0
     for group in range(start, stop):
-        yield from _read_group(parquet, group, options.text_field, stored.uri)
+        for record in _read_group(parquet, source, group, options, stored.uri):
+            text_bytes += len(record) if isinstance(record, str) else 0
+            limit.check(text_bytes, stored.bytes_read + sizes[group])
+            yield record
         stored.bytes_read += sizes[group]
 
 
 def list_row_group_parts(stored: StoredFile, options: ReadingOptions, part_bytes: int) -> tuple[Part, ...] | None:
     """Groups consecutive row groups into parts of up to `part_bytes` of text; None if a row group is too large."""
-    parquet = _open(stored, options.text_field)
+    parquet = _open(stored.open_seekable(), stored.uri, options.text_field)
     metadata = parquet.metadata
     sizes = _apportion_bytes(stored, metadata)
     parts: list[Part] = []
@@ -48,7 +56,7 @@ def list_row_group_parts(stored: StoredFile, options: ReadingOptions, part_bytes
     return (*parts, Part(start, metadata.num_row_groups, sum(sizes[start:])))
 
 
-def _open(stored: StoredFile, field: str) -> Any:
+def _open(source: Any, uri: str, field: str) -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -56,37 +64,64 @@ def _open(stored: StoredFile, field: str) -> Any:
         raise make_extra_error("reading Parquet", "data") from None
     try:
         # Buffered, so that a column chunk as large as the file is not read at once.
-        parquet = pyarrow.parquet.ParquetFile(stored.open_seekable(), buffer_size=BUFFER_BYTES, pre_buffer=False)
+        parquet = pyarrow.parquet.ParquetFile(source, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except pyarrow.ArrowException as error:
-        raise UserError(
-            f"{stored.uri} is not a valid Parquet file, or truncated: {error}; copy or download it again"
+        raise ReadingError(
+            f"{uri} is not a valid Parquet file, or truncated: {error}; copy or download it again"
         ) from None
     schema = parquet.schema_arrow
     if field not in schema.names:
-        raise make_field_error(stored.uri, "column", field, list(schema.names))
+        raise make_field_error(uri, "column", field, list(schema.names))
     kind = schema.field(field).type
     if pyarrow.types.is_dictionary(kind):
         kind = kind.value_type
     types = pyarrow.types
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)):
-        raise make_type_error(stored.uri, field, str(kind))
+        raise make_type_error(uri, field, str(kind))
     return parquet
 
 
-def _read_group(parquet: Any, group: int, field: str, uri: str) -> Iterator[str]:
+def _read_group(parquet: Any, source: Any, group: int, options: ReadingOptions, uri: str) -> Iterator[Record]:
     import pyarrow
 
-    metadata = parquet.metadata.row_group(group)
-    row_bytes = _find_column(metadata, field).total_uncompressed_size / max(metadata.num_rows, 1)
-    batch_rows = max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / max(row_bytes, 1))))
+    field = options.text_field
     try:
+        batch_rows = max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / _estimate_row_bytes(parquet, source, group, field))))
         batches = parquet.iter_batches(batch_rows, row_groups=[group], columns=[field], use_threads=False)
         for batch in batches:
-            for text in batch.column(0).to_pylist():
-                if text is not None:
-                    yield text
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{uri} is corrupt in row group {group}: {error}; copy or download it again") from None
+            yield from _read_column(batch.column(0), f"row group {group} of {uri}", options)
+    except (pyarrow.ArrowException, OSError) as error:
+        yield ReadingError(f"{uri} is corrupt in row group {group}: {error}; copy or download it again")
+
+
+def _read_column(column: Any, where: str, options: ReadingOptions) -> Iterator[Record]:
+    import pyarrow
+
+    try:
+        yield from (text or "" for text in column.to_pylist())
+    except UnicodeDecodeError:  # before the first text
+        plain = column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column
+        for content in plain.cast(pyarrow.large_binary()).to_pylist():
+            yield from decode_record(content or b"", where, 0, options)
+
+
+def _estimate_row_bytes(parquet: Any, source: Any, group: int, field: str) -> float:
+    """Returns the mean size of a text or, if that is more, the size of the longest one that rows may repeat."""
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    metadata = parquet.metadata.row_group(group)
+    group_bytes = _find_column(metadata, field).total_uncompressed_size
+    reader = pyarrow.parquet.ParquetFile(
+        source, metadata=parquet.metadata, read_dictionary=[field], buffer_size=BUFFER_BYTES, pre_buffer=False
+    )
+    try:
+        batches = list(islice(reader.iter_batches(1, row_groups=[group], columns=[field], use_threads=False), 1))
+    except (pyarrow.ArrowNotImplementedError, OSError):  # an encoding in which rows share prefixes with earlier ones
+        return float(max(group_bytes, 1))
+    lengths = [pyarrow.compute.binary_length(batch.column(0).dictionary) for batch in batches]
+    longest = max((pyarrow.compute.max(each).as_py() or 0 for each in lengths), default=0)
+    return float(max(group_bytes / max(metadata.num_rows, 1), longest, 1))
 
 
 def _find_column(row_group: Any, field: str) -> Any:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.cutting import DocumentCutter
-from gptmill.data.sources.failures import make_decoding_error
+from gptmill.data.sources.decoding import check_escaped
+from gptmill.data.sources.failures import ReadingError, Record, make_decoding_error
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
@@ -19,13 +20,13 @@ BYTE_ORDER_MARK = "\ufeff"
 HEADER_BYTES = 2**12  # more than the two lines in which a Python file may declare its encoding
 
 
-def read_text(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_text(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads UTF-8 text."""
     del part  # text is read whole
     yield from _read(stored.open_data(), "utf-8", stored.uri, options)
 
 
-def read_python(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_python(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads Python source in the encoding that its first lines declare (PEP 263)."""
     del part
     data = stored.open_data()
@@ -33,9 +34,8 @@ def read_python(stored: StoredFile, options: ReadingOptions, part: Part | None =
     try:
         b" ".decode(encoding, errors="ignore")
     except LookupError as error:
-        raise UserError(
-            f"{stored.uri} declares an encoding that is not a text encoding ({error}); leave it out"
-        ) from None
+        message = f"{stored.uri} declares an encoding that is not a text encoding ({error}); leave it out"
+        raise ReadingError(message, "undecodable") from None
     yield from _read(data, encoding, stored.uri, options)
 
 
@@ -47,8 +47,15 @@ def decode_separator(separator: str) -> str:
     return decoded
 
 
-def _read(data: io.BufferedReader, encoding: str, uri: str, options: ReadingOptions) -> Iterator[str]:
-    pieces = _decode(data, encoding, uri)
+def _read(data: io.BufferedReader, encoding: str, uri: str, options: ReadingOptions) -> Iterator[Record]:
+    if options.on_error == "stop":
+        yield from _cut(_decode(data, encoding, uri, "strict"), options)
+        return
+    for number, document in enumerate(_cut(_decode(data, encoding, uri, "surrogateescape"), options), start=1):
+        yield from check_escaped(document, uri if number == 1 else f"document {number} of {uri}", options)
+
+
+def _cut(pieces: Iterator[str], options: ReadingOptions) -> Iterator[str]:
     cutter = DocumentCutter()
     if options.separator is None:
         for piece in pieces:
@@ -61,12 +68,12 @@ def _read(data: io.BufferedReader, encoding: str, uri: str, options: ReadingOpti
     yield from cutter.finish()
 
 
-def _decode(data: io.BufferedReader, encoding: str, uri: str) -> Iterator[str]:
+def _decode(data: io.BufferedReader, encoding: str, uri: str, errors: str) -> Iterator[str]:
     """Yields decoded text block by block, without a byte order mark."""
-    decoder = codecs.getincrementaldecoder(encoding)("strict")
+    decoder = codecs.getincrementaldecoder(encoding)(errors)
     offset = 0
     while True:
-        block = data.read(BLOCK_BYTES)
+        block = data.read1(BLOCK_BYTES)  # read() would lose what precedes damage
         pending, _ = decoder.getstate()  # the bytes of an incomplete character at the end of the last block
         try:
             text = decoder.decode(block, final=not block)

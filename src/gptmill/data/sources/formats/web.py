@@ -10,50 +10,57 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources.failures import make_decoding_error, make_extra_error
+from gptmill.data.sources.decoding import decode_record
+from gptmill.data.sources.failures import ReadingError, Record, make_extra_error
+from gptmill.data.sources.formats.html_text import extract_main_text
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
 
 HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
 RECORD_END = b"\r\n\r\n"
 SKIPPED_BYTES = 2**20
+MAX_PAGE_BYTES = 2**26  # Common Crawl truncates pages at 2**20 to 5 * 2**20
 CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,8})[^\r\n]{0,256}\r\n")
 
 
-def read_html(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_html(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads one page as one document."""
     del options, part
-    yield extract_text(stored.open_data().read(), None)
+    yield extract_text(_read_page(stored.open_data(), stored.uri), None)
 
 
-def read_warc(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_warc(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads the HTML pages among the recorded HTTP responses."""
     del options, part
     for record in _read_records(stored, "response"):
         if (record.http_content_type or "").lower() in HTML_TYPES:
-            content = _decode_payload(record.reader.read(), record.http_headers)
+            where = _locate(record, stored)
+            try:
+                content = _decode_payload(_read_page(record.reader, where), record.http_headers, where)
+            except ReadingError as error:
+                yield error
+                continue
             if content is not None:
                 yield extract_text(content, record.http_charset)
 
 
-def read_wet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[str]:
+def read_wet(stored: StoredFile, options: ReadingOptions, part: Part | None = None) -> Iterator[Record]:
     """Reads text that Common Crawl has already extracted."""
-    del options, part
+    del part
     for record in _read_records(stored, "conversion"):
-        content = record.reader.read()
+        where = _locate(record, stored)
         try:
-            yield content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            where = f"the record at offset {record.stream_pos} of {stored.uri}"
-            raise make_decoding_error(where, error, error.start) from None
+            content = _read_page(record.reader, where)
+        except ReadingError as error:
+            yield error
+            continue
+        yield from decode_record(content, where, 0, options)
 
 
 def extract_text(content: bytes, charset: str | None) -> str:
     """Extracts the main text of a page, decoded by its declared or else by its detected encoding."""
     try:
-        from resiliparse.extract.html2text import extract_plain_text
         from resiliparse.parse.encoding import bytes_to_str, detect_encoding
     except ImportError:
         raise make_extra_error("reading HTML", "data") from None
@@ -61,10 +68,25 @@ def extract_text(content: bytes, charset: str | None) -> str:
         page = content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError:
         page = bytes_to_str(content, _find_codec(charset) or detect_encoding(content, from_html_meta=True))
-    return str(extract_plain_text(page, main_content=True, links=False))
+    return extract_main_text(page)
 
 
-def _decode_payload(content: bytes, headers: Any) -> bytes | None:
+def _locate(record: Any, stored: StoredFile) -> str:
+    return f"the record at offset {record.stream_pos} of {stored.uri}"
+
+
+def _read_page(data: Any, where: str) -> bytes:
+    content = bytes(data.read(MAX_PAGE_BYTES + 1))
+    _check_length(content, where)
+    return content
+
+
+def _check_length(content: bytes, where: str) -> None:
+    if len(content) > MAX_PAGE_BYTES:
+        raise ReadingError(f"{where} is a page of more than {MAX_PAGE_BYTES >> 20} MiB; leave it out, or save its text")
+
+
+def _decode_payload(content: bytes, headers: Any, where: str) -> bytes | None:
     """Undoes the transfer and content encodings of a response; returns None for an unsupported encoding.
 
     Common Crawl stores decoded pages, sometimes with the original headers; wget and warcio store them encoded.
@@ -75,8 +97,9 @@ def _decode_payload(content: bytes, headers: Any) -> bytes | None:
         if coding in ("gzip", "x-gzip", "deflate"):
             for wbits in (47, -15):  # gzip or zlib, detected by the header; raw deflate
                 with contextlib.suppress(zlib.error):
-                    content = zlib.decompressobj(wbits=wbits).decompress(content)
+                    content = zlib.decompressobj(wbits=wbits).decompress(content, MAX_PAGE_BYTES + 1)
                     break
+            _check_length(content, where)
         elif coding not in ("", "identity") and b"<" not in content[:1024]:
             return None
     return content
@@ -107,7 +130,7 @@ class TailTrackingStream:
         self.tail = b""
 
     def read(self, size: int = -1, /) -> bytes:
-        block = self._data.read(size)
+        block = self._data.read1(size)  # read() would lose what precedes damage
         self._position += len(block)
         self.tail = (self.tail + block)[-len(RECORD_END) :]
         return block
@@ -141,6 +164,6 @@ def _read_records(stored: StoredFile, kind: str) -> Iterator[Any]:
             if record.record_type == getattr(WarcRecordType, kind):
                 yield record
     except OSError as error:
-        raise UserError(f"{stored.uri} is not a valid WARC archive: {error}; copy or download it again") from None
+        raise ReadingError(f"{stored.uri} is not a valid WARC archive: {error}; copy or download it again") from None
     if data.tail and (count == 0 or data.tail != RECORD_END):
-        raise UserError(f"{stored.uri} is truncated after {count} records; copy or download it again")
+        raise ReadingError(f"{stored.uri} is truncated after {count} records; copy or download it again")

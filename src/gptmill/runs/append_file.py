@@ -1,17 +1,24 @@
-"""An append-only text file that loses no line when the disk is full."""
+"""An append-only text file that loses no line to a full disk or to errors that pass."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from gptmill.data.files import flush_to_disk, write_durably
 
 MAX_PENDING_BYTES = 16_000_000
+RETRY_SECONDS = (0.02, 0.1, 0.3, 1.0)  # pauses between the attempts where the caller has to wait
+FULL = (errno.ENOSPC, errno.EDQUOT)  # waiting a second does not help
+
+Result = TypeVar("Result")
 
 
 class AppendOnlyFile:
@@ -24,10 +31,13 @@ class AppendOnlyFile:
         self._path = path
         self._is_durable = durable
         self._descriptor: int | None = None
+        self._length: int | None = None  # of the file as far as it is known to be right; None before the first write
         self._pending: deque[bytes] = deque()
         self._pending_bytes = 0
         self._written_bytes = 0  # of the first pending line
+        self._is_unflushed = False  # durable lines were written since the last fsync
         self._failure = ""
+        self._is_full = False
         self._lost_lines = 0
 
     def write_line(self, line: str) -> None:
@@ -37,6 +47,7 @@ class AppendOnlyFile:
     def keep_only(self, is_kept: Callable[[str], bool]) -> None:
         """Drops all other lines, and an incomplete last line; works on a full disk too."""
         self._close_descriptor()
+        self._length = None
         pending = list(self._pending)
         self._pending.clear()
         self._pending_bytes = self._written_bytes = 0
@@ -48,16 +59,23 @@ class AppendOnlyFile:
         self._write_pending()
 
     def close(self) -> None:
+        """Writes what is still pending, in a few attempts; says what is lost."""
         self._write_pending()
+        for seconds in RETRY_SECONDS:
+            if not self._failure or self._is_full:
+                break
+            time.sleep(seconds)
+            self._write_pending()
         self._close_descriptor()
         if self._pending:
             lost = len(self._pending) + self._lost_lines
-            _warn(f"{self._path} lacks its last {lost} lines: {self._failure}")
+            _warn(f"{self._path} lacks its last {'line' if lost == 1 else f'{lost} lines'}: {self._failure}")
             self._pending.clear()
 
     def _push(self, line: bytes) -> None:
         self._pending.append(line)
         self._pending_bytes += len(line)
+        self._is_unflushed = self._is_durable
         while self._pending_bytes > MAX_PENDING_BYTES and len(self._pending) > 2:
             # The first line may be partly written; the rest of it must follow.
             self._pending_bytes -= len(self._pending[1])
@@ -66,53 +84,92 @@ class AppendOnlyFile:
 
     def _write_pending(self) -> None:
         try:
-            while self._pending:
-                self._write_first()
-            if self._is_durable and self._descriptor is not None:
-                os.fsync(self._descriptor)
+            try:
+                self._try_to_write()
+            except OSError as error:
+                if self._failure or error.errno in FULL:
+                    raise
+                self._try_to_write()  # most errors have passed by now, and nobody needs to know
         except OSError as error:
             if not self._failure:
                 _warn(f"{self._path}: {error.strerror or error}; its lines are kept in memory until it can be written")
-            self._failure = error.strerror or str(error)
+            self._failure, self._is_full = error.strerror or str(error), error.errno in FULL
             return
         if self._failure:
             lost = f", except for {self._lost_lines} lines that did not fit in memory" if self._lost_lines else ""
             _warn(f"{self._path} can be written again and is complete{lost}")
             self._failure, self._lost_lines = "", 0
 
-    def _write_first(self) -> None:
-        line = self._pending[0]
+    def _try_to_write(self) -> None:
+        try:
+            descriptor = self._open() if self._pending or self._is_unflushed else None
+            while self._pending and descriptor is not None:
+                self._write_first(descriptor)
+            if self._is_unflushed and descriptor is not None:
+                os.fsync(descriptor)
+            self._is_unflushed = False
+        except OSError:
+            self._close_descriptor()  # another attempt may need another one, as with a stale NFS file handle
+            raise
+
+    def _open(self) -> int:
+        """Returns the descriptor; cuts off what a write left behind before it failed, and which is written again."""
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            length = os.fstat(self._descriptor).st_size
+            if self._length is not None and length > self._length:
+                os.ftruncate(self._descriptor, self._length)
+            else:
+                self._length = length
+        return self._descriptor
+
+    def _write_first(self, descriptor: int) -> None:
+        assert self._length is not None
+        line = self._pending[0]
         while self._written_bytes < len(line):
-            self._written_bytes += os.write(self._descriptor, line[self._written_bytes :])
+            written = os.write(descriptor, line[self._written_bytes :])
+            self._written_bytes += written
+            self._length += written
         self._pending.popleft()
         self._pending_bytes -= len(line)
         self._written_bytes = 0
 
     def _rewrite(self, is_kept: Callable[[str], bool]) -> None:
         """Truncates the file if that is enough, else replaces it; on a full disk, the later lines stay pending."""
-        whole = self._path.read_bytes()
+        whole = _retry(self._path.read_bytes)
         lines = [line + b"\n" for line in whole.split(b"\n")[:-1]]
         kept = [is_kept(_read(line)) for line in lines]
         prefix = kept.index(False) if False in kept else len(kept)
         later = [line for line, is_wanted in zip(lines[prefix:], kept[prefix:], strict=True) if is_wanted]
         if later:
+            text = b"".join([*lines[:prefix], *later]).decode(errors="replace")
             with suppress(OSError):
-                write_durably(self._path, b"".join([*lines[:prefix], *later]).decode(errors="replace"))
+                _retry(lambda: write_durably(self._path, text))
                 return
             self._path.with_name(self._path.name + ".partial").unlink(missing_ok=True)
         length = sum(map(len, lines[:prefix]))
         if length < len(whole):
-            os.truncate(self._path, length)
-            flush_to_disk(self._path)
+            _retry(lambda: os.truncate(self._path, length))
+            _retry(lambda: flush_to_disk(self._path))
         for line in later:
             self._push(line)
 
     def _close_descriptor(self) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            with suppress(OSError):
+                os.close(self._descriptor)
             self._descriptor = None
+
+
+def _retry(action: Callable[[], Result]) -> Result:
+    for seconds in RETRY_SECONDS:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            time.sleep(seconds)
+    return action()
 
 
 def _read(line: bytes) -> str:

@@ -1,0 +1,256 @@
+"""Plug-ins: Python files or packages that register parts of the user's own, whose options become fields of the config.
+
+This module knows the names and options of registered parts. What a part does is in the table of its kind, such as
+`OPTIMIZERS`; `gptmill.register` fills both.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar
+
+from gptmill.config.errors import UserError
+
+ENTRY_POINTS = "gptmill.plugins"
+MODULE_PREFIX = "_gptmill_plugin_"
+MAX_SHOWN = 300
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A registered part: its kind and name, the dataclass of its options, and the object that was registered."""
+
+    kind: str
+    name: str
+    options: type
+    target: Any
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the source file, package or notebook cell that defines the part; empty where there is no source."""
+        return make_fingerprint(self.target)
+
+
+PARTS: dict[tuple[str, str], Part] = {}
+"""All registered parts by kind and name."""
+LOADED: dict[str, str] = {}
+"""Plug-ins that were loaded in this process, by the name they were given with, and their modules' names."""
+_on_change: list[Callable[[], None]] = []
+
+
+@dataclass(frozen=True)
+class PartOptions:
+    """Options of registered parts of some kinds, all of them flat fields of the section that holds this."""
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+    values: tuple[Any, ...] = ()
+
+    def find(self, options: type[T]) -> T:
+        """The options of one part."""
+        return next((value for value in self.values if type(value) is options), None) or options()
+
+
+@dataclass(frozen=True)
+class ReadingPartOptions(PartOptions):
+    """Options of the user's tokenizers, formats and sources."""
+
+    kinds = ("tokenizer", "format", "source")
+
+
+@dataclass(frozen=True)
+class EvaluatorPartOptions(PartOptions):
+    """Options of the user's evaluators."""
+
+    kinds = ("evaluator",)
+
+
+@dataclass(frozen=True)
+class TrackerPartOptions(PartOptions):
+    """Options of the user's trackers."""
+
+    kinds = ("tracker",)
+
+
+@dataclass(frozen=True)
+class PluginConfig:
+    """Plug-ins"""
+
+    plugin: str | None = None
+    """Python files or installed packages that register parts of your own, e.g. my_parts.py,other.py."""
+
+
+def add_part(part: Part) -> None:
+    """Adds a part, or replaces it if it comes from the same module: a notebook cell may run again."""
+    PARTS[part.kind, part.name] = part
+    for clear in _on_change:
+        clear()
+
+
+def clear_on_change(clear: Callable[[], None]) -> None:
+    """Registers a cache that depends on the registered parts."""
+    _on_change.append(clear)
+
+
+def list_parts(kinds: Iterable[str]) -> list[Part]:
+    """The registered parts of these kinds, in order of registration."""
+    return [part for part in PARTS.values() if part.kind in kinds]
+
+
+def load_plugins(names: str | None) -> None:
+    """Loads plug-ins given as comma-separated paths of files or names of modules; each one once.
+
+    Raises UserError for one that does not exist or raises.
+    """
+    for name in split_names(names):
+        if name not in LOADED:
+            LOADED[name] = (_load_file(name) if name.endswith(".py") else _load_module(name)).__name__
+
+
+def load_installed_plugins() -> None:
+    """Loads all packages that announce themselves by the entry point `gptmill.plugins`; reports those that fail."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name not in LOADED:
+            try:
+                LOADED[entry.name] = _load_entry_point(entry).__name__
+            except UserError as error:
+                sys.stderr.write(f"warning: {error}\n")
+
+
+def name_reloadable(kinds: Iterable[str]) -> str | None:
+    """The plug-ins that a new process must load to have all registered parts of these kinds; empty if it needs none.
+
+    None if it cannot have them, since a script or a notebook registered one.
+    """
+    modules = {part.target.__module__ for part in list_parts(kinds)}
+    names = [name for name, module in LOADED.items() if any(_is_inside(own, module) for own in modules)]
+    is_whole = all(any(_is_inside(own, LOADED[name]) for name in names) for own in modules)
+    return ",".join(names) if is_whole else None
+
+
+def _is_inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def split_names(names: str | None) -> list[str]:
+    """The items of a comma-separated list."""
+    return [name.strip() for name in (names or "").split(",") if name.strip()]
+
+
+def make_fingerprint(target: Any) -> str:
+    """SHA-256 of the code that defines an object: all files of its package, its file, or its cell in a notebook."""
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    path = getattr(module, "__file__", None)
+    try:
+        if path is None:
+            text = inspect.getsource(target).encode()
+            return f"sha256:{hashlib.sha256(text).hexdigest()}"
+        digest = hashlib.sha256()
+        for file in sorted(_list_files(Path(path)), key=lambda file: file.name):
+            digest.update(file.read_bytes())
+        return f"sha256:{digest.hexdigest()}"
+    except (OSError, TypeError, SyntaxError):
+        return ""
+
+
+def _list_files(path: Path) -> set[Path]:
+    """All files of a package; or a file and those beside it that it imports, directly or not."""
+    if path.name == "__init__.py":
+        return set(path.parent.rglob("*.py"))
+    files, waiting = set[Path](), [path]
+    while waiting:
+        file = waiting.pop()
+        if file not in files and file.is_file():
+            files.add(file)
+            waiting += [path.parent / f"{name}.py" for name in _list_imports(file)]
+    return files
+
+
+def _list_imports(file: Path) -> set[str]:
+    """The top-level names of the modules that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def _load_file(name: str) -> ModuleType:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise UserError(f"there is no plug-in {name}; give the path of a Python file, or the name of a package")
+    path = path.resolve()
+    label = MODULE_PREFIX + path.stem + "_" + hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    if label in sys.modules:
+        return sys.modules[label]
+    spec = importlib.util.spec_from_file_location(label, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[label] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # it may import files beside it, as a script may
+    try:
+        _run(name, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
+    except BaseException:
+        del sys.modules[label]
+        raise
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name == name:
+            return _load_entry_point(entry)
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise UserError(f"there is no plug-in {name}; give the path of a .py file, or the name of an installed package")
+    return _run(name, lambda: importlib.import_module(name))
+
+
+def _load_entry_point(entry: EntryPoint) -> ModuleType:
+    """Imports the module that an entry point names, and calls the function in it, if it names one."""
+    module = _run(entry.name, lambda: importlib.import_module(entry.module))
+    if entry.attr:
+        _run(entry.name, entry.load())
+    return module
+
+
+def _run(name: str, action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = _find_place(error)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_SHOWN]
+        raise UserError(f"the plug-in {name} cannot be loaded: {reason}{place}; fix it there") from error
+
+
+def _find_place(error: BaseException) -> str:
+    """The last line outside of the standard library's import machinery at which the error was raised."""
+    traceback, place = error.__traceback__, ""
+    if isinstance(error, SyntaxError):
+        return f" (line {error.lineno})"
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if not name.startswith("<frozen"):
+            place = f" ({name}, line {traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    return place

@@ -83,7 +83,10 @@ def test_a_run_that_reached_its_time_limit_is_returned_and_resumes_to_the_same_b
 
 
 @pytest.mark.usefixtures("reference")
-def test_training_works_in_a_thread_and_shows_no_progress_if_asked(capfd: pytest.CaptureFixture[str]) -> None:
+def test_training_works_in_a_thread_and_shows_no_progress_if_asked(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gptmill.runs.slow_notice.FIRST_SECONDS", 0.0)
     runs: list[gptmill.Run] = []
     thread = Thread(target=lambda: runs.append(gptmill.train(run_name="thread", progress=False, **SHORT)))
     thread.start()

@@ -115,8 +115,8 @@ def _encode(
             repaired += text != item
             document, ids = _encode_document(text, file_number, options, tokenizer, cleaner)
             documents.append(document)
-            for piece in ids:
-                arrays += [end_of_text, piece]
+            for piece_ids in ids:
+                arrays += [end_of_text, piece_ids]
         if chars >= PIECE_CHARS:
             return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired, is_complete=False)
     return EncodedChunk(np.concatenate(arrays, dtype=dtype), documents, repaired, is_complete=True)
@@ -128,12 +128,13 @@ def _encode_document(
     """Returns a cleaned document, and the tokens of each of its pieces."""
     content = text.encode("utf-8")
     drop = cleaner.find_drop(text) if text else Drop("fix_unicode")
-    pieces = [] if drop else _split(text, content, file_number, options)
-    ids = [tokenizer.encode(part) for _, part in pieces]
-    sizes = tuple((draw, len(piece) + 1) for (draw, _), piece in zip(pieces, ids, strict=True))
+    pieces, ids = [], []
+    for draw, part in [] if drop else _split(text, content, file_number, options):
+        ids.append(tokenizer.encode(part))
+        pieces.append((draw, len(ids[-1]) + 1))
     keys = cleaner.make_keys(text)
     preview = text[:PREVIEW_CHARS] if drop or len(keys) else ""  # needed only if it may be dropped
-    return Document(file_number, sizes, keys if len(keys) else None, preview, len(content), drop), ids
+    return Document(file_number, tuple(pieces), keys if len(keys) else None, preview, len(content), drop), ids
 
 
 def _split(text: str, content: bytes, file_number: int, options: EncodingOptions) -> list[tuple[int, str]]:

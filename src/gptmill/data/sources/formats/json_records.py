@@ -116,19 +116,18 @@ def _read_records(
         for content in decode_line(line, stored.uri, offset, options):
             if isinstance(content, ReadingError):
                 yield content
-            elif content and not content.isspace():
-                yield _parse_line(content, options.text_field, locate)
-
-
-def _parse_line(content: str, field: str, locate: Callable[[], str]) -> Record:
-    try:
-        record = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        return ReadingError(f"{locate()} is not JSON: {error}; fix the line or remove it", "malformed")
-    text = find_text(record, field, locate)
-    if isinstance(text, str) and SURROGATE_ESCAPE.search(content):
-        return replace_lone_surrogates(text)
-    return text
+                continue
+            if not content or content.isspace():
+                continue
+            try:
+                record = json.loads(content)
+            except (ValueError, RecursionError) as error:
+                yield ReadingError(f"{locate()} is not JSON: {error}; fix the line or remove it", "malformed")
+                continue
+            text = find_text(record, options.text_field, locate)
+            if isinstance(text, str) and SURROGATE_ESCAPE.search(content):
+                text = replace_lone_surrogates(text)
+            yield text
 
 
 def _count_lines(stored: StoredFile, offset: int) -> int:

@@ -28,5 +28,6 @@ def read_lines(data: io.BufferedReader, uri: str, offset: int = 0) -> Iterator[t
 
 def decode_line(line: bytes, uri: str, offset: int, options: ReadingOptions) -> list[Record]:
     """Decodes a line like decode_record; drops the byte order mark of the first line."""
-    content = line if offset else line.removeprefix(BYTE_ORDER_MARK)
-    return decode_record(content, uri, offset + len(line) - len(content), options)
+    if offset or not line.startswith(BYTE_ORDER_MARK):
+        return decode_record(line, uri, offset, options)
+    return decode_record(line.removeprefix(BYTE_ORDER_MARK), uri, len(BYTE_ORDER_MARK), options)

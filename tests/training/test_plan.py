@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny import make_config, make_shards, plan_for
+from tiny import CPU, make_config, make_shards, plan_for
 
 from gptmill.config.errors import ConfigError, UserError
+from gptmill.config.run import RunConfig
+from gptmill.config.schema import find_owners, list_fields
+from gptmill.config.validation import check_config
 from gptmill.data.shards.opening import TokenShards
 from gptmill.models.flops import count_flops
 from gptmill.models.gpt import build_gpt
 from gptmill.runtime.world import World
+from gptmill.training.plan import check_step_time
 
 
 @pytest.fixture
@@ -91,11 +97,11 @@ def test_a_batch_that_does_not_divide_among_the_ranks_is_refused_with_the_neares
     assert "total_batch_size = 128" in str(error.value)
 
 
-@pytest.mark.parametrize(("train", "val", "name"), [(16, 100, "train"), (100, 16, "val"), (1, 100, "train")])
-def test_a_split_shorter_than_a_window_is_refused(shards: TokenShards, train: int, val: int, name: str) -> None:
-    with pytest.raises(UserError, match=f"the {name} split") as error:
-        plan_for(make_config(), shorten(shards, train, val))
-    assert f"{min(train, val)} tokens" in str(error.value)
+@pytest.mark.parametrize("train", [1, 16])
+def test_a_split_shorter_than_a_window_is_refused(shards: TokenShards, train: int) -> None:
+    with pytest.raises(UserError, match="the train split") as error:
+        plan_for(make_config(), shorten(shards, train, val=100))
+    assert f"{train} tokens" in str(error.value)
     assert "17" in str(error.value)
     assert "--context_length" in str(error.value)
 
@@ -185,3 +191,42 @@ def test_the_peak_rate_is_that_of_the_device_in_the_chosen_precision(
     plan = plan_for(config, shards, World(0, 2, torch.device("cpu")))
     assert plan.peak_flops_per_second == pytest.approx(989.4e12)
     assert plan.ranks == 2
+
+
+NUMBERS = [field for field in list_fields(RunConfig) if field.kind in (int, float)]
+LLAMA3 = {"positions": "rope", "rope_scaling": "llama3"}
+
+
+def refuse(config: RunConfig, shards: TokenShards) -> str:
+    """The sentence that refuses a config; empty if it can be planned."""
+    try:
+        check_config(config)
+        check_step_time(plan_for(config, shards), CPU)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_no_number_is_too_large_for_a_plan_or_a_sentence(shards: TokenShards) -> None:
+    assert len(NUMBERS) > 50
+    for field, value in product(NUMBERS, (10**9, 10**12, 10**13, 10**18, 2**63, 10**30, 10**308)):
+        variants = LLAMA3 if field.name.startswith("rope") else dict(find_owners(RunConfig, field.name)[:1])
+        number = field.kind(value)
+        sentence = refuse(make_config(**{**variants, field.name: number}), shards)
+        can_be_planned = value <= 10**12 or (field.name == "seed" and value < 2**63)
+        assert bool(sentence) or can_be_planned, field.name
+        assert not sentence or str(number)[:20] in sentence or "train split" in sentence, sentence
+
+
+def test_a_step_that_no_device_ends_in_a_day_is_refused(shards: TokenShards) -> None:
+    tokens = 64 * 10**10
+    said = f"a step of {tokens:,} tokens, in 10,000,000,000 micro-batches of 1 rank(s), takes at least 2.3 days"
+    assert f"total_batch_size = {tokens}: {said}" in refuse(make_config(total_batch_size=tokens), shards)
+    assert f"total_batch_size = 128: {said}" in refuse(make_config(batch_size_warmup=f"{tokens}:5"), shards)
+
+
+def test_a_step_of_a_large_model_has_a_limit_of_its_own(shards: TokenShards) -> None:
+    large = {"num_layers": 48, "embd_size": 1600, "num_heads": 25, "mini_batch_size": 2**20}
+    assert refuse(make_config(**large, total_batch_size=2**24), shards) == ""
+    sentence = refuse(make_config(**large, total_batch_size=2**37), shards)
+    assert re.search(r"takes at least \d+\.\d days \(1\.\de\+21 FLOPs on ", sentence)

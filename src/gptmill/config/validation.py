@@ -18,6 +18,11 @@ MAX_NAME_BYTES = 200
 MAX_SHOWN = 100
 MAX_LAYERS = 10_000
 MIN_GUARD_WINDOW = 16  # fewer steps give no robust statistics
+MAX_GUARD_WINDOW = 100_000  # each step takes a median of that many
+MAX_PREFETCH = 10_000  # batches that wait in host memory
+MAX_SAMPLE_TOKENS = 1_000_000  # training waits for every sample
+SMALLEST = 1e-30  # of what is divided by: fp32 has little below
+MAX_NUMBER = 10**12  # of any other option; torch, timers and file systems count no further than some power of two
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,9 @@ def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
         for name in limit.names.split():
             if values.get(name) is not None and not limit.is_valid(values[name]):
                 fixes[name] = limit.rule
+    for name, value in values.items():
+        if isinstance(value, int | float) and value > MAX_NUMBER and name not in {*fixes, "seed"}:
+            fixes[name] = f"must be at most {MAX_NUMBER:,}"
     out_of_range = frozenset(fixes)
     for relation in (*MODEL_RELATIONS, *RELATIONS):
         fields = {relation.name, *relation.others.split()}
@@ -70,11 +78,19 @@ RANGES = (
     Range("steps_per_epoch max_steps eval_freq eval_tokens", lambda value: value >= 1, "must be at least 1"),
     Range("checkpoint_freq keep_checkpoints milestone_freq log_freq", lambda value: value >= 1, "must be at least 1"),
     Range("max_skips snapshot_freq early_stop_patience", lambda value: value >= 1, "must be at least 1"),
-    Range("guard_window", lambda value: value >= MIN_GUARD_WINDOW, f"must be at least {MIN_GUARD_WINDOW}"),
-    Range("hang_factor", lambda value: 1 < value < math.inf, "must be greater than 1"),
     Range(
-        "warmup_steps sample_tokens max_rollbacks prefetch_batches", lambda value: value >= 0, "must not be negative"
+        "guard_window",
+        lambda value: MIN_GUARD_WINDOW <= value <= MAX_GUARD_WINDOW,
+        f"must be between {MIN_GUARD_WINDOW} and {MAX_GUARD_WINDOW:,}",
     ),
+    Range("hang_factor", lambda value: 1 < value < math.inf, "must be greater than 1"),
+    Range("warmup_steps max_rollbacks", lambda value: value >= 0, "must not be negative"),
+    Range(
+        "sample_tokens",
+        lambda value: 0 <= value <= MAX_SAMPLE_TOKENS,
+        f"must be between 0 and {MAX_SAMPLE_TOKENS:,}",
+    ),
+    Range("prefetch_batches", lambda value: 0 <= value <= MAX_PREFETCH, f"must be between 0 and {MAX_PREFETCH:,}"),
     Range(
         "weight_decay min_lr early_stop_min_delta hang_seconds z_loss router_aux_loss router_z_loss",
         lambda value: 0 <= value < math.inf,
@@ -82,8 +98,8 @@ RANGES = (
     ),
     Range(
         "max_lr matrix_lr eps norm_eps grad_clip logit_softcap cache_gb spike_threshold",
-        lambda value: 0 < value < math.inf,
-        "must be finite and greater than 0",
+        lambda value: SMALLEST <= value < math.inf,
+        f"must be finite and at least {SMALLEST}",
     ),
     Range(
         "dropout label_smoothing beta1 beta2 muon_momentum",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gptmill.config.errors import UserError
 from gptmill.config.run import PrecisionName, RunConfig, TrainingConfig
 from gptmill.config.validation import check_config
 from gptmill.config.value_syntax import Stages, find_stage, parse_stages
@@ -18,6 +19,12 @@ from gptmill.runtime.peak_rates import find_peak_rate
 from gptmill.runtime.precision import choose_precision
 from gptmill.runtime.world import World
 from gptmill.training.memory_estimate import MemoryEstimate, estimate_run_memory
+
+MAX_STEP_DAYS = 1.0  # nothing is logged, saved or stopped within a step
+MIN_PASS_SECONDS = 2e-5  # of a micro-batch, however small
+# FLOP/s that no single device of this kind reaches, where its own peak is unknown.
+UNREACHED_FLOPS = {"cpu": 2e14, "mps": 2e14, "cuda": 2e16}
+FP8_SPEEDUP = 2.0  # over the peak rate, which is that of bf16
 
 
 @dataclass(frozen=True)
@@ -133,3 +140,21 @@ def make_plan(
         peak_flops_per_second=find_peak_rate(describe_device(world.device), precision),
     )
     return replace(plan, max_steps=plan.find_max_steps(training))
+
+
+def check_step_time(plan: TrainPlan, world: World) -> None:
+    """Raises UserError for a batch that takes days even if the device never waits.
+
+    Where a single micro-batch does, memory is short first, which the dry run finds.
+    """
+    tokens = max([plan.tokens_per_step, *(stage.size for stage in plan.batch_size_warmup)])
+    peak = plan.peak_flops_per_second
+    rate = world.size * (UNREACHED_FLOPS[world.device.type] if peak is None else FP8_SPEEDUP * peak)
+    passes = plan.micro_batches * tokens // plan.tokens_per_step
+    days = max(tokens * plan.flops_per_token / rate, passes * MIN_PASS_SECONDS) / 86_400
+    if days > MAX_STEP_DAYS >= days / passes:
+        raise UserError(
+            f"total_batch_size = {plan.tokens_per_step}: a step of {tokens:,} tokens, in {passes:,} micro-batches of "
+            f"{world.size} rank(s), takes at least {days:,.1f} days ({tokens * plan.flops_per_token:.2g} FLOPs on "
+            f"{describe_device(world.device)}); use a smaller batch, so that a step ends within a day"
+        )

@@ -47,7 +47,7 @@ from gptmill.runtime.world import World, open_world
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
 from gptmill.training.dry_run import dry_run, refuse_too_large
 from gptmill.training.micro_batch import GraphedPass, check_cuda_graphs
-from gptmill.training.plan import TrainPlan, make_plan
+from gptmill.training.plan import TrainPlan, check_step_time, make_plan
 from gptmill.training.resume_point import ResumePoint, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
@@ -125,6 +125,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         tensors = resume_point.checkpoint.tensors["model"]
         check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
     with refuse_too_large(plan.parameters, world.device):
+        check_step_time(plan, world)
         state = build_state(config, plan, world)
         if resume_point is not None:
             plan = restore(state, resume_point, corpora, request, plan)

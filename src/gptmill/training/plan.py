@@ -143,7 +143,7 @@ def make_plan(
     return replace(plan, max_steps=plan.find_max_steps(training))
 
 
-def _check_step_time(plan: TrainPlan, world: World) -> None:
+def check_step_time(plan: TrainPlan, world: World) -> None:
     """Raises UserError for a batch that takes days even if the device never waits.
 
     Where a single micro-batch does, memory is short first, which the dry run finds.

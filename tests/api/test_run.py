@@ -72,7 +72,7 @@ def test_a_run_that_is_trained_or_was_never_started_says_so(run: gptmill.Run) ->
         assert run.state == "running"
     assert run.state == "finished"
     run.directory.events.unlink()
-    assert (run.state, run.step, run.samples) == ("new", 0, [])
+    assert (run.state, run.step, run.samples) == ("not started", 0, [])
 
 
 def test_models_of_a_run_load_by_name_checkpoint_and_folder(run: gptmill.Run, straight: Path) -> None:

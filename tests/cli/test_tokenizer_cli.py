@@ -22,7 +22,7 @@ def test_a_model_outlives_the_file_of_its_own_tokenizer(gptmill: GptMill, text_f
     gptmill("train", "--data_dir", "data/words", "--max_steps", "2", "--run_name", "own", *TINY_FLAGS)
     request = SampleRequest(prompt="the quick", max_new_tokens=4, device="cpu", logdir=str(tmp_path / "runs"))
     sampler = open_sampler("own", request)
-    assert sampler.loaded.tokenizer.vocab_size == 300
+    assert sampler.model.tokenizer.vocab_size == 300
     assert len(list(sampler.sample(0))) > 0
 
 

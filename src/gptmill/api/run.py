@@ -18,8 +18,9 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import SampleRequest
 from gptmill.config.run import DeviceName, RunConfig
 from gptmill.config.schema import build_config
-from gptmill.inference.loading import load_named, load_run_model
+from gptmill.inference.loading import Weights, load_run_model
 from gptmill.inference.model import Model, build_model
+from gptmill.inference.sampling import open_model
 from gptmill.runs.checkpoints.storage import list_step_folders, read_info
 from gptmill.runs.checkpoints.tiers import read_tiers
 from gptmill.runs.directory import RunDirectory, find_run
@@ -31,8 +32,7 @@ from gptmill.runtime.device import choose_device
 if TYPE_CHECKING:
     import pandas as pd
 
-Weights = Literal["raw", "ema"]
-State = Literal["new", "finished", "stopped", "diverged", "crashed", "running"]
+State = Literal["running", "finished", "stopped", "crashed", "diverged", "not started"]
 NUMBERS = ("int", "float", "float | None")
 
 
@@ -82,12 +82,12 @@ class Run:
 
     @property
     def state(self) -> State:
-        """Whether the run is being trained, or how its last process ended; "new" before its first step."""
+        """Whether the run is being trained, or how its last process ended."""
         if is_locked(self.directory):
             return "running"
         ends = [event for event in self.events if isinstance(event, RunStarted | RunFinished | RunCrashed)]
         if not ends:
-            return "new"
+            return "not started"
         return _name_end(ends[-1])
 
     @property
@@ -160,17 +160,19 @@ def load(
     logdir: Recipe = "runs",
 ) -> Model:
     """The model of a run, given by its name or folder, or of a checkpoint, given by its folder."""
-    request = _make_loading(checkpoint, device, weights)
-    chosen, name = choose_device(request.device), os.fspath(path_or_name)
-    return build_model(load_named(name, request.checkpoint, chosen, request.weights, os.fspath(logdir)))
+    request = _make_loading(checkpoint, device, weights, logdir)
+    return open_model(os.fspath(path_or_name), request)
 
 
 def find_directory(path_or_name: Recipe, logdir: Recipe) -> RunDirectory:
     return find_run(os.fspath(path_or_name), os.fspath(logdir))
 
 
-def _make_loading(checkpoint: str | int, device: DeviceName, weights: Weights) -> SampleRequest:
-    return build_request(SampleRequest, {"checkpoint": str(checkpoint), "device": device, "weights": weights})
+def _make_loading(
+    checkpoint: str | int, device: DeviceName, weights: Weights, logdir: Recipe = "runs"
+) -> SampleRequest:
+    given = {"checkpoint": str(checkpoint), "device": device, "weights": weights, "logdir": logdir}
+    return build_request(SampleRequest, given)
 
 
 def _name_end(event: Event) -> State:

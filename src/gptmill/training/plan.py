@@ -139,7 +139,6 @@ def make_plan(
         ),
         peak_flops_per_second=find_peak_rate(describe_device(world.device), precision),
     )
-    _check_step_time(plan, world)
     return replace(plan, max_steps=plan.find_max_steps(training))
 
 

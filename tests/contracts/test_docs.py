@@ -102,7 +102,7 @@ def write_inputs(folder: Path) -> None:
     generator = random.Random(0)
     syllables = [consonant + vowel for consonant in "bcdfghjklmnprstvw" for vowel in ("a", "e", "i", "o", "ea")]
     words = ["".join(generator.choices(syllables, k=generator.randint(2, 4))) for _ in range(6000)]
-    lines = [" ".join(["Romeo,", *generator.choices(words, k=8)]) + ".\n" for _ in range(3000)]
+    lines = [" ".join(["O Romeo,", *generator.choices(words, k=8)]) + "! Ay.\n" for _ in range(3000)]
     (folder / "input.txt").write_text("".join(lines), encoding="utf-8")
     records = "".join(
         json.dumps({"text": "".join(lines[number : number + number % 4 + 1])}) + "\n" for number in range(120)

@@ -8,9 +8,11 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -20,6 +22,9 @@ import torch
 from hypothesis import settings
 from zygote import Process, Zygote
 
+from gptmill.api.registration import TABLES
+from gptmill.config.plugins import LOADED, PARTS
+from gptmill.config.schema import list_fields
 from gptmill.models.kernels.gemm import autotuned
 
 PROJECT = Path(__file__).parent.parent
@@ -123,6 +128,20 @@ def nothing_autotuned() -> Iterator[None]:
     yield
     autotuned.clear()
     autotuned.update(kept)
+
+
+@pytest.fixture
+def no_new_parts() -> Iterator[None]:
+    """Forgets what plug-ins register during a test."""
+    tables = [getattr(import_module(module), name) for module, name in TABLES.values()]
+    kept = [dict(table) for table in (PARTS, LOADED, *tables)]
+    yield
+    for name in LOADED.values():
+        sys.modules.pop(name, None)
+    for table, before in zip((PARTS, LOADED, *tables), kept, strict=True):
+        table.clear()
+        table.update(before)
+    list_fields.cache_clear()
 
 
 def write_words(folder: Path) -> Path:

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -101,16 +102,18 @@ def write_inputs(folder: Path) -> None:
     generator = random.Random(0)
     syllables = [consonant + vowel for consonant in "bcdfghjklmnprstvw" for vowel in ("a", "e", "i", "o", "ea")]
     words = ["".join(generator.choices(syllables, k=generator.randint(2, 4))) for _ in range(6000)]
-    lines = [" ".join(["Romeo,", *generator.choices(words, k=8)]) + ".\n" for _ in range(3000)]
+    lines = [" ".join(["O Romeo,", *generator.choices(words, k=8)]) + "! Ay.\n" for _ in range(3000)]
     (folder / "input.txt").write_text("".join(lines), encoding="utf-8")
     records = "".join(
         json.dumps({"text": "".join(lines[number : number + number % 4 + 1])}) + "\n" for number in range(120)
     )
     (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(records.encode()))
+    shutil.copytree(PROJECT / "examples", folder / "examples")
     (folder / "more").mkdir()
     (folder / "more" / "lines.jsonl").write_text(records, encoding="utf-8")
 
 
+@pytest.mark.usefixtures("no_new_parts")
 def test_every_command_and_snippet_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], zygote: Zygote
 ) -> None:
@@ -147,6 +150,8 @@ def test_every_flag_exists(page: Path) -> None:
     names |= {f"no_{name}" for name in names} | RENAMED_FIELDS.keys() | OTHER_FLAGS
     for benchmark in (PROJECT / "benchmarks").glob("*.py"):
         names |= set(re.findall(r'add_argument\("--(\w+)"', read(benchmark)))
+    for example in (PROJECT / "examples").glob("*.py"):  # options of plug-ins
+        names |= set(re.findall(r"^    (\w+): (?:int|float|str|bool) = ", read(example), re.MULTILINE))
     named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", read(page))}
     assert named <= names
 

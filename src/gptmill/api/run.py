@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import SampleRequest
 from gptmill.config.run import DeviceName, RunConfig
 from gptmill.config.schema import build_config
-from gptmill.inference.loading import load_named, load_run_model
+from gptmill.inference.loading import Weights, load_run_model
 from gptmill.inference.model import Model, build_model
+from gptmill.inference.sampling import open_model
 from gptmill.runs.checkpoints.storage import list_step_folders, read_info
 from gptmill.runs.checkpoints.tiers import read_tiers
 from gptmill.runs.directory import RunDirectory, find_run
@@ -31,7 +32,6 @@ from gptmill.runtime.device import choose_device
 if TYPE_CHECKING:
     import pandas as pd
 
-Weights = Literal["raw", "ema"]
 NUMBERS = ("int", "float", "float | None")
 
 
@@ -153,17 +153,19 @@ def load(
     logdir: Recipe = "runs",
 ) -> Model:
     """The model of a run, given by its name or folder, or of a checkpoint, given by its folder."""
-    request = _make_loading(checkpoint, device, weights)
-    chosen, name = choose_device(request.device), os.fspath(path_or_name)
-    return build_model(load_named(name, request.checkpoint, chosen, request.weights, os.fspath(logdir)))
+    request = _make_loading(checkpoint, device, weights, logdir)
+    return open_model(os.fspath(path_or_name), request)
 
 
 def find_directory(path_or_name: Recipe, logdir: Recipe) -> RunDirectory:
     return find_run(os.fspath(path_or_name), os.fspath(logdir))
 
 
-def _make_loading(checkpoint: str | int, device: DeviceName, weights: Weights) -> SampleRequest:
-    return build_request(SampleRequest, {"checkpoint": str(checkpoint), "device": device, "weights": weights})
+def _make_loading(
+    checkpoint: str | int, device: DeviceName, weights: Weights, logdir: Recipe = "runs"
+) -> SampleRequest:
+    given = {"checkpoint": str(checkpoint), "device": device, "weights": weights, "logdir": logdir}
+    return build_request(SampleRequest, given)
 
 
 def _make_arrays(kind: type[Event], events: list[Event]) -> dict[str, NDArray[Any]]:

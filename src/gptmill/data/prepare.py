@@ -91,6 +91,8 @@ def _describe_origin(source: Source, val_source: Source | None, request: Prepare
     del reading["from_file"]  # where a named corpus was stored; the listing identifies its content
     del reading["max_errors"]  # does not affect the shards, and may be raised to resume
     del reading["max_expansion"]  # a limit, which changes no text
+    if reading["on_error"] == "stop":
+        del reading["on_error"]  # the only choice when older corpora were prepared
     return {
         **_describe_source(source),
         "val_source": _describe_source(val_source) if val_source else None,

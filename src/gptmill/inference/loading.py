@@ -28,7 +28,7 @@ from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runs.checkpoints.manifest import MANIFEST
 from gptmill.runs.checkpoints.selection import has_checkpoints, load_chosen
 from gptmill.runs.checkpoints.storage import load_checkpoint
-from gptmill.runs.directory import RunDirectory, find_run
+from gptmill.runs.directory import RunDirectory
 
 Weights = Literal["raw", "ema"]
 GROUPS: dict[Weights, str] = {"raw": "model", "ema": "ema"}  # of a checkpoint's tensors
@@ -60,18 +60,6 @@ def load_model(checkpoint: Path, device: torch.device, weights: Weights = "raw")
     """Loads the model of a checkpoint onto a device; the checkpoint's folder may lie anywhere."""
     saved = load_checkpoint(checkpoint, groups=(GROUPS[weights],))
     return build_loaded(saved, f"checkpoint {checkpoint}", device, GROUPS[weights])
-
-
-def load_named(
-    name: str, checkpoint: str, device: torch.device, weights: Weights = "raw", logdir: str = "runs"
-) -> LoadedModel:
-    """Loads a checkpoint of the run with this name or folder; or the checkpoint that this folder is."""
-    path = Path(name)
-    if not is_checkpoint(path):
-        return load_run_model(find_run(name, logdir), checkpoint, device, weights)
-    if checkpoint != "latest":
-        raise UserError(f"{path} is a checkpoint; leave out --checkpoint {checkpoint}, or name the run instead")
-    return load_model(path, device, weights)
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -139,11 +139,10 @@ def make_plan(
         ),
         peak_flops_per_second=find_peak_rate(describe_device(world.device), precision),
     )
-    _check_step_time(plan, world)
     return replace(plan, max_steps=plan.find_max_steps(training))
 
 
-def _check_step_time(plan: TrainPlan, world: World) -> None:
+def check_step_time(plan: TrainPlan, world: World) -> None:
     """Raises UserError for a batch that takes days even if the device never waits.
 
     Where a single micro-batch does, memory is short first, which the dry run finds.

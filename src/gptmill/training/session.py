@@ -49,7 +49,7 @@ from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_ch
 from gptmill.training.dry_run import dry_run, refuse_too_large
 from gptmill.training.initial_weights import broadcast_initial_weights, read_initial_source, record_source
 from gptmill.training.micro_batch import GraphedPass, check_cuda_graphs
-from gptmill.training.plan import TrainPlan, make_plan
+from gptmill.training.plan import TrainPlan, check_step_time, make_plan
 from gptmill.training.plugin_fingerprints import check_plugins, list_plugin_fingerprints
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
@@ -143,6 +143,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     request = record_source(request, weights)
     config = request.config
     with refuse_too_large(plan.parameters, world.device):
+        check_step_time(plan, world)
         state = build_state(config, plan, world)
         if config.machine.compile:
             stack.callback(forget_compiled)

@@ -18,9 +18,13 @@ from conftest import EXACT_FLAGS, EXACT_STEPS, Start, wait_for_text
 from zygote import Process
 
 import gptmill
+from gptmill.api.training import return_run
 from gptmill.cli.recipe_calls import parse_recipe_call
+from gptmill.config import exit_codes
 from gptmill.config.requests import StartOptions
+from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.determinism import ENVIRONMENT
+from gptmill.training.loop import Outcome
 
 EXACT = parse_recipe_call("train", "", StartOptions, EXACT_FLAGS).flags
 SHORT = {**EXACT, "max_steps": 3, "eval_freq": 50, "checkpoint_freq": 50}
@@ -79,7 +83,10 @@ def test_a_run_that_reached_its_time_limit_is_returned_and_resumes_to_the_same_b
 
 
 @pytest.mark.usefixtures("reference")
-def test_training_works_in_a_thread_and_shows_no_progress_if_asked(capfd: pytest.CaptureFixture[str]) -> None:
+def test_training_works_in_a_thread_and_shows_no_progress_if_asked(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gptmill.runs.slow_notice.FIRST_SECONDS", 0.0)
     runs: list[gptmill.Run] = []
     thread = Thread(target=lambda: runs.append(gptmill.train(run_name="thread", progress=False, **SHORT)))
     thread.start()
@@ -180,3 +187,25 @@ def test_a_notebook_shows_one_text_that_is_replaced(
     assert "finished at step 40" in shown[-1]
     gptmill.open_corpus("words")
     assert capfd.readouterr() == ("", "")
+
+
+def make_outcome(run: Path, reason: str, code: int) -> Outcome:
+    return Outcome(RunDirectory(run), gptmill.RunConfig(), 40, reason, code)
+
+
+@pytest.mark.parametrize("code", [exit_codes.DIVERGED, exit_codes.NOT_SAVED])
+def test_a_run_that_failed_is_an_error(straight: Path, code: int) -> None:
+    with pytest.raises(gptmill.UserError, match="straight: gave up: the loss is not finite"):
+        return_run(make_outcome(straight, "gave up: the loss is not finite", code))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_signal_reaches_the_handler_of_the_program_after_the_save(straight: Path) -> None:
+    received: list[int] = []
+    previous = signal.signal(signal.SIGUSR1, lambda number, _frame: received.append(number))
+    try:
+        run = return_run(make_outcome(straight, "stopped by SIGUSR1", 128 + signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert received == [signal.SIGUSR1]
+    assert run.path == straight

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,13 @@ from gptmill.runs.checkpoints.storage import list_step_folders, read_info
 from gptmill.runs.checkpoints.tiers import read_tiers
 from gptmill.runs.directory import RunDirectory, find_run
 from gptmill.runs.event_log import read_events
-from gptmill.runs.events import EvalDone, Event, RunCrashed, RunFinished, RunStarted, SampleDrawn, StepLogged
-from gptmill.runs.run_lock import is_locked
+from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged
+from gptmill.runs.run_summary import RunState, summarize_run
 from gptmill.runtime.device import choose_device
 
 if TYPE_CHECKING:
     import pandas as pd
 
-State = Literal["running", "finished", "stopped", "crashed", "diverged", "not started"]
 NUMBERS = ("int", "float", "float | None")
 
 
@@ -81,20 +80,14 @@ class Run:
         return read_events(self.directory.events, missing_ok=True)
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """Whether the run is being trained, or how its last process ended."""
-        if is_locked(self.directory):
-            return "running"
-        ends = [event for event in self.events if isinstance(event, RunStarted | RunFinished | RunCrashed)]
-        if not ends:
-            return "not started"
-        return _name_end(ends[-1])
+        return summarize_run(self.directory).state
 
     @property
     def step(self) -> int:
         """The last step that was logged."""
-        steps = self.metrics["step"]
-        return int(steps[-1]) if len(steps) else 0
+        return summarize_run(self.directory).step
 
     @property
     def metrics(self) -> dict[str, NDArray[Any]]:
@@ -142,9 +135,9 @@ class Run:
         return build_model(loaded)
 
     def __repr__(self) -> str:
-        evaluations = self.evaluations["val_loss"]
-        loss = f", val loss {evaluations[-1]:.4f}" if len(evaluations) else ""
-        return f"Run({str(self.path)!r}, {self.state} at step {self.step:,}{loss})"
+        summary = summarize_run(self.directory)
+        loss = f", val loss {summary.val_loss:.4f}" if summary.val_loss is not None else ""
+        return f"Run({str(self.path)!r}, {summary.state} at step {summary.step:,}{loss})"
 
 
 def open_run(path_or_name: Recipe, logdir: Recipe = "runs") -> Run:
@@ -173,15 +166,6 @@ def _make_loading(
 ) -> SampleRequest:
     given = {"checkpoint": str(checkpoint), "device": device, "weights": weights, "logdir": logdir}
     return build_request(SampleRequest, given)
-
-
-def _name_end(event: Event) -> State:
-    if not isinstance(event, RunFinished):
-        return "crashed"  # it was killed, or wrote that it crashed
-    if event.reason.startswith("gave up"):
-        return "diverged"
-    is_complete = event.reason.startswith(("finished", "stopped early"))
-    return "finished" if is_complete else "stopped"
 
 
 def _make_arrays(kind: type[Event], events: list[Event]) -> dict[str, NDArray[Any]]:

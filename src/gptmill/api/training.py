@@ -56,7 +56,7 @@ def train(
     presets = build_request(PresetOptions, {"size": size, "hardware": hardware})
     options = _make_options(resume, time_limit, allow_changes=allow_changes)
     request = make_run_request(recipe, parse_fields(recipe, fields), options, presets)
-    return _return_run(run_training(request, progress=progress))
+    return return_run(run_training(request, progress=progress))
 
 
 def resume(
@@ -79,7 +79,7 @@ def resume(
     location = {"run_name": directory.path.name, "logdir": str(directory.path.parent)}
     options = _make_options(checkpoint, time_limit, allow_changes=allow_changes)
     request = make_run_request(None, {**parse_fields(None, changes), **location}, options)
-    return _return_run(run_training(request, progress=progress))
+    return return_run(run_training(request, progress=progress))
 
 
 def run_training(request: RunRequest, *, progress: bool = True) -> Outcome:
@@ -96,7 +96,7 @@ def _make_options(resume: str | int | None, time_limit: str | float | None, *, a
     return build_request(StartOptions, given)
 
 
-def _return_run(outcome: Outcome) -> Run:
+def return_run(outcome: Outcome) -> Run:
     """The run; raises UserError if it failed, and hands on the signal that ended it to the program's own handler."""
     run = Run(RunDirectory(outcome.run.path))
     if outcome.exit_code in (exit_codes.DIVERGED, exit_codes.NOT_SAVED):

@@ -73,6 +73,8 @@ class Session:
     stop: StopFlag
     watchdog: Watchdog
     trackers: TrackerGroup
+    shows_progress: bool
+    """Whether this process prints what it is doing."""
     first_step: int
     """The step at which this process started."""
     started: float
@@ -101,8 +103,8 @@ class Session:
 
     def say_if_slow(self, state: TrainState, doing: str) -> AbstractContextManager[None]:
         """Shows signs of life at the start of a process; later the logged steps do, of which the first comes late."""
-        is_starting = self.world.is_main and state.step <= self.first_step + 1
-        return say_if_slow(doing) if is_starting else nullcontext()
+        is_starting = state.step <= self.first_step + 1
+        return say_if_slow(doing) if self.shows_progress and is_starting else nullcontext()
 
     def open_data_loader(self, state: TrainState) -> DataLoader:
         """This rank's micro-batches from the current data position on."""
@@ -149,7 +151,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
             plan = restore(state, resume_point, corpora, request, plan)
         elif weights is not None:
             weights.load(state)
-    with say_if_slow(describe_dry_run(config)) if world.is_main else nullcontext():
+    shows_progress = world.is_main and not request.is_quiet
+    with say_if_slow(describe_dry_run(config)) if shows_progress else nullcontext():
         dry_run(state, config, plan, world)
     evaluators = build_evaluators(config, corpora, world)
     reader = build_reader(config, corpora, world)
@@ -174,7 +177,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     )
     session = Session(
         config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, trackers,
-        first_step=state.step, started=started,
+        shows_progress=shows_progress, first_step=state.step, started=started,
     )  # fmt: skip
     trackers.track(describe_run(session, state, corpora, request, resume_point))
     if no_validation:

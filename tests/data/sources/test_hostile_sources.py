@@ -21,6 +21,8 @@ from conftest import GptMill, Start
 from test_source_formats import make_page, make_record, read, write
 
 from gptmill.config.errors import UserError
+from gptmill.config.requests import ReadingOptions
+from gptmill.data.sources import SourceFile, open_documents
 from gptmill.data.sources.compression import DecompressedFile
 from gptmill.data.sources.expansion import FREE_BYTES
 from gptmill.data.sources.formats import json_records, json_values, tables, web
@@ -50,6 +52,12 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     ".xz": lambda: pack_in_one(lzma.LZMACompressor(preset=0)),
     ".zst": make_zstd_bomb,
 }
+
+
+def read_all(file: SourceFile, **options: Any) -> list[str]:
+    """As `read` does, but of a file that need not be read to its end."""
+    with open_documents(file, ReadingOptions(**options)) as documents:
+        return list(documents)
 
 
 @contextmanager
@@ -88,6 +96,7 @@ def test_the_limit_is_an_option(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"more than --max_expansion 2\.5 allows"):
         read(file, max_expansion=2.5)
     assert sum(map(len, read(file, max_expansion=None))) == len(text)
+    assert 0 < sum(map(len, read_all(file, max_expansion=2.5, on_error="skip"))) < len(text)
 
 
 @pytest.mark.parametrize("ratio", ["0.5", "nan", "-1"])

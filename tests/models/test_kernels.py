@@ -173,19 +173,23 @@ def test_the_gradient_of_swiglu_is_that_of_the_plain_formula() -> None:
 
 
 def test_kernels_are_for_gpus_and_for_formats_of_16_bits() -> None:
-    assert choose_kernels("auto", torch.device("cpu"), "bf16", host_keeps_up=True) == "none"
-    assert choose_kernels("none", torch.device("cuda"), "bf16", host_keeps_up=True) == "none"
-    assert choose_kernels("auto", torch.device("cuda"), "fp16", host_keeps_up=True) == "none"
+    assert choose_kernels("auto", torch.device("cpu"), "bf16", host_keeps_up=True, has_own_parts=False) == "none"
+    assert choose_kernels("none", torch.device("cuda"), "bf16", host_keeps_up=True, has_own_parts=False) == "none"
+    assert choose_kernels("auto", torch.device("cuda"), "fp16", host_keeps_up=True, has_own_parts=False) == "none"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("host_keeps_up", "chosen"), [(False, "head"), (True, "auto")])
 def test_a_gpu_gets_those_that_win(host_keeps_up: bool, chosen: str) -> None:
-    assert choose_kernels("auto", torch.device("cuda"), "bf16", host_keeps_up=host_keeps_up) == chosen
+    assert (
+        choose_kernels("auto", torch.device("cuda"), "bf16", host_keeps_up=host_keeps_up, has_own_parts=False) == chosen
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does
 def test_the_compiler_looks_into_every_operation_but_those_that_it_is_told_of() -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
     met: set[str] = set()
 
     def list_operations(graph: GraphModule, _: list[Tensor]) -> Callable[..., object]:
@@ -193,7 +197,7 @@ def test_the_compiler_looks_into_every_operation_but_those_that_it_is_told_of() 
         return torch._functorch.aot_autograd.make_boxed_func(graph.forward)
 
     model = build_wild(kernels="auto")
-    model.compile_parts(backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=list_operations))
+    model.compile_parts(backend=aot_autograd(fw_compiler=list_operations))
     run(model)
     assert {name for name in met if name.startswith("gptmill::")} == {"gptmill::linear_cross_entropy"}
     assert set(OPAQUE_OPS) <= set(torch._C._dispatch_get_all_op_names())  # type: ignore[attr-defined]

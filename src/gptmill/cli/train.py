@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptmill.cli import STARTED
+from gptmill import cli
 from gptmill.cli.checkpoints import print_checkpoints
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config.errors import UserError
@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
     from gptmill.api.training import run_training
     from gptmill.training.run_request import make_run_request
 
-    request = make_run_request(recipe, flags, options, presets, STARTED)
+    request = make_run_request(recipe, flags, options, presets, cli.STARTED)
     is_main = os.environ.get("RANK", "0") == "0"
     for change in request.changes if is_main else ():
         sys.stdout.write(f"changed since the run began: {change}\n")

@@ -149,8 +149,6 @@ class Gpt:
 class ModelConfig:
     """Model"""
 
-    architecture: Gpt = Gpt()
-    """gpt, or a model registered by a plug-in."""
     num_layers: int = 12
     """Number of transformer blocks (n_layer)."""
     embd_size: int = 768
@@ -191,6 +189,8 @@ class ModelConfig:
     """Zero-initialise the projections into the residual stream: each block starts as the identity."""
     mtp_heads: int = 0
     """Multi-token prediction (MTP): extra blocks that predict further tokens ahead; used in training only."""
+    architecture: Gpt = Gpt()
+    """gpt, or a whole model registered by a plug-in."""
 
     @property
     def head_width(self) -> int:

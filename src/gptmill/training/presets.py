@@ -38,7 +38,7 @@ def check_size_is_chosen(
     if recipe is not None or options != PresetOptions() or flags.keys() & SIZE_FIELDS or _has_gpu(flags):
         return
     fitting = [name for name in list_recipes() if load_recipe(name).get("device") != "cuda"]
-    command = shlex.join(["gptmill", verb, fitting[0], *format_flags(flags)])
+    command = shlex.join(["gptmill", verb, "demo", *format_flags(flags)])
     raise UserError(
         f"no recipe and no model size is given, and the default, GPT-2 124M in steps of "
         f"{TrainingConfig().total_batch_size:,} tokens, is too slow for a CPU; take a recipe that fits "

@@ -140,6 +140,23 @@ def test_kill_before_the_first_checkpoint_starts_over(
     assert_same_end(straight, tmp_path / "runs/killed")
 
 
+def test_a_branch_killed_before_its_first_checkpoint_begins_again_at_its_parent(
+    tmp_path: Path, straight: Path, gptmill: GptMill, kill_at_step: KillAtStep
+) -> None:
+    branch = ["--resume", "runs/straight/checkpoints/step_000016"]
+    gptmill("train", *branch, "--run_name", "unbroken")
+    kill_at_step(19, *branch)
+    assert not list((tmp_path / "runs/killed").glob("checkpoints/step_*"))
+    resume = ["train", "--run_name", "killed", "--resume", "latest"]
+    straight.rename(tmp_path / "elsewhere")
+    refused = gptmill(*resume, check=False)
+    assert refused.returncode == 2
+    assert "which it started from, is gone" in refused.stderr
+    (tmp_path / "elsewhere").rename(straight)
+    gptmill(*resume)
+    assert_same_end(tmp_path / "runs/unbroken", tmp_path / "runs/killed")
+
+
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGUSR2, 140)]
 
 

@@ -167,7 +167,7 @@ def describe_repetition(crash: Crash, times: int, run: RunDirectory) -> str:
         "It would crash there again. Look at:",
         f"  the data of the next step: gptmill data show --run {folder} --step {crash.step + 1}",
         "  memory: of the GPU (a smaller mini_batch_size needs less) and of the host",
-        f"  the run history: gptmill checkpoints ledger {folder}",
+        f"  the run history: gptmill checkpoints history {folder}",
     ]
     return "\n".join(
         [_describe_end(f"the run crashed {times} times in a row after step {crash.step:,}", crash), *advice]

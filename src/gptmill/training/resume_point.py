@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gptmill.config.errors import UserError
 from gptmill.config.run import TrainingConfig
 from gptmill.config.schema import build_config
 from gptmill.config.settings import read_settings
@@ -24,6 +25,8 @@ from gptmill.runs.checkpoints.tiers import (
     read_tiers,
 )
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_log import read_events
+from gptmill.runs.events import RunStarted
 from gptmill.runs.run_lock import GLANCE_SECONDS, STOPPING_SECONDS, lock_run
 from gptmill.runtime.world import World
 from gptmill.training.broadcast import broadcast_checkpoint
@@ -39,6 +42,8 @@ class ResumePoint:
     path: str
     parent: str
     """The checkpoint of another run from which this run was started; empty for a run started from scratch."""
+    is_own: bool = False
+    """Whether the checkpoint belongs to the run that is resumed."""
     is_newest: bool = False
     complaints: list[str] = field(default_factory=list)
     """Why newer checkpoints were passed over."""
@@ -102,17 +107,19 @@ def hold_run(request: RunRequest, world: World, stack: ExitStack) -> RunDirector
 def read_resume_point(request: RunRequest, world: World) -> ResumePoint | None:
     """Reads the checkpoint on rank 0, which holds the run's lock, and broadcasts it; None to start from scratch.
 
-    A run that was killed before its first checkpoint starts from scratch again and does the same steps.
+    A run that was killed before its first checkpoint begins again as it did: from scratch, or from the checkpoint of
+    another run.
     """
     if request.resumed is None and request.parent is None:
         return None
     found: list[Chosen] = []
 
     def read() -> None:
-        if request.parent is not None:
-            found.append(Chosen(load_checkpoint(request.parent, GROUPS), request.parent, []))
-        elif request.resumed is not None and (request.wanted != "latest" or request.resumed.has_checkpoints):
-            found.append(load_chosen(request.resumed.checkpoints, request.wanted, GROUPS))
+        run, parent = request.resumed, request.parent
+        if run is not None and (request.wanted != "latest" or run.has_checkpoints):
+            found.append(load_chosen(run.checkpoints, request.wanted, GROUPS))
+        elif parent := parent or (None if run is None else _find_parent(run)):
+            found.append(Chosen(load_checkpoint(parent, GROUPS), parent, []))
 
     world.run_on_main(read)
     checkpoint = broadcast_checkpoint(found[0].checkpoint if found else None, world)
@@ -121,5 +128,22 @@ def read_resume_point(request: RunRequest, world: World) -> ResumePoint | None:
     parent = str(request.parent) if request.parent is not None else str(checkpoint.values.get("parent", ""))
     if not found:
         return ResumePoint(checkpoint, f"of rank 0, step {checkpoint.step}", parent)
-    is_newest = request.wanted == "latest" and not found[0].complaints
-    return ResumePoint(checkpoint, str(found[0].path), parent, is_newest, found[0].complaints)
+    is_own = request.resumed is not None and found[0].path.parent == request.resumed.checkpoints
+    if not is_own:
+        parent = str(found[0].path)
+    is_newest = is_own and request.wanted == "latest" and not found[0].complaints
+    return ResumePoint(checkpoint, str(found[0].path), parent, is_own, is_newest, found[0].complaints)
+
+
+def _find_parent(run: RunDirectory) -> Path | None:
+    """The checkpoint of another run that a run without own checkpoints has started from; None if from none."""
+    starts = [event for event in read_events(run.events, missing_ok=True) if isinstance(event, RunStarted)]
+    if not starts or not starts[0].resumed_from:
+        return None
+    path = Path(starts[0].resumed_from)
+    if not path.exists():
+        raise UserError(
+            f"run {run.path} has no checkpoint of its own yet, and {path}, which it started from, is gone; restore "
+            f"that, or start a new run"
+        )
+    return path

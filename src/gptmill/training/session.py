@@ -249,11 +249,11 @@ def open_run(
         warnings = []
         if resume_point is not None:
             warnings = [f"{text}; resuming from step {state.step} instead" for text in resume_point.complaints]
-        if request.resumed is not None and resume_point is not None:
+        if resume_point is not None and resume_point.is_own:
             warnings.append(resume_point.make_latest(run.checkpoints, config.checkpoints.keep_checkpoints))
         for text in filter(None, [*warnings, warning]):
             sys.stderr.write(f"warning: {text}\n")
-        if request.resumed is None or resume_point is None:
+        if resume_point is None or not resume_point.is_own:
             create_run(config.tracking.logdir, config.tracking.run_name, config)
         elif request.changes:
             save_config(run, config)

@@ -51,15 +51,17 @@ def find_external_files(folder: Path) -> list[Path]:
 
 
 def open_external(folder: Path, tokenizer_name: str | None) -> ExternalCorpus:
-    """Raises UserError unless the files are complete, of one format, and of a known tokenizer."""
+    """Raises UserError unless the files are complete, of one format, and of a known tokenizer.
+
+    A validation split may be missing: a run then trains without a validation loss.
+    """
     stored: dict[str, list[StoredArray]] = {"train": [], "val": []}
     for path in find_external_files(folder):
         found = SPLIT.search(path.stem)
         assert found is not None
         stored[found[1].lower()].append(_find_tokens(path))
-    for name, files in stored.items():
-        if not files:
-            raise UserError(f"no token file in {folder} has {name!r} in its name; add one, or prepare the text itself")
+    if not stored["train"]:
+        raise UserError(f"no token file in {folder} has 'train' in its name; add one, or prepare the text itself")
     kind, dtype = _check_one_format(folder, [*stored["train"], *stored["val"]])
     tokenizer = _choose_tokenizer(folder, tokenizer_name, dtype)
     train, val = (_describe_split(files) for files in stored.values())

@@ -189,3 +189,12 @@ def test_installed_packages_are_found_by_their_entry_point(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "the plug-in broken cannot be loaded" in done.stderr
     assert (tmp_path / "ten/manifest.json").exists()
+
+
+def test_files_that_a_plugin_imports_count_as_its_code(gptmill: GptMill, words: list[str], own: Path) -> None:
+    own.with_name("beside.py").write_text("FACTOR = 1.0\n")
+    own.write_text(own.read_text().replace("\nimport gptmill\n", "\nimport beside\nimport gptmill\n"))
+    gptmill("train", *words, *FLAGS, "--feed_forward", "snake")
+    own.with_name("beside.py").write_text("FACTOR = 2.0\n")
+    refused = gptmill("train", "--run_name", "run", "--resume", "latest", "--max_steps", "10", check=False)
+    assert "the code of feed_forward snake has changed" in refused.stderr

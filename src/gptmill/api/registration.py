@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, Literal, TypeVar, get_args
 
 from gptmill.config.errors import UserError, suggest
-from gptmill.config.plugins import MODULE_PREFIX, PARTS, Part, add_part
+from gptmill.config.plugins import MODULE_PREFIX, PARTS, Part, add_part, make_fingerprint
 from gptmill.config.requests import PrepareRequest, ReadingOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import find_owners, list_fields
@@ -67,7 +67,7 @@ def register(kind: Kind, name: str, options: type | None = None) -> Callable[[Ta
         module, table = TABLES[kind]
         found: dict[Any, Any] = getattr(import_module(module), table)
         found[chosen if kind in BY_OPTIONS else name] = _adapt(kind, target, chosen)
-        add_part(Part(kind, name, chosen, target))
+        add_part(Part(kind, name, chosen, target, make_fingerprint(target)))
         return target
 
     return add

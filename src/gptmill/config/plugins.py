@@ -36,11 +36,8 @@ class Part:
     name: str
     options: type
     target: Any
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the source file, package or notebook cell that defines the part; empty where there is no source."""
-        return make_fingerprint(self.target)
+    fingerprint: str
+    """Hash of its code when it was registered; empty where there is no source."""
 
 
 PARTS: dict[tuple[str, str], Part] = {}
@@ -149,15 +146,18 @@ def split_names(names: str | None) -> list[str]:
 
 
 def make_fingerprint(target: Any) -> str:
-    """SHA-256 of the code that defines an object: all files of its package, its file, or its cell in a notebook."""
+    """SHA-256 of the code that defines an object: all files of its package, or its file with those that it imports.
+
+    Of what a script or a notebook defines, only the class or function itself: the rest of them changes all the time.
+    """
     module = sys.modules.get(getattr(target, "__module__", ""))
     path = getattr(module, "__file__", None)
     try:
-        if path is None:
+        if path is None or target.__module__ == "__main__":
             text = inspect.getsource(target).encode()
             return f"sha256:{hashlib.sha256(text).hexdigest()}"
         digest = hashlib.sha256()
-        for file in sorted(_list_files(Path(path)), key=lambda file: file.name):
+        for file in sorted(_list_files(Path(path)), key=str):
             digest.update(file.read_bytes())
         return f"sha256:{digest.hexdigest()}"
     except (OSError, TypeError, SyntaxError):
@@ -165,7 +165,7 @@ def make_fingerprint(target: Any) -> str:
 
 
 def _list_files(path: Path) -> set[Path]:
-    """All files of a package; or a file and those beside it that it imports, directly or not."""
+    """All files of a package; or a file and the modules and packages beside it that it imports, directly or not."""
     if path.name == "__init__.py":
         return set(path.parent.rglob("*.py"))
     files, waiting = set[Path](), [path]
@@ -173,7 +173,9 @@ def _list_files(path: Path) -> set[Path]:
         file = waiting.pop()
         if file not in files and file.is_file():
             files.add(file)
-            waiting += [path.parent / f"{name}.py" for name in _list_imports(file)]
+            names = _list_imports(file)
+            waiting += [path.parent / f"{name}.py" for name in names]
+            waiting += [inner for name in names for inner in (path.parent / name).rglob("*.py")]
     return files
 
 

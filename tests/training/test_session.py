@@ -12,7 +12,7 @@ from conftest import TINY_FLAGS
 import gptmill.training.session
 from gptmill.cli.main import run_guarded
 from gptmill.config.run import CompileMode, MachineConfig
-from gptmill.training.session import describe_compiling
+from gptmill.training.provenance import describe_compiling
 
 
 @pytest.mark.parametrize(

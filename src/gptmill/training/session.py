@@ -7,14 +7,9 @@ import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-import torch
-
-import gptmill
 from gptmill.config.errors import UserError
-from gptmill.config.run import MachineConfig, RunConfig
-from gptmill.config.schema import list_values
+from gptmill.config.run import RunConfig
 from gptmill.data.batches.data_loader import DataLoader
 from gptmill.data.batches.on_device import load_on_device
 from gptmill.data.batches.row_reader import HostReader, Reader
@@ -27,30 +22,32 @@ from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
 from gptmill.evals.loss import check_validation
 from gptmill.inference.loading import check_size
-from gptmill.models.fused.dispatch import describe_kernels
-from gptmill.models.huggingface.layouts import describe_layout
 from gptmill.runs.checkpoints.disk_space import check_disk_space
-from gptmill.runs.code_fingerprint import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory, create_run, save_config
-from gptmill.runs.events import RunStarted, Warned
+from gptmill.runs.events import Warned
 from gptmill.runs.history import record_crash
 from gptmill.runs.slow_notice import say_if_slow
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
-from gptmill.runtime.device import describe_device
-from gptmill.runtime.precision import describe_precision, set_matmul_precision
+from gptmill.runtime.precision import set_matmul_precision
 from gptmill.runtime.signals import StopFlag, listen_for_stop
 from gptmill.runtime.torch_settings import restore_torch_settings
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
 from gptmill.training.dry_run import dry_run, refuse_too_large
-from gptmill.training.initial_weights import broadcast_initial_weights, read_initial_source, record_source
-from gptmill.training.micro_batch import GraphedPass, check_cuda_graphs
+from gptmill.training.initial_weights import (
+    InitialWeights,
+    broadcast_initial_weights,
+    read_initial_source,
+    record_source,
+)
+from gptmill.training.micro_batch import check_cuda_graphs
 from gptmill.training.plan import TrainPlan, check_step_time, make_plan
-from gptmill.training.plugin_fingerprints import check_plugins, list_plugin_fingerprints
+from gptmill.training.plugin_fingerprints import check_plugins
+from gptmill.training.provenance import describe_run, make_origin
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
@@ -118,12 +115,7 @@ class Session:
 def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack) -> tuple[Session, TrainState]:
     """Builds or restores the state and opens the run. Writes nothing before everything has been validated."""
     config, started = request.config, time.monotonic()
-    stack.enter_context(restore_torch_settings())
-    set_deterministic(config.machine.deterministic)
-    if config.machine.compile:
-        load_compiler()
-    world = stack.enter_context(open_world(config.machine.device))
-    check_cuda_graphs(config, world)
+    world = open_machine(config, stack)
     source = read_initial_source(request, world)
     world.run_on_main(partial(prepare_if_needed, request, report_preparing))
     corpora = open_corpora(config.data)
@@ -131,26 +123,16 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     no_validation = check_validation(config, corpora)
     set_matmul_precision(plan.precision)
-    set_attention_backend(config.machine.attention_backend)
     run = hold_run(request, world, stack)
     resume_point = read_resume_point(request, world)
-    if resume_point is not None:
-        tensors = resume_point.checkpoint.tensors["model"]
-        check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
     weights = None
     if resume_point is None:
         weights = broadcast_initial_weights(source, request, corpora, plan, world)
     request = record_source(request, weights)
     config = request.config
-    with refuse_too_large(plan.parameters, world.device):
-        check_step_time(plan, world)
-        state = build_state(config, plan, world)
-        if config.machine.compile:
-            stack.callback(forget_compiled)
-        if resume_point is not None:
-            plan = restore(state, resume_point, corpora, request, plan)
-        elif weights is not None:
-            weights.load(state)
+    state, plan = build_or_restore(request, plan, world, corpora, resume_point, weights)
+    if config.machine.compile:
+        stack.callback(forget_compiled)
     shows_progress = world.is_main and not request.is_quiet
     with say_if_slow(describe_dry_run(config)) if shows_progress else nullcontext():
         dry_run(state, config, plan, world)
@@ -160,31 +142,58 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     origin = make_origin(config, corpora, resume_point, world)
     checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
     open_run(run, request, state, resume_point, world)
-    guard = config.guard
-    watchdog = stack.enter_context(
-        open_watchdog(run.path, world.rank, world.size, guard.hang_factor, guard.hang_seconds)
-    )
-    trackers = stack.enter_context(
-        open_trackers(
-            run,
-            config.tracking,
-            state.step,
-            is_evaluated=state.evaluated_at == state.step,
-            is_quiet=request.is_quiet,
-        )
-        if world.is_main
-        else TrackerGroup([])
-    )
-    session = Session(
-        config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, trackers,
-        shows_progress=shows_progress, first_step=state.step, started=started,
-    )  # fmt: skip
-    trackers.track(describe_run(session, state, corpora, request, resume_point))
+    hang_limits = (config.guard.hang_factor, config.guard.hang_seconds)
+    watchdog = stack.enter_context(open_watchdog(run.path, world.rank, world.size, *hang_limits))
+    is_evaluated, is_quiet = state.evaluated_at == state.step, request.is_quiet
+    trackers = TrackerGroup([])
+    if world.is_main:
+        trackers = open_trackers(run, config.tracking, state.step, is_evaluated=is_evaluated, is_quiet=is_quiet)
+    stack.enter_context(trackers)
+    trackers.track(describe_run(request, run, plan, world, state, corpora, resume_point))
     if no_validation:
         trackers.track(Warned(state.step, "validation", no_validation))
     for warning in warn_of_schedule(config, plan, state, resume_point):
         trackers.track(warning)
+    session = Session(
+        config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, trackers,
+        shows_progress=shows_progress, first_step=state.step, started=started,
+    )  # fmt: skip
     return session, state
+
+
+def open_machine(config: RunConfig, stack: ExitStack) -> World:
+    """The ranks and their device, with torch's settings as the config asks; the stack restores them."""
+    stack.enter_context(restore_torch_settings())
+    set_deterministic(config.machine.deterministic)
+    set_attention_backend(config.machine.attention_backend)
+    if config.machine.compile:
+        load_compiler()
+    world = stack.enter_context(open_world(config.machine.device))
+    check_cuda_graphs(config, world)
+    return world
+
+
+def build_or_restore(
+    request: RunRequest,
+    plan: TrainPlan,
+    world: World,
+    corpora: Corpora,
+    resume_point: ResumePoint | None,
+    weights: InitialWeights | None,
+) -> tuple[TrainState, TrainPlan]:
+    """A fresh state, one with the weights of another model, or one restored; and the plan of its remaining steps."""
+    config = request.config
+    if resume_point is not None:
+        tensors = resume_point.checkpoint.tensors["model"]
+        check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
+    with refuse_too_large(plan.parameters, world.device):
+        check_step_time(plan, world)
+        state = build_state(config, plan, world)
+        if resume_point is not None:
+            plan = restore(state, resume_point, corpora, request, plan)
+        elif weights is not None:
+            weights.load(state)
+    return state, plan
 
 
 def describe_dry_run(config: RunConfig) -> str:
@@ -263,69 +272,3 @@ def estimate_size(state: TrainState) -> int:
     """Bytes of the tensors in a checkpoint: weights, optimizer state and, where kept, the EMA."""
     groups = state.make_checkpoint({}).tensors.values()
     return sum(int(tensor.nbytes) for tensors in groups for tensor in tensors.values())
-
-
-def make_origin(config: RunConfig, corpora: Corpora, resume_point: ResumePoint | None, world: World) -> dict[str, Any]:
-    """The provenance that every checkpoint of this process records."""
-    return {
-        "config": list_values(config),
-        "corpus_sha256": corpora.sha256,
-        "tokenizer": corpora.tokenizer.spec(),
-        "tokenizer_fingerprint": corpora.fingerprint,
-        "gptmill_version": gptmill.__version__,
-        "torch_version": str(torch.__version__),
-        "code": make_code_fingerprint(),
-        "plugins": list_plugin_fingerprints(config, corpora.tokenizer.name),
-        "randomness": "reseeded at every step from (seed, step, rank)",
-        "ranks": world.size,
-        "parent": find_parent(config, resume_point),
-    }
-
-
-def find_parent(config: RunConfig, resume_point: ResumePoint | None) -> str:
-    """The checkpoint or model from which this run was started; empty for a run started from scratch."""
-    return resume_point.parent if resume_point else config.training.init_from or ""
-
-
-def describe_run(
-    session: Session, state: TrainState, corpora: Corpora, request: RunRequest, resume_point: ResumePoint | None
-) -> RunStarted:
-    """The first event of a process."""
-    config, plan, world = session.config, session.plan, session.world
-    graphs = "captured as CUDA graphs" if isinstance(state.micro_batch_runner, GraphedPass) else ""
-    precision, kernels = describe_precision(plan.precision, world.device), describe_kernels(state.model)
-    return RunStarted(
-        state.step,
-        run=str(session.run.path),
-        max_steps=plan.max_steps,
-        tokens_per_step=plan.tokens_per_step,
-        total_tokens=plan.count_tokens(),
-        parameters=plan.parameters,
-        active_parameters=plan.active_parameters,
-        flops_per_token=plan.flops_per_token,
-        peak_tflops=None if plan.peak_flops_per_second is None else plan.peak_flops_per_second / 1e12,
-        optimizer=state.optimizer.describe(),
-        layout=describe_layout(config.model),
-        device=describe_device(world.device),
-        precision=", ".join(filter(None, [precision, describe_compiling(config.machine), graphs, kernels])),
-        ranks=world.size,
-        corpus=corpora.name,
-        tokenizer=corpora.fingerprint,
-        version=gptmill.__version__,
-        torch_version=str(torch.__version__),
-        val_loss=state.val_loss,
-        code=make_code_fingerprint(),
-        plugins=list_plugin_fingerprints(config, corpora.tokenizer.name),
-        data=corpora.sha256,
-        resumed_from=resume_point.path if resume_point else "",
-        parent=find_parent(config, resume_point),
-        changes=list(request.changes),
-    )
-
-
-def describe_compiling(machine: MachineConfig) -> str:
-    """How the model is compiled, for the log; empty if it is not."""
-    mode = machine.compile_mode
-    if machine.compile:
-        return "compiled" if mode == "default" else f"compiled ({mode})"
-    return "" if mode == "default" else f"not compiled: compile_mode {mode} does nothing without --compile"

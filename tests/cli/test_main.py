@@ -90,6 +90,20 @@ def test_alone_and_with_help_it_lists_the_verbs_without_loading_torch() -> None:
         assert re.search(rf"^  {verb} +{re.escape(summary)}$", answers[0].stdout, re.MULTILINE)
 
 
+def test_what_handles_text_and_shards_loads_no_torch(text_file: Path, tmp_path: Path) -> None:
+    corpus, logdir = str(tmp_path / "words"), str(tmp_path)
+    commands = [
+        ("prepare", str(text_file), "--tokenizer", "byte", "--out", corpus),
+        ("data", "info", corpus),
+        ("data", "show", corpus),
+        ("data", "verify", corpus),
+        ("runs", "list", "--logdir", logdir),
+    ]
+    for command in commands:
+        answer = spy(*command)
+        assert (answer.returncode, "torch" in answer.stderr) == (0, False), command
+
+
 def test_version_is_the_packages(gptmill: GptMill) -> None:
     assert gptmill("--version").stdout == f"gptmill {package.__version__}\n"
 

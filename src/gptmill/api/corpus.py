@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gptmill.api.configuration import Recipe
-from gptmill.api.progress import report_nothing, show_amount, show_preparing
+from gptmill.api.shards import open_and_check, run_preparation
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.keywords import build_request
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import TrainingConfig
 from gptmill.data.batches.batch_stream import BatchOrder, BatchStream
-from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.documents import read_document_tokens
-from gptmill.data.shards.opening import TokenShards, open_shards
+from gptmill.data.shards.opening import TokenShards
 from gptmill.data.shards.shard_manifest import Manifest
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import TokenArray, decode
@@ -114,16 +113,7 @@ def prepare(
 
 def open_corpus(path: Recipe, tokenizer: str | None = None) -> Corpus:
     """Opens a prepared corpus, or token files of another project, whose tokenizer may be named."""
-    with show_amount("checking") as report:
-        return Corpus(open_shards(os.fspath(path), tokenizer, report=report))
-
-
-def run_preparation(sources: list[str], request: PrepareRequest, *, progress: bool = True) -> tuple[Path, Manifest]:
-    """Prepares as requested, with the progress shown or not: what gptmill prepare and `prepare` have in common."""
-    if not progress:
-        return prepare_corpus(sources, request, report_nothing)
-    with show_preparing() as report:
-        return prepare_corpus(sources, request, report)
+    return Corpus(open_and_check(os.fspath(path), tokenizer))
 
 
 def _check(choices: dict[str, tuple[str, Sequence[str]]], counts: dict[str, tuple[int, int]] | None = None) -> None:

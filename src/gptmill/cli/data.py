@@ -43,10 +43,10 @@ def run(arguments: list[str]) -> int:
 
 
 def print_info(location: str, request: DataRequest) -> int:
-    from gptmill.api.corpus import open_corpus
+    from gptmill.api.shards import open_and_check
     from gptmill.data.sources import DefectReport
 
-    shards = open_corpus(location, request.tokenizer).shards
+    shards = open_and_check(location, request.tokenizer)
     manifest = shards.manifest
     lines = [
         f"{shards.location}: {manifest.fingerprint}, vocabulary of {shards.tokenizer.vocab_size:,} as {manifest.dtype}"
@@ -107,7 +107,7 @@ def verify(location: str, request: DataRequest) -> int:
 
 
 def print_windows(location: str, request: DataRequest) -> int:
-    from gptmill.api.corpus import open_corpus
+    from gptmill.api.shards import open_and_check
     from gptmill.data.shards.passages import read_windows
 
     for name, least in (("window", 0), ("count", 1), ("context_length", 1)):
@@ -115,7 +115,7 @@ def print_windows(location: str, request: DataRequest) -> int:
             raise UserError(f"--{name} {value}: must be at least {least}")
         if value > MAX_NUMBER:
             raise UserError(f"--{name} {value}: no corpus is that large; choose a smaller number")
-    shards = open_corpus(location, request.tokenizer).shards
+    shards = open_and_check(location, request.tokenizer)
     windows = read_windows(shards, request.split, request.context_length, request.window, request.count)
     for number, extracts in enumerate(windows, start=request.window):
         sys.stdout.write(f"── {request.split} window {number:,} ".ljust(72, "─") + "\n")
@@ -142,11 +142,11 @@ def print_step(run_name: str, step: int, request: DataRequest) -> int:
 
 
 def score(location: str, request: DataRequest) -> int:
-    from gptmill.api.corpus import open_corpus
     from gptmill.api.progress import show_amount
+    from gptmill.api.shards import open_and_check
     from gptmill.data.shards.scores import score_by_length, write_scores
 
-    shards = open_corpus(location, request.tokenizer).shards
+    shards = open_and_check(location, request.tokenizer)
     name = request.name or request.by
     if request.by == "loss":
         if request.run is None:

@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> int:
     command = Command("prepare", "SOURCE [SOURCE ...]", SUMMARY, (PrepareRequest,), aliases={"from": "from_file"})
     parsed = command.parse(arguments)
     command.check_words(parsed.words, 1, len(arguments))
-    from gptmill.api.corpus import run_preparation
+    from gptmill.api.shards import run_preparation
     from gptmill.data.cleaning import CleaningReport
     from gptmill.data.sources import DefectReport
 

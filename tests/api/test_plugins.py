@@ -59,7 +59,8 @@ def test_changed_code_is_noticed(gptmill: GptMill, words: list[str], own: Path, 
 
 
 def test_a_checkpoint_never_loads_code_by_itself(gptmill: GptMill, words: list[str]) -> None:
-    gptmill("train", *words, *FLAGS, "--architecture", "gru")
+    trained = gptmill("train", *words, *FLAGS, "--architecture", "gru")
+    assert "gptmill sample run --plugin own_parts.py" in trained.stdout
     refused = gptmill("sample", "run", check=False)
     assert refused.returncode == 2
     assert "add --plugin own_parts.py" in refused.stderr

@@ -130,10 +130,12 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
         extension = "--early_stop_patience none"
     prompt = outcome.config.evaluation.sample_prompt
     prompt_flag = f" --prompt {shlex.quote(prompt)}" if prompt.isprintable() else ""
+    plugin = outcome.config.plugins.plugin
+    plugin_flag = f" --plugin {shlex.quote(plugin)}" if plugin else ""
     lines = [
         f"\n{make_report(outcome.run, sys.stdout.encoding or 'utf-8')}\n",
         f"The run is in {outcome.run.path}/. Next steps:",
-        f"  {program} sample {name}{logdir_flag}{prompt_flag}",
+        f"  {program} sample {name}{logdir_flag}{plugin_flag}{prompt_flag}",
         f"  {resume} {extension}",
         f"  {program} train {shlex.quote(recipe or 'demo')} --corpus YOUR_TEXT.txt",
     ]

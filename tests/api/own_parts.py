@@ -160,6 +160,18 @@ class BrokenEvaluator:
         raise RuntimeError("no score today")
 
 
+@gptmill.register("evaluator", "unbuilt")
+class UnbuiltEvaluator(BrokenEvaluator):
+    def __init__(self, _options: object) -> None:
+        raise FileNotFoundError("no such probe")
+
+
+@gptmill.register("tracker", "unbuilt")
+class UnbuiltTracker(gptmill.Tracker):
+    def __init__(self, _run: Path, _resumed_at: int, _options: object) -> None:
+        raise ConnectionError("no answer")
+
+
 @gptmill.register("tracker", "lines")
 class Lines(gptmill.Tracker):
     """One line per step and evaluation; drops the lines of later steps, as a tracker must."""

@@ -78,8 +78,20 @@ def test_two_ranks_train_an_own_model(run_ranks: RunRanks, gptmill: GptMill, wor
     assert all(abs(float(one) - float(other)) < 1e-4 for one, other in pairs if "." in one)
 
 
+def test_an_evaluator_that_cannot_start_stops_all_ranks_with_a_sentence(
+    start_ranks: RunRanks, words: list[str], tmp_path: Path
+) -> None:
+    ranks = start_ranks("train", *words, *FLAGS, "--evaluators", "unbuilt")
+    outputs = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2], outputs
+    assert "evaluator unbuilt cannot start: FileNotFoundError: no such probe" in outputs[0]
+    assert not any("Traceback" in output for output in outputs)
+    assert not (tmp_path / "runs/run").exists()
+
+
 def test_what_fails_in_a_tracker_or_an_evaluator_does_not_end_the_run(gptmill: GptMill, words: list[str]) -> None:
-    done = gptmill("train", *words, *FLAGS, "--trackers", "broken", "--evaluators", "broken")
+    done = gptmill("train", *words, *FLAGS, "--trackers", "broken,unbuilt", "--evaluators", "broken")
+    assert "tracker unbuilt cannot be opened (no answer)" in done.stderr
     assert "no score today" in done.stderr
     assert "cannot track" in done.stderr
     assert done.stderr.count("BrokenTracker failed") == 1

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from gptmill.config.errors import UserError
 from gptmill.config.plugins import PARTS, split_names
 from gptmill.config.run import EvaluationConfig
 from gptmill.data.tokenizers import Tokenizer
@@ -31,10 +32,17 @@ class OwnEvaluators:
 
     def __init__(self, config: EvaluationConfig, tokenizer: Tokenizer, world: World) -> None:
         self._tokenizer = tokenizer
-        self._evaluators = {
-            name: EVALUATORS[name](config.evaluator_parts.find(PARTS["evaluator", name].options))
-            for name in (split_names(config.evaluators) if world.is_main else [])
-        }
+        self._evaluators: dict[str, OwnEvaluator] = {}
+        world.run_on_main(lambda: self._build(config))
+
+    def _build(self, config: EvaluationConfig) -> None:
+        """Raises UserError, before anything is written, if an evaluator cannot be built."""
+        for name in split_names(config.evaluators):
+            options: Any = config.evaluator_parts.find(PARTS["evaluator", name].options)
+            try:
+                self._evaluators[name] = EVALUATORS[name](options)
+            except Exception as error:
+                raise UserError(f"evaluator {name} cannot start: {type(error).__name__}: {error}; fix that") from error
 
     def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool]) -> ScoresDone | None:
         started, scores = time.monotonic(), dict[str, float]()

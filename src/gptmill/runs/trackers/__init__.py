@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ def open_trackers(
         trackers.append(TensorBoard(run.tensorboard, resumed_at))
     for name in split_names(config.trackers):
         options: Any = config.tracker_parts.find(PARTS["tracker", name].options)
-        trackers.append(TRACKERS[name](run.path, resumed_at, options))
+        try:
+            trackers.append(TRACKERS[name](run.path, resumed_at, options))
+        except Exception as error:  # as later: a tracker cannot end a run
+            sys.stderr.write(f"warning: tracker {name} cannot be opened ({error}); the run continues without it\n")
     return TrackerGroup(trackers)
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT, TINY_FLAGS, GptMill, RunRanks
+from conftest import PROJECT, TINY_FLAGS, GptMill, RunRanks, Start
 
 OWN = PROJECT / "tests/api/own_parts.py"
 STEPS, HALF = 8, 4
@@ -139,6 +139,10 @@ BAD = {
     "raises": ("1 / 0", "ZeroDivisionError: division by zero"),
     "kind": ('import gptmill\ngptmill.register("atention", "x")', "did you mean attention"),
     "name": ('import gptmill\ngptmill.register("attention", "Two words")', "cannot be the name of a attention"),
+    "tokenizer": (
+        'import gptmill\ngptmill.register("tokenizer", "x")(print)',
+        "must have the same text as its attribute",
+    ),
     "taken": ('import gptmill\ngptmill.register("optimizer", "adamw")(print)', "'adamw' exists already, in gptmill"),
     "option taken": (
         f'{HEAD}    max_lr: float = 1.0\ngptmill.register("schedule", "x", options=A)(print)',
@@ -202,6 +206,14 @@ def test_installed_packages_are_found_by_their_entry_point(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "the plug-in broken cannot be loaded" in done.stderr
     assert (tmp_path / "ten/manifest.json").exists()
+
+
+def test_a_program_may_import_a_plugin_that_it_also_names(start: Start, own: Path) -> None:
+    code = "import own_parts, gptmill\n"
+    code += "config = gptmill.make_config('demo', plugin='own_parts.py', feed_forward='snake')\n"
+    code += "print(config.model.feed_forward.tag)"
+    done = start("-c", f"import sys; sys.path.insert(0, {str(own.parent)!r})\n{code}", program=())
+    assert done.communicate()[0].splitlines()[-1:] == ["snake"]
 
 
 def test_files_that_a_plugin_imports_count_as_its_code(gptmill: GptMill, words: list[str], own: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Callable, Generator
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from gptmill.config.errors import UserError, suggest
@@ -48,7 +50,7 @@ Target = TypeVar("Target")
 
 
 def register(kind: Kind, name: str, options: type | None = None) -> Callable[[Target], Target]:
-    """A decorator that registers a class or function under a name; docs/python.md says what each kind must do.
+    """A decorator that registers a class or function under a name; docs/plugins.md says what each kind must do.
 
     `options` is a frozen dataclass whose fields, all with defaults, become flags and recipe keys; the string below a
     field is its help.
@@ -62,6 +64,8 @@ def register(kind: Kind, name: str, options: type | None = None) -> Callable[[Ta
 
     def add(target: Target) -> Target:
         _check_free(kind, name, target)
+        if kind == "tokenizer" and getattr(target, "name", None) != name:
+            raise UserError(f"tokenizer {name!r} must have the same text as its attribute `name`, to be found again")
         _check_options(kind, name, chosen)
         chosen.tag = name  # type: ignore[attr-defined]
         module, table = TABLES[kind]
@@ -98,15 +102,22 @@ def _read(
 
 
 def _check_free(kind: str, name: str, target: Any) -> None:
-    """Raises UserError if the name is taken; the same module may register its part again, as a notebook cell does."""
+    """Raises UserError if the name is taken; the same code may register its part again, as a notebook cell does."""
     known = PARTS.get((kind, name))
-    if known is not None and known.target.__module__ == target.__module__:
+    if known is not None and _find_origin(known.target) == _find_origin(target):
         return
     variants = {choice for field in list_fields(RunConfig) if field.name == kind for choice in field.choices}
     module, table = TABLES[kind]
     if known is not None or name in variants or name in getattr(import_module(module), table):
         owner = "gptmill" if known is None else known.target.__module__.removeprefix(MODULE_PREFIX)
         raise UserError(f"{kind} {name!r} exists already, in {owner}; choose another name")
+
+
+def _find_origin(target: Any) -> str:
+    """The file of a part's code, whatever name it was imported under; in a notebook, the name of its module."""
+    module: str = target.__module__
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module if file is None else str(Path(file).resolve())
 
 
 def _check_options(kind: str, name: str, options: type) -> None:

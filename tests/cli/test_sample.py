@@ -14,10 +14,11 @@ from zygote import Zygote
 
 from gptmill.cli.main import run_guarded
 from gptmill.config.errors import UserError
-from gptmill.config.requests import SampleRequest
+from gptmill.config.requests import LoadingOptions, SampleRequest
 from gptmill.inference.generator import generate
 from gptmill.inference.sampling import find_problems, open_sampler
 
+ON_CPU = LoadingOptions(device="cpu")
 SEPARATOR = "\n\n" + "─" * 72 + "\n"
 TEXT = "the quick brown fox jumps over a lazy dog while rain falls on old stones and rivers rise\n" * 100
 
@@ -126,7 +127,7 @@ def test_a_run_without_checkpoints_is_named(gptmill: GptMill, tmp_path: Path) ->
 
 def test_a_step_that_was_not_saved_is_named(finished: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint of step 2;"):
-        open_sampler("tiny", SampleRequest(checkpoint="2", device="cpu", logdir=str(finished / "runs")))
+        open_sampler("tiny", SampleRequest(loading=LoadingOptions("2", device="cpu", logdir=str(finished / "runs"))))
 
 
 def test_wrong_settings_are_all_listed_before_anything_is_read(gptmill: GptMill) -> None:
@@ -168,7 +169,7 @@ def test_averaged_weights_write_another_text(tmp_path: Path, monkeypatch: pytest
     assert run_guarded(["train", *TINY_FLAGS, *flags.split(), "--ema_decay", "0.99"]) == 0
     texts = {}
     for weights in ("raw", "ema"):
-        request = SampleRequest(device="cpu", weights=weights, max_new_tokens=20)  # type: ignore[arg-type]
+        request = SampleRequest(max_new_tokens=20, loading=LoadingOptions(weights=weights, device="cpu"))  # type: ignore[arg-type]
         texts[weights] = b"".join(open_sampler("ema", request).sample(0))
     assert texts["raw"] != texts["ema"]
 
@@ -178,7 +179,7 @@ def test_compiling_changes_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gptmill.inference.model.generate", partial(generate, backend="eager"))
     plain, compiled = (
-        b"".join(open_sampler("tiny", SampleRequest(device="cpu", compile=is_compiled, max_new_tokens=20)).sample(0))
+        b"".join(open_sampler("tiny", SampleRequest(max_new_tokens=20, compile=is_compiled, loading=ON_CPU)).sample(0))
         for is_compiled in (False, True)
     )
     assert plain == compiled

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conftest import TINY_FLAGS, GptMill
 
-from gptmill.config.requests import SampleRequest
+from gptmill.config.requests import LoadingOptions, SampleRequest
 from gptmill.inference.sampling import open_sampler
 
 
@@ -20,7 +20,9 @@ def test_a_model_outlives_the_file_of_its_own_tokenizer(gptmill: GptMill, text_f
     gptmill("prepare", text_file, "--tokenizer", "mine/words.json", "--out", "data/words")
     (tmp_path / "mine" / "words.json").unlink()
     gptmill("train", "--data_dir", "data/words", "--max_steps", "2", "--run_name", "own", *TINY_FLAGS)
-    request = SampleRequest(prompt="the quick", max_new_tokens=4, device="cpu", logdir=str(tmp_path / "runs"))
+    request = SampleRequest(
+        "the quick", max_new_tokens=4, loading=LoadingOptions(device="cpu", logdir=str(tmp_path / "runs"))
+    )
     sampler = open_sampler("own", request)
     assert sampler.model.tokenizer.vocab_size == 300
     assert len(list(sampler.sample(0))) > 0

@@ -15,12 +15,12 @@ from gptmill.api.configuration import Recipe
 from gptmill.config.errors import UserError
 from gptmill.config.keywords import build_request
 from gptmill.config.recipes import load_recipe
-from gptmill.config.requests import SampleRequest
+from gptmill.config.requests import LoadingOptions
 from gptmill.config.run import DeviceName, RunConfig
 from gptmill.config.schema import build_config
 from gptmill.inference.loading import Weights, load_run_model
 from gptmill.inference.model import Model, build_model
-from gptmill.inference.sampling import open_model
+from gptmill.inference.opening import open_model
 from gptmill.runs.checkpoints.storage import list_step_folders, read_info
 from gptmill.runs.checkpoints.tiers import read_tiers
 from gptmill.runs.directory import RunDirectory, find_run
@@ -130,8 +130,8 @@ class Run:
 
     def load(self, checkpoint: str | int = "latest", device: DeviceName = "auto", weights: Weights = "raw") -> Model:
         """The model of a checkpoint: latest, best, or a step; `weights` "ema" for their moving average."""
-        request = _make_loading(checkpoint, device, weights)
-        loaded = load_run_model(self.directory, request.checkpoint, choose_device(request.device), request.weights)
+        options = _make_loading(checkpoint, device, weights)
+        loaded = load_run_model(self.directory, options.checkpoint, choose_device(options.device), options.weights)
         return build_model(loaded)
 
     def __repr__(self) -> str:
@@ -152,9 +152,9 @@ def load(
     weights: Weights = "raw",
     logdir: Recipe = "runs",
 ) -> Model:
-    """The model of a run, given by its name or folder, or of a checkpoint, given by its folder."""
-    request = _make_loading(checkpoint, device, weights, logdir)
-    return open_model(os.fspath(path_or_name), request)
+    """The model of a run by name or folder, of a checkpoint, or of a Hugging Face folder."""
+    options = _make_loading(checkpoint, device, weights, logdir)
+    return open_model(os.fspath(path_or_name), options)
 
 
 def find_directory(path_or_name: Recipe, logdir: Recipe) -> RunDirectory:
@@ -163,9 +163,9 @@ def find_directory(path_or_name: Recipe, logdir: Recipe) -> RunDirectory:
 
 def _make_loading(
     checkpoint: str | int, device: DeviceName, weights: Weights, logdir: Recipe = "runs"
-) -> SampleRequest:
+) -> LoadingOptions:
     given = {"checkpoint": str(checkpoint), "device": device, "weights": weights, "logdir": logdir}
-    return build_request(SampleRequest, given)
+    return build_request(LoadingOptions, given)
 
 
 def _make_arrays(kind: type[Event], events: list[Event]) -> dict[str, NDArray[Any]]:

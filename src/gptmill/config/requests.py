@@ -179,6 +179,20 @@ class VerifyResumeRequest:
 
 
 @dataclass(frozen=True)
+class LoadingOptions:
+    """Model"""
+
+    checkpoint: str = "latest"
+    """Checkpoint of the run: latest, best, or a step (also --step)."""
+    weights: Literal["raw", "ema"] = "raw"
+    """raw: the trained weights; ema: their exponential moving average, of a run with ema_decay."""
+    device: DeviceName = "auto"
+    """Device to run the model on."""
+    logdir: str = "runs"
+    """Folder that contains all runs."""
+
+
+@dataclass(frozen=True)
 class SampleRequest:
     """Sampling"""
 
@@ -196,16 +210,9 @@ class SampleRequest:
     """Nucleus sampling: sample from the most likely tokens with this total probability."""
     seed: int = 42
     """Random seed; sample i uses seed + i."""
-    checkpoint: str = "latest"
-    """Checkpoint to use: latest, best, or a step (also --step)."""
-    weights: Literal["raw", "ema"] = "raw"
-    """raw: the trained weights; ema: their exponential moving average, of a run with ema_decay."""
     compile: bool = False
     """Compile the model first; pays off for long or many samples."""
-    device: DeviceName = "auto"
-    """Device to run the model on."""
-    logdir: str = "runs"
-    """Folder that contains all runs."""
+    loading: LoadingOptions = field(default_factory=LoadingOptions)
     plugins: PluginConfig = field(default_factory=PluginConfig)
 
 

@@ -78,13 +78,13 @@ def build_loaded(saved: Checkpoint, source: str, device: torch.device, group: st
     check_fingerprint(str(saved.values["tokenizer_fingerprint"])[:200], make_fingerprint(tokenizer), source)
     tensors = saved.tensors[group]
     check_size(config, pad_vocab(tokenizer.vocab_size), tensors, source)
-    model = _build_empty(config, pad_vocab(tokenizer.vocab_size))
+    model = build_empty(config, pad_vocab(tokenizer.vocab_size))
     check_tensors(tensors, model.state_dict(), source)
     model.load_state_dict(tensors, assign=True)
     return LoadedModel(model.to(device).eval(), tokenizer, saved.step)
 
 
-def _build_empty(config: ModelConfig, padded_vocab_size: int) -> LanguageModel:
+def build_empty(config: ModelConfig, padded_vocab_size: int) -> LanguageModel:
     """A model to load weights into. A plug-in's part may have buffers that are not saved, so it is built in full."""
     if "architecture" in config.own_parts:
         return build_own_model(config, padded_vocab_size, seed=0)

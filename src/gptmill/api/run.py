@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gptmill.api.configuration import Recipe
 from gptmill.config.errors import UserError
 from gptmill.config.keywords import build_request
-from gptmill.config.recipes import load_recipe
+from gptmill.config.recipes import load_saved_settings
 from gptmill.config.requests import LoadingOptions
 from gptmill.config.run import DeviceName, RunConfig
 from gptmill.config.schema import build_config
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        return build_config(RunConfig, load_recipe(str(self.directory.config)))
+        return build_config(RunConfig, load_saved_settings(self.directory.config))
 
     @property
     def events(self) -> list[Event]:

@@ -189,6 +189,8 @@ class ModelConfig:
     """Zero-initialise the projections into the residual stream: each block starts as the identity."""
     mtp_heads: int = 0
     """Multi-token prediction (MTP): extra blocks that predict further tokens ahead; used in training only."""
+    padded_softmax: bool = False
+    """Let the rows that only pad the vocabulary take part in the loss's softmax, as runs of older versions do."""
     architecture: Gpt = Gpt()
     """gpt, or a whole model registered by a plug-in."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
 from gptmill.config.plugins import load_plugins, split_names
-from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
+from gptmill.config.renamed import RENAMED_FIELDS, add_unrecorded, find_repeated_fields
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, find_inapplicable, list_fields, merge_values, parse_typed
 from gptmill.config.synonyms import suggest_option
@@ -36,6 +36,11 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     if problems:
         raise ConfigError(problems)
     return values
+
+
+def load_saved_settings(path: Path) -> dict[str, Any]:
+    """The values in the config.toml of a run, with those that it had before gptmill recorded them."""
+    return add_unrecorded(load_recipe(str(path)))
 
 
 def load_recipe_plugins(recipe: str) -> None:

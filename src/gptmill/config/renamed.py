@@ -33,4 +33,7 @@ def find_repeated_fields(names: Iterable[str], aliases: Mapping[str, str] = RENA
 
 def add_unrecorded(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a saved run, with those that it had before gptmill recorded them."""
-    return {"router_balance": "batch", **saved} if saved.get("feed_forward") == "moe" else dict(saved)
+    unrecorded: dict[str, Any] = {"padded_softmax": True}
+    if saved.get("feed_forward") == "moe":
+        unrecorded["router_balance"] = "batch"
+    return {**unrecorded, **saved}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
+from gptmill.config.renamed import add_unrecorded
 from gptmill.config.run import ModelConfig, RunConfig
 from gptmill.config.schema import build_config, list_values
 from gptmill.config.settings import read_settings
@@ -78,25 +79,25 @@ def build_loaded(saved: Checkpoint, source: str, device: torch.device, group: st
     check_fingerprint(str(saved.values["tokenizer_fingerprint"])[:200], make_fingerprint(tokenizer), source)
     tensors = saved.tensors[group]
     check_size(config, pad_vocab(tokenizer.vocab_size), tensors, source)
-    model = build_empty(config, pad_vocab(tokenizer.vocab_size))
+    model = build_empty(config, tokenizer.vocab_size)
     check_tensors(tensors, model.state_dict(), source)
     model.load_state_dict(tensors, assign=True)
     return LoadedModel(model.to(device).eval(), tokenizer, saved.step)
 
 
-def build_empty(config: ModelConfig, padded_vocab_size: int) -> LanguageModel:
+def build_empty(config: ModelConfig, vocab_size: int) -> LanguageModel:
     """A model to load weights into. A plug-in's part may have buffers that are not saved, so it is built in full."""
     if "architecture" in config.own_parts:
-        return build_own_model(config, padded_vocab_size, seed=0)
+        return build_own_model(config, pad_vocab(vocab_size), seed=0, vocab_size=vocab_size)
     if config.own_parts:
-        return build_gpt(config, padded_vocab_size, seed=0)
+        return build_gpt(config, pad_vocab(vocab_size), seed=0, vocab_size=vocab_size)
     with torch.device("meta"), SkipInit():
-        return GPT(config, padded_vocab_size)
+        return GPT(config, pad_vocab(vocab_size), vocab_size)
 
 
 def read_model_config(values: Any, source: str) -> ModelConfig:
     """The model section of a saved config; raises UserError, naming `source`, for an invalid one."""
-    config = build_config(ModelConfig, read_settings(ModelConfig, values, source))
+    config = build_config(ModelConfig, add_unrecorded(read_settings(ModelConfig, values, source)))
     if problems := find_problems(replace(RunConfig(), model=config)):
         # The other sections have their defaults here, which may not suit the model's context_length.
         own = [problem for problem in problems if problem.where.partition(" ")[0] in list_values(config)]

@@ -42,9 +42,8 @@ def load_hf_model(folder: Path, device: torch.device) -> LoadedModel:
     """The model of a Hugging Face folder with the tokenizer that lies beside it."""
     found = read_hf_folder(folder)
     tokenizer = build_tokenizer(str(folder), ())
-    padded = pad_vocab(tokenizer.vocab_size)
-    weights = found.convert(padded)
-    model = build_empty(found.config, padded)
+    weights = found.convert(pad_vocab(tokenizer.vocab_size))
+    model = build_empty(found.config, tokenizer.vocab_size)
     check_tensors(weights, model.state_dict(), str(folder))
     model.load_state_dict(weights, assign=True)
     return LoadedModel(model.to(device).eval(), tokenizer, step=0)

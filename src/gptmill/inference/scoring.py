@@ -67,7 +67,9 @@ def _sum_losses(model: LanguageModel, batch: Batch) -> Tensor:
         )
         x_NC = compute_x(batch.tokens).flatten(0, 1)
         parts = [
-            F.cross_entropy(lm_head(x).float(), targets, reduction="none", ignore_index=IGNORE_INDEX)
+            F.cross_entropy(
+                lm_head(x).float()[:, : model.softmax_size], targets, reduction="none", ignore_index=IGNORE_INDEX
+            )
             for x, targets in zip(x_NC.split(LOGIT_CHUNK), batch.targets.flatten().split(LOGIT_CHUNK), strict=True)
         ]
     return torch.cat(parts).view(batch.targets.shape).sum(dim=1)

@@ -230,7 +230,8 @@ class GPT(LanguageModel):
         self, x_BTC: Tensor, targets_N: Tensor, config: LossConfig, domains_N: Tensor | None = None
     ) -> LossSums:
         x_NC = self._normalise(x_BTC).flatten(0, 1)
-        return compute_loss(self.lm_head, x_NC, targets_N, config, self.vocab_size, domains_N)
+        size, padded = self.vocab_size, self.config.padded_softmax
+        return compute_loss(self.lm_head, x_NC, targets_N, config, size, domains_N, padded_softmax=padded)
 
     def _predict_further(self, backbone: Backbone, targets_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
         """The loss of multi-token prediction (Gloeckle et al. 2024): for each further token ahead a block of its own

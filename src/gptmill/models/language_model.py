@@ -33,6 +33,8 @@ class LanguageModel(nn.Module):
     """Tokens and targets in, summed losses out; `logits` gives the next-token logits."""
 
     config: ModelConfig
+    vocab_size: int
+    """How many tokens there are; further rows of the embedding and columns of the logits are padding."""
     loss_config: LossConfig
 
     def forward(
@@ -48,6 +50,11 @@ class LanguageModel(nn.Module):
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """The next-token logits at every position."""
         raise NotImplementedError
+
+    @property
+    def softmax_size(self) -> int | None:
+        """How many of the logits take part in the loss's softmax; None if all do, even those of the padding."""
+        return None if self.config.padded_softmax else self.vocab_size
 
     def set_activation_checkpointing(self, mode: ActivationCheckpointing) -> None:
         """Chooses what training keeps of a block for the backward pass."""

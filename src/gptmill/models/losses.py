@@ -7,6 +7,7 @@ Shape suffixes: N tokens, C channels, V vocabulary, G domains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,15 +58,22 @@ def compute_loss(
     config: LossConfig,
     vocab_size: int,
     domains_N: Tensor | None = None,
+    *,
+    padded_softmax: bool = False,
 ) -> LossSums:
     """The loss of hidden states against targets; the first `vocab_size` of the head's logits are tokens.
+
+    The others are padding, left out of the softmax and overwritten, unless it is to be a `padded_softmax`.
 
     Chunked cross-entropy: with `chunk_tokens`, only one chunk's logits exist at a time, and the backward pass
     computes them again.
     """
 
     def compute(x_NC: Tensor, targets_N: Tensor, domains_N: Tensor | None) -> LossSums:
-        return _compute(lm_head(x_NC).float(), targets_N, config, vocab_size, domains_N)
+        logits_NV = lm_head(x_NC).float()
+        if not padded_softmax:
+            logits_NV = _leave_out_padding(logits_NV, vocab_size)
+        return _compute(logits_NV, targets_N, config, vocab_size, domains_N)
 
     size = config.chunk_tokens
     if size is None or size >= len(targets_N):
@@ -94,6 +102,20 @@ def sum_per_domain(losses_N: Tensor, num_domains: int, domains_N: Tensor | None)
     return losses_N.where(is_member_GN, 0.0).sum(dim=-1)
 
 
+def _leave_out_padding(logits_NV: Tensor, vocab_size: int) -> Tensor:
+    """The logits, with -inf for those of the padding, without another pass over all of them.
+
+    torch.compile fuses a mask into the softmax. Otherwise they are overwritten; autograd need not know, since a softmax
+    gives -inf the probability 0 and hence the gradient 0.
+    """
+    if vocab_size >= logits_NV.shape[1]:
+        return logits_NV
+    if torch.compiler.is_compiling():
+        return logits_NV.where(torch.arange(logits_NV.shape[1], device=logits_NV.device) < vocab_size, -math.inf)
+    logits_NV.detach()[:, vocab_size:].fill_(-math.inf)
+    return logits_NV
+
+
 def _compute(
     logits_NV: Tensor, targets_N: Tensor, config: LossConfig, vocab_size: int, domains_N: Tensor | None
 ) -> LossSums:
@@ -101,7 +123,7 @@ def _compute(
     cross_entropy = F.nll_loss(logp_NV, targets_N, reduction="sum", ignore_index=IGNORE_INDEX)
     objective, is_valid_N = cross_entropy, targets_N != IGNORE_INDEX
     if config.label_smoothing:
-        # Not cross_entropy's own smoothing: that would teach the model to predict the padding of the vocabulary.
+        # Not cross_entropy's own smoothing: that would include the padding of the vocabulary.
         uniform_N = -logp_NV[:, :vocab_size].mean(dim=-1)
         uniform = uniform_N.where(is_valid_N, 0.0).sum()
         objective = (1 - config.label_smoothing) * objective + config.label_smoothing * uniform

@@ -50,8 +50,12 @@ class OwnModel(LanguageModel):
             total = result * (targets_N != IGNORE_INDEX).sum()
             return Losses(total, total, None, None)
         domains_N = None if domains_B is None else domains_B[:, None].expand_as(tokens_BT).flatten()
-        logits_NV = self._check_logits(result, tokens_BT).flatten(0, 1)
-        sums = compute_loss(lambda logits: logits, logits_NV, targets_N, config, self.vocab_size, domains_N)
+        # Sliced, since the module may need its own result again in the backward pass.
+        logits_NV = self._check_logits(result, tokens_BT).flatten(0, 1)[:, : self.softmax_size]
+        padded = self.config.padded_softmax
+        sums = compute_loss(
+            lambda logits: logits, logits_NV, targets_N, config, self.vocab_size, domains_N, padded_softmax=padded
+        )
         return Losses(sums.objective, sums.cross_entropy, sums.per_domain_G, None)
 
     def logits(self, tokens_BT: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gptmill.config.recipes import load_recipe
+from gptmill.config.recipes import load_saved_settings
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, list_values
 from gptmill.runs.directory import RunDirectory
@@ -33,7 +33,7 @@ class RunComparison:
 
 def compare_runs(runs: list[RunDirectory]) -> RunComparison:
     """Raises UserError if the config of a run cannot be read."""
-    configs = [list_values(build_config(RunConfig, load_recipe(str(run.config)))) for run in runs]
+    configs = [list_values(build_config(RunConfig, load_saved_settings(run.config))) for run in runs]
     options = dict.fromkeys(name for config in configs for name in config if name not in NAMES)
     values = {name: [config.get(name) for config in configs] for name in options}
     differing = {name: found for name, found in values.items() if any(value != found[0] for value in found)}

@@ -13,7 +13,7 @@ from gptmill.config.composition import FP8
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.model import Moe
-from gptmill.config.recipes import layer_config, load_recipe, make_config
+from gptmill.config.recipes import layer_config, load_saved_settings, make_config
 from gptmill.config.renamed import add_unrecorded
 from gptmill.config.requests import PresetOptions, StartOptions
 from gptmill.config.run import RunConfig, TrackingConfig
@@ -34,7 +34,7 @@ from gptmill.training.presets import check_size_is_chosen, resolve_presets
 
 NO_PRESETS = PresetOptions()
 # Fields of the model that do not affect the shape of its weights.
-LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss", "router_balance"}
+LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss", "router_balance", "padded_softmax"}
 # Fields that affect the losses of later steps, beside those of the optimizer: changing one makes a resumed run differ
 # from the uninterrupted one. Corpora are compared by checksum instead, and a run may always be made longer or shorter.
 EXACT_FIELDS = (
@@ -121,7 +121,7 @@ def _make_resume(
 
 def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: StartOptions) -> RunRequest:
     """The run's saved config with the given flags on top. Its recipe may have changed since and is not read."""
-    saved = add_unrecorded(load_recipe(str(run.config)))
+    saved = load_saved_settings(run.config)
     location = {"run_name": run.path.name, "logdir": str(run.path.parent)}
     before = build_config(RunConfig, saved)
     flags = _check_source(flags, before, run)

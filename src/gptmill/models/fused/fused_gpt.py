@@ -29,7 +29,7 @@ class FusedHeadGPT(GPT):
             return super()._compute_loss(x_BTC, targets_N, config, domains_N)
         x_NC = self._normalise(x_BTC).flatten(0, 1)
         total, losses_N = linear_cross_entropy(
-            x_NC, self.head_weight, targets_N, config.chunk_tokens, find_head_format(self)
+            x_NC, self.head_weight, targets_N, config.chunk_tokens, find_head_format(self), self.softmax_size
         )
         return LossSums(total, total, sum_per_domain(losses_N, config.num_domains, domains_N))
 

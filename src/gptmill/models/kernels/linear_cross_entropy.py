@@ -91,22 +91,29 @@ class Fp8LmHead(NamedTuple):
 
 
 def linear_cross_entropy(
-    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_tokens: int | None, fp8: Fp8Format | None = None
+    x_NC: Tensor,
+    weight_VC: Tensor,
+    targets_N: Tensor,
+    chunk_tokens: int | None,
+    fp8: Fp8Format | None = None,
+    vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The summed cross-entropy of `x @ weight.T`, and that of each token, which has no gradient.
 
     Under autocast the logits have its dtype, and what is computed from them is fp32. `fp8` is None, "fp8" or
-    "fp8-emulated"; shapes that are not multiples of fp8's tile are computed without it.
+    "fp8-emulated"; shapes that are not multiples of fp8's tile are computed without it. Rows of the weight from
+    `vocab_size` on are padding, which is left out of the softmax; by default no row is.
     """
     kind = x_NC.device.type
     x_NC = x_NC.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_NC.dtype)
     chunk, with_gradient = chunk_tokens or len(targets_N), torch.is_grad_enabled()
+    size = len(weight_VC) if vocab_size is None else vocab_size
     if fp8 is None or any(size % TILE for size in (*x_NC.shape, len(weight_VC), chunk)):
-        total, losses_N, _, _ = _linear_cross_entropy(x_NC, weight_VC, targets_N, chunk, with_gradient)
+        total, losses_N, _, _ = _linear_cross_entropy(x_NC, weight_VC, targets_N, size, chunk, with_gradient)
         return total, losses_N.detach()
     x8, weight8 = (quantize_fp8(each.detach(), torch.float8_e4m3fn) for each in (x_NC, weight_VC))
     total, losses_N, _, _ = _fp8_linear_cross_entropy(
-        x_NC, weight_VC, *x8, *weight8, targets_N, chunk, with_gradient, fp8 == "fp8-emulated"
+        x_NC, weight_VC, *x8, *weight8, targets_N, size, chunk, with_gradient, fp8 == "fp8-emulated"
     )
     return total, losses_N.detach()
 
@@ -114,34 +121,39 @@ def linear_cross_entropy(
 @torch.library.custom_op(
     "gptmill::linear_cross_entropy",
     mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor targets, SymInt chunk, bool with_gradient)"
+    schema="(Tensor x, Tensor weight, Tensor targets, SymInt vocab_size, SymInt chunk, bool with_gradient)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _linear_cross_entropy(
-    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk: int, with_gradient: bool
+    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, vocab_size: int, chunk: int, with_gradient: bool
 ) -> Results:
     # Several chunks are summed in fp32, but read faster in half precision.
     with_fp32_gradient = weight_VC.dtype == torch.float32 and chunk >= len(x_NC)
     head = LmHead(x_NC, weight_VC.to(x_NC.dtype), with_fp32_gradient)
-    return run_chunks(head, x_NC, targets_N, chunk, weight_VC.dtype if with_gradient else None)
+    return run_chunks(head, x_NC, targets_N, vocab_size, chunk, weight_VC.dtype if with_gradient else None)
 
 
 @torch.library.custom_op(
     "gptmill::fp8_linear_cross_entropy",
     mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor x8, Tensor x_scale, Tensor weight8, Tensor weight_scale, Tensor targets, "
-    "SymInt chunk, bool with_gradient, bool emulated) -> (Tensor, Tensor, Tensor, Tensor)",
+    "SymInt vocab_size, SymInt chunk, bool with_gradient, bool emulated) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _fp8_linear_cross_entropy(
     x_NC: Tensor, weight_VC: Tensor, x8_NC: Tensor, x_scale: Tensor, weight8_VC: Tensor, weight_scale: Tensor,
-    targets_N: Tensor, chunk: int, with_gradient: bool, emulated: bool,
+    targets_N: Tensor, vocab_size: int, chunk: int, with_gradient: bool, emulated: bool,
 ) -> Results:  # fmt: skip
     head = Fp8LmHead(ScaledTensor(x8_NC, x_scale), ScaledTensor(weight8_VC, weight_scale), x_NC.dtype, emulated)
-    return run_chunks(head, x_NC, targets_N, chunk, weight_VC.dtype if with_gradient else None)
+    return run_chunks(head, x_NC, targets_N, vocab_size, chunk, weight_VC.dtype if with_gradient else None)
 
 
 def run_chunks(
-    head: LmHead | Fp8LmHead, x_NC: Tensor, targets_N: Tensor, chunk: int, gradient_dtype: torch.dtype | None
+    head: LmHead | Fp8LmHead,
+    x_NC: Tensor,
+    targets_N: Tensor,
+    vocab_size: int,
+    chunk: int,
+    gradient_dtype: torch.dtype | None,
 ) -> Results:
     """The summed loss, each token's, and the gradients of x and, in `gradient_dtype`, of the weight.
 
@@ -154,7 +166,7 @@ def run_chunks(
         part = slice(start, start + chunk)
         logits_NV = head.make_logits(part)
         gradient_NV = None if gradient_dtype is None else head.allocate_gradient(logits_NV)
-        losses.append(cross_entropy(logits_NV, targets_N[part].contiguous(), gradient_NV))
+        losses.append(cross_entropy(logits_NV, targets_N[part].contiguous(), gradient_NV, vocab_size))
         del logits_NV  # frees memory for the backward GEMMs, unless the gradient is in place
         if gradient_NV is not None:
             d_part_NC, d_part_VC = head.backward(gradient_NV, part)
@@ -175,15 +187,21 @@ def find_scale(gradient_NV: Tensor) -> float:
     return GRADIENT_SCALE if gradient_NV.dtype == torch.float8_e5m2 else 1.0
 
 
-def _cross_entropy_triton(logits_NV: Tensor, targets_N: Tensor, gradient_NV: Tensor | None) -> Tensor:
+def _cross_entropy_triton(logits_NV: Tensor, targets_N: Tensor, gradient_NV: Tensor | None, vocab_size: int) -> Tensor:
     from gptmill.models.kernels.linear_cross_entropy_triton import run_cross_entropy
 
     scale = 1.0 if gradient_NV is None else find_scale(gradient_NV)
-    return run_cross_entropy(logits_NV, targets_N, IGNORE_INDEX, gradient_NV, scale)
+    return run_cross_entropy(logits_NV, targets_N, IGNORE_INDEX, gradient_NV, scale, vocab_size)
 
 
-def cross_entropy_reference(logits_NV: Tensor, targets_N: Tensor, gradient_NV: Tensor | None) -> Tensor:
-    """Reference implementation: returns each token's loss, and writes the gradient of their sum to `gradient_NV`."""
+def cross_entropy_reference(
+    logits_NV: Tensor, targets_N: Tensor, gradient_NV: Tensor | None, vocab_size: int
+) -> Tensor:
+    """Reference implementation: returns each token's loss, and writes the gradient of their sum to `gradient_NV`.
+
+    The logits from `vocab_size` on are overwritten with -inf, if the gradient does not overwrite all of them.
+    """
+    logits_NV[:, vocab_size:] = -torch.inf
     logp_NV = logits_NV.float().log_softmax(dim=-1)
     is_counted_N1 = (targets_N != IGNORE_INDEX).unsqueeze(1)
     columns_N1 = targets_N.clamp(min=0).unsqueeze(1)
@@ -202,7 +220,7 @@ def _make_fake(x: Tensor, weight: Tensor, with_gradient: bool) -> Results:
 
 
 @_linear_cross_entropy.register_fake
-def _(x: Tensor, weight: Tensor, targets: Tensor, chunk: int, with_gradient: bool) -> Results:
+def _(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, chunk: int, with_gradient: bool) -> Results:
     return _make_fake(x, weight, with_gradient)
 
 

@@ -12,6 +12,9 @@ goes over it twice, in blocks of BLOCK columns:
    first: what was read last is most likely still in the cache, and eviction hints help to keep it there. So about half
    of the 2 N V e bytes read come from memory; N V e are written.
 
+Columns that pad the vocabulary are overwritten with -inf first, so that they add nothing to the sum and get no
+gradient. A mask in both passes would cost more: with an end that is no multiple of 16 the loads are not vectorised.
+
 Exponentials and logarithms are to base 2, as the hardware has them: exp(x - m) = exp2(x * log2(e) - m * log2(e)) is one
 fused multiply-add and one instruction. It matters, since this kernel is limited by arithmetic as much as by memory.
 """
@@ -25,13 +28,14 @@ from torch import Tensor
 
 WARPS = 16
 BLOCK = 8192
+PADDING_BLOCK = 64
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def cross_entropy_kernel(
-    logits_ptr, targets_ptr, losses_ptr, gradient_ptr, vocab, scale,
-    IGNORE_INDEX: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, targets_ptr, losses_ptr, gradient_ptr, vocab, unpadded_vocab, scale,
+    IGNORE_INDEX: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr, PADDING_BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     row_ptr, gradient_row_ptr = logits_ptr + row * vocab, gradient_ptr + row * vocab
@@ -44,6 +48,11 @@ def cross_entropy_kernel(
                 zeros = tl.zeros((BLOCK,), dtype=tl.float32).to(gradient_ptr.dtype.element_ty)
                 tl.store(gradient_row_ptr + columns, zeros, mask=columns < vocab)
         return
+    for start in range(unpadded_vocab, vocab, PADDING_BLOCK):
+        columns = start + tl.arange(0, PADDING_BLOCK)
+        infinities = tl.full((PADDING_BLOCK,), -float("inf"), dtype=tl.float32)
+        tl.store(row_ptr + columns, infinities.to(logits_ptr.dtype.element_ty), mask=columns < vocab)
+    tl.debug_barrier()  # the padding is stored before other threads load it
     # Loaded before the reductions, at which all threads synchronise: after them, another thread may already have
     # overwritten it with the gradient.
     logit = tl.load(row_ptr + target).to(tl.float32) * LOG2_E
@@ -85,13 +94,22 @@ def cross_entropy_kernel(
 
 
 def run_cross_entropy(
-    logits_NV: Tensor, targets_N: Tensor, ignore_index: int, gradient_NV: Tensor | None, scale: float
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    ignore_index: int,
+    gradient_NV: Tensor | None,
+    scale: float,
+    vocab_size: int,
 ) -> Tensor:
-    """Returns the losses, and writes the gradient, times a scale, to `gradient_NV`, which may be `logits_NV` itself."""
+    """Returns the losses, and writes the gradient, times a scale, to `gradient_NV`, which may be `logits_NV` itself.
+
+    The logits from `vocab_size` on are padding, and overwritten.
+    """
     rows, vocab = logits_NV.shape
     losses_N = logits_NV.new_empty(rows, dtype=torch.float32)
     cross_entropy_kernel[(rows,)](
-        logits_NV, targets_N, losses_N, logits_NV if gradient_NV is None else gradient_NV, vocab, scale,
-        IGNORE_INDEX=ignore_index, WITH_GRADIENT=gradient_NV is not None, BLOCK=BLOCK, num_warps=WARPS,
+        logits_NV, targets_N, losses_N, logits_NV if gradient_NV is None else gradient_NV, vocab,
+        vocab_size, scale, IGNORE_INDEX=ignore_index, WITH_GRADIENT=gradient_NV is not None, BLOCK=BLOCK,
+        PADDING_BLOCK=PADDING_BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return losses_N

@@ -67,7 +67,8 @@ def compile_all(width: int, *, with_fp8: bool) -> None:
     accumulate_triton.run_accumulate(bias, bias.bfloat16())
     logits, targets = torch.zeros(32, width, dtype=BF16), torch.zeros(32, dtype=torch.int64)
     for gradient in (None, logits, *([logits.to(torch.float8_e5m2)] if with_fp8 else [])):
-        linear_cross_entropy_triton.run_cross_entropy(logits, targets, -100, gradient, 1.0)
+        for vocab_size in (width, width - 7):
+            linear_cross_entropy_triton.run_cross_entropy(logits, targets, -100, gradient, 1.0, vocab_size)
     heads, angles = torch.zeros(2, 16, width // 32, 32, dtype=BF16), torch.zeros(16, 32)
     for rope in ((None, None, True), (angles, angles, False), (angles, angles, True)):
         qkv_projection_triton.run_pack(heads, heads, heads, *rope)

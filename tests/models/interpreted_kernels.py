@@ -67,31 +67,40 @@ def check_bias_gelu() -> None:
 
 
 def check_linear_cross_entropy() -> None:
-    logits, targets = torch.randn(20, 333), torch.randint(333, (20,))
+    logits, targets = torch.randn(20, 333), torch.randint(100, (20,))
     logits[7, 300] = 200.0  # so far above the first block's that its exponential overflows
     targets[3] = -100
     linear_cross_entropy_triton.BLOCK = 128
-    for with_gradient in (True, False):
+    # No padding; padding in the last block, in several blocks, and in the first one, too.
+    for vocab_size, with_gradient in itertools.product((333, 320, 250, 100), (True, False)):
         found, wanted = logits.clone(), logits.clone()
         losses = linear_cross_entropy_triton.run_cross_entropy(
-            found, targets, -100, found if with_gradient else None, 1.0
+            found, targets, -100, found if with_gradient else None, 1.0, vocab_size
         )
-        expected = linear_cross_entropy.cross_entropy_reference(wanted, targets, wanted if with_gradient else None)
+        gradient = wanted if with_gradient else None
+        expected = linear_cross_entropy.cross_entropy_reference(wanted, targets, gradient, vocab_size)
         torch.testing.assert_close(losses, expected)
-        torch.testing.assert_close(found, wanted)
+        if with_gradient:
+            torch.testing.assert_close(found, wanted)
+            assert not found[:, vocab_size:].any()
+        else:
+            assert found[:, :vocab_size].equal(logits[:, :vocab_size])
 
 
 def check_linear_cross_entropy_in_fp8() -> None:
     """Nearly everywhere: the interpreter rounds some elements to fp8 wrongly."""
-    logits, targets = torch.randn(20, 333), torch.randint(333, (20,))
+    vocab_size = 320
+    logits, targets = torch.randn(20, 333), torch.randint(vocab_size, (20,))
     targets[3] = -100
     linear_cross_entropy_triton.BLOCK = 128
     found, wanted = (torch.full((20, 333), 7.0).to(torch.float8_e5m2) for _ in range(2))
     before = logits.clone()
-    linear_cross_entropy_triton.run_cross_entropy(logits, targets, -100, found, linear_cross_entropy.GRADIENT_SCALE)
-    linear_cross_entropy.cross_entropy_reference(logits, targets, wanted)
-    assert logits.equal(before)
+    scale = linear_cross_entropy.GRADIENT_SCALE
+    linear_cross_entropy_triton.run_cross_entropy(logits, targets, -100, found, scale, vocab_size)
+    linear_cross_entropy.cross_entropy_reference(logits, targets, wanted, vocab_size)
+    assert logits[:, :vocab_size].equal(before[:, :vocab_size])
     assert not found[3].float().any()
+    assert not found[:, vocab_size:].float().any()
     assert torch.isclose(found.float(), wanted.float(), rtol=0.26, atol=0.01).float().mean() > 0.95
 
 

@@ -334,21 +334,26 @@ def test_a_gpu_finds_the_triton_kernels_equal_to_their_twins(width: int, is_rms:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("vocab_size", [50304, 50257])
 @pytest.mark.parametrize("fp8", [None, "fp8"])
-def test_a_gpus_head_is_near_the_twins(fp8: Fp8Format | None) -> None:
+def test_a_gpus_head_is_near_the_twins(fp8: Fp8Format | None, vocab_size: int) -> None:
     if fp8 and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs fp8")
     torch.manual_seed(0)
     x, weight = torch.randn(1024, 256, requires_grad=True), (0.1 * torch.randn(50304, 256)).requires_grad_()
-    targets = torch.randint(50304, (1024,))
+    with torch.no_grad():
+        weight[50257:] *= 3  # padding that would matter
+    targets = torch.randint(50257, (1024,))
     targets[:3] = IGNORE_INDEX
-    wanted = (linear_cross_entropy(x, weight, targets, None)[0] / 1024).detach()
-    expected = torch.autograd.grad(linear_cross_entropy(x, weight, targets, None)[0] / 1024, (x, weight))
+    wanted = linear_cross_entropy(x, weight, targets, None, None, vocab_size)[0] / 1024
+    expected = torch.autograd.grad(wanted, (x, weight))
     own = [each.detach().cuda().requires_grad_() for each in (x, weight)]
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        total = linear_cross_entropy(own[0], own[1], targets.cuda(), None, fp8)[0] / 1024
-    torch.testing.assert_close(total.cpu(), wanted, rtol=2e-3, atol=0)
-    for one, other in zip(torch.autograd.grad(total, own), expected, strict=True):
+        total = linear_cross_entropy(own[0], own[1], targets.cuda(), None, fp8, vocab_size)[0] / 1024
+    torch.testing.assert_close(total.detach().cpu(), wanted.detach(), rtol=2e-3, atol=0)
+    found = torch.autograd.grad(total, own)
+    assert not found[1][vocab_size:].any()
+    for one, other in zip(found, expected, strict=True):
         assert (one.cpu() - other).norm() / other.norm() < (0.1 if fp8 else 0.01)
 
 

@@ -30,22 +30,23 @@ class Case:
     def project(self, x_NC: Tensor) -> Tensor:
         return F.linear(x_NC, self.weight_VC)
 
-    def measure(self, rule: LossConfig) -> LossSums:
-        return compute_loss(self.project, self.x_NC, self.targets_N, rule, VOCAB, self.domains_N)
+    def measure(self, rule: LossConfig, *, padded: bool = False) -> LossSums:
+        size, domains_N = VOCAB, self.domains_N
+        return compute_loss(self.project, self.x_NC, self.targets_N, rule, size, domains_N, padded_softmax=padded)
 
     def take_gradients(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         x_NC, weight_VC = torch.autograd.grad(loss, [self.x_NC, self.weight_VC])
         return x_NC, weight_VC
 
 
-def write_out(case: Case, smoothing: float, z_loss: float) -> Tensor:
+def write_out(case: Case, smoothing: float, z_loss: float, columns: int) -> Tensor:
     """The objective as the papers define it, one token at a time."""
     total = torch.zeros(())
     for x_C, target in zip(case.x_NC, case.targets_N.tolist(), strict=True):
         if target == IGNORE_INDEX:
             continue
         logits_V = case.weight_VC @ x_C
-        log_sum = logits_V.exp().sum().log()
+        log_sum = logits_V[:columns].exp().sum().log()
         wanted_V = torch.zeros(PADDED)
         wanted_V[:VOCAB] = smoothing / VOCAB
         wanted_V[target] += 1 - smoothing
@@ -56,10 +57,13 @@ def write_out(case: Case, smoothing: float, z_loss: float) -> Tensor:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("z_loss", [0.0, 0.01])
 @pytest.mark.parametrize("chunk", [None, 4])
-def test_the_objective_is_the_formula_forward_and_backward(smoothing: float, z_loss: float, chunk: int | None) -> None:
-    case = Case()
-    loss = case.measure(LossConfig(smoothing, z_loss, chunk))
-    expected, plain = write_out(case, smoothing, z_loss), write_out(case, 0.0, 0.0)
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_objective_is_the_formula_forward_and_backward(
+    smoothing: float, z_loss: float, chunk: int | None, padded: bool
+) -> None:
+    case, columns = Case(), PADDED if padded else VOCAB
+    loss = case.measure(LossConfig(smoothing, z_loss, chunk), padded=padded)
+    expected, plain = write_out(case, smoothing, z_loss, columns), write_out(case, 0.0, 0.0, columns)
     torch.testing.assert_close(loss.objective, expected)
     torch.testing.assert_close(loss.cross_entropy, plain)
     torch.testing.assert_close(case.take_gradients(loss.objective), case.take_gradients(expected), rtol=1e-4, atol=1e-5)
@@ -67,7 +71,7 @@ def test_the_objective_is_the_formula_forward_and_backward(smoothing: float, z_l
 
 def test_the_plain_loss_is_torchs_cross_entropy_to_the_bit() -> None:
     case = Case()
-    loss = case.measure(LossConfig())
+    loss = case.measure(LossConfig(), padded=True)
     expected = F.cross_entropy(
         case.project(case.x_NC).float(), case.targets_N, reduction="sum", ignore_index=IGNORE_INDEX
     )
@@ -112,21 +116,21 @@ def test_nothing_to_predict_is_no_loss_and_no_gradient(chunk: int | None) -> Non
 
 
 def minimise(rule: LossConfig, steps: int = 400) -> Tensor:
-    """Logits of one context, trained to predict one token in this way; they start far from a softmax's sum of 1."""
+    """The tokens' logits of one context, trained to predict one token in this way; their softmax's sum starts far from 1."""
     logits_V = nn.Parameter(torch.full((PADDED,), 3.0))
     optimizer = torch.optim.Adam([logits_V], lr=0.1)
     for _ in range(steps):
         optimizer.zero_grad()
         compute_loss(lambda x_NC: x_NC + logits_V, torch.zeros(1, PADDED), torch.tensor([5]), rule, VOCAB)[0].backward()
         optimizer.step()
-    return logits_V.detach()
+    assert logits_V[VOCAB:].eq(3.0).all()  # what pads the vocabulary is not trained
+    return logits_V[:VOCAB].detach()
 
 
-def test_smoothing_leads_to_its_mass_on_the_target_and_none_on_rows_that_pad() -> None:
+def test_smoothing_leads_to_its_mass_on_the_target() -> None:
     """Szegedy et al. 2016: the best prediction is 1 - s + s/V for the target and s/V for every other token."""
     probabilities_V = minimise(LossConfig(label_smoothing=0.29)).softmax(dim=-1)
-    expected_V = torch.zeros(PADDED)
-    expected_V[:VOCAB] = 0.01
+    expected_V = torch.full((VOCAB,), 0.01)
     expected_V[5] = 0.72
     torch.testing.assert_close(probabilities_V, expected_V, rtol=0.02, atol=1e-3)
 

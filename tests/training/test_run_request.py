@@ -214,6 +214,25 @@ def test_a_mixture_of_experts_from_before_the_choice_stays_balanced_by_batch(rec
         assert list_values(request.config)["router_balance"] == "batch"
 
 
+def test_a_run_from_before_the_choice_keeps_the_padding_in_its_softmax(recipe: str, logdir: str) -> None:
+    run = start(recipe, steps=(), logdir=logdir, run_name="r")
+    config = make_run_request(recipe, {"run_name": "r"}, NEW).config
+    assert not config.model.padded_softmax
+    values = {name: value for name, value in list_values(config).items() if name != "padded_softmax"}
+    save_checkpoint(run.checkpoints, Checkpoint(10, {"model": {"w": torch.zeros(1)}}, {"config": values}))
+    flags = {"logdir": logdir, "run_name": "r"}
+    assert not make_run_request(None, flags, RESUME).config.model.padded_softmax
+    lines = run.config.read_text(encoding="utf-8").splitlines()
+    run.config.write_text("\n".join(line for line in lines if "padded_softmax" not in line), encoding="utf-8")
+    path = str(run.checkpoints / "step_000010")
+    branched = make_run_request(None, {"logdir": logdir, "run_name": "new"}, StartOptions(resume=path))
+    for request in (make_run_request(None, flags, RESUME), branched):
+        assert request.changes == ()
+        assert request.config.model.padded_softmax
+    with pytest.raises(UserError, match="changes padded_softmax from True to False"):
+        make_run_request(None, {**flags, "padded_softmax": False}, RESUME)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

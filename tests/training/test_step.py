@@ -34,9 +34,9 @@ def compute_by_hand(tiny: Tiny, label_smoothing: float = 0.0) -> tuple[float, di
     """(mean loss, gradients) of the next step's windows, all in one batch, on a copy of the model."""
     model: GPT = copy.deepcopy(tiny.state.model)
     batch = tiny.read_next_batch()
-    log_probabilities = model.logits(batch.tokens).log_softmax(dim=-1)
+    log_probabilities = model.logits(batch.tokens)[..., : tiny.corpora.tokenizer.vocab_size].log_softmax(dim=-1)
     hard = -log_probabilities.gather(2, batch.targets[..., None]).mean()
-    even = -log_probabilities[..., : tiny.corpora.tokenizer.vocab_size].mean()
+    even = -log_probabilities.mean()
     ((1 - label_smoothing) * hard + label_smoothing * even).backward()
     return hard.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 

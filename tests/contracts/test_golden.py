@@ -12,7 +12,7 @@ from gptmill.cli.main import run_guarded
 FLAGS = (
     "--num_layers 2 --embd_size 32 --num_heads 2 --context_length 32 --total_batch_size 512 --mini_batch_size 4 "
     "--warmup_steps 5 --eval_tokens 640 --eval_freq 10 --sample_tokens 0 --device cpu --tokenizer byte "
-    "--val_fraction 0.1 --max_steps 10 --dropout 0.1"
+    "--val_fraction 0.1 --max_steps 10 --dropout 0.1 --padded_softmax"
 ).split()
 GOLDEN = [5.7795172, 5.7816505, 5.7450309, 5.7025437, 5.6237702, 5.5620894, 5.4981008, 5.4502602, 5.425014, 5.4066782]
 

@@ -117,6 +117,21 @@ def test_kill_and_resume_is_bit_identical(
     assert [point.step for point in board.Scalars("loss/val")] == every_eval
 
 
+@pytest.mark.usefixtures("words")
+def test_a_run_from_before_the_choice_of_its_softmax_resumes_bit_identically(
+    tmp_path: Path, kill_at_step: KillAtStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its config does not say that the padding of the vocabulary takes part."""
+    monkeypatch.chdir(tmp_path)
+    assert run_guarded(["train", *EXACT_FLAGS, "--padded_softmax", "--run_name", "whole"]) == 0
+    kill_at_step(20, *EXACT_FLAGS, "--padded_softmax")
+    config = tmp_path / "runs/killed/config.toml"
+    lines = config.read_text(encoding="utf-8").splitlines()
+    config.write_text("\n".join(line for line in lines if "padded_softmax" not in line), encoding="utf-8")
+    assert run_guarded(["train", "--run_name", "killed", "--resume", "latest"]) == 0
+    assert_same_end(tmp_path / "runs/whole", tmp_path / "runs/killed")
+
+
 def test_a_run_of_fresh_interpreters_is_killed_and_resumed_bit_identically(tmp_path: Path, straight: Path) -> None:
     """As the shell starts them: what this proves of forked processes holds for those that users start."""
     command, options = [sys.executable, "-m", "gptmill", "train"], {"cwd": tmp_path, "env": make_environment()}

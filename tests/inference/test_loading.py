@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gptmill.config.errors import UserError
@@ -16,10 +17,10 @@ from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
 from gptmill.data.tokenizers.byte import ByteTokenizer
 from gptmill.data.tokenizers.protocol import make_fingerprint
-from gptmill.inference.loading import load_model, load_run_model
+from gptmill.inference.loading import build_loaded, load_model, load_run_model
 from gptmill.models.gpt import GPT, build_gpt, pad_vocab
 from gptmill.runs.checkpoints.content import Checkpoint
-from gptmill.runs.checkpoints.storage import save_checkpoint
+from gptmill.runs.checkpoints.storage import load_checkpoint, save_checkpoint
 from gptmill.runs.directory import RunDirectory
 
 CPU = torch.device("cpu")
@@ -107,3 +108,16 @@ def test_a_config_far_larger_than_the_file_is_refused_before_anything_is_built(
     with pytest.raises(UserError) as error:
         load_model(path, CPU)
     assert str(path) in str(error.value)
+
+
+@torch.no_grad()
+def test_a_checkpoint_keeps_the_rule_of_its_softmax(tmp_path: Path) -> None:
+    """One saved before the choice existed has the padding in it."""
+    model, tokens = build(TINY, seed=1), torch.arange(16)[None]
+    path = save(tmp_path, TINY, model=model.state_dict())
+    new, old = (load_checkpoint(path, groups=("model",)) for _ in range(2))
+    del old.values["config"]["padded_softmax"]
+    for checkpoint, size in ((new, 257), (old, 320)):
+        loaded = build_loaded(checkpoint, "it", CPU)
+        expected = F.cross_entropy(model.logits(tokens)[0, :, :size], tokens[0], reduction="sum")
+        torch.testing.assert_close(loaded.model(tokens, tokens).cross_entropy, expected)

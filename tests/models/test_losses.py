@@ -116,7 +116,7 @@ def test_nothing_to_predict_is_no_loss_and_no_gradient(chunk: int | None) -> Non
 
 
 def minimise(rule: LossConfig, steps: int = 400) -> Tensor:
-    """The tokens' logits of one context, trained to predict one token in this way; their softmax's sum starts far from 1."""
+    """The tokens' logits of one context, trained to predict one token; their softmax's sum starts far from 1."""
     logits_V = nn.Parameter(torch.full((PADDED,), 3.0))
     optimizer = torch.optim.Adam([logits_V], lr=0.1)
     for _ in range(steps):

@@ -123,7 +123,7 @@ def _fill(task: Task, template: str, record: Record) -> str:
 
 
 def find_value(record: Record, paths: str) -> Any:
-    """The value at the first of the paths a.b/c that exists; in a list, a name stands for that field of all items."""
+    """The value at the first of the paths a.b/c that exists; of a list, a name means that field of all its items."""
     for path in paths.split("/"):
         value = _follow(record, path.split("."))
         if value is not None:
@@ -132,14 +132,16 @@ def find_value(record: Record, paths: str) -> Any:
 
 
 def _follow(value: Any, names: list[str]) -> Any:
-    for number, name in enumerate(names):
-        if isinstance(value, list) and name.isdecimal():
+    """None where there is no such value."""
+    for name in names:
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        elif isinstance(value, list) and name.isdecimal():
             value = value[int(name)] if int(name) < len(value) else None
-        elif isinstance(value, list) and value:
-            found = [_follow(item, names[number:]) for item in value]
-            return None if any(item is None for item in found) else found
+        elif isinstance(value, list) and all(isinstance(item, Mapping) and name in item for item in value):
+            value = [item[name] for item in value]
         else:
-            value = value.get(name) if isinstance(value, Mapping) else None
+            return None
     return value
 
 

@@ -199,5 +199,8 @@ def encode_pair(
 
 def _check_scored(ids: NDArray[np.int64], count: int, request: Request) -> tuple[NDArray[np.int64], int]:
     if count < 1:
-        raise UserError(f"the continuation {request.continuation!r} has no token of its own; give it some text")
+        raise UserError(
+            f"the continuation {request.continuation!r} has no token of its own after {request.context[-20:]!r}; "
+            "begin it with a space (the task's delimiter), and give it some text"
+        )
     return ids, count

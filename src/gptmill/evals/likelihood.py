@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import PrecisionName
+from gptmill.data.batches.batch import find_documents
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.evals.length_batches import LengthBatch, plan_batches
 from gptmill.evals.prompts import Request
@@ -49,7 +51,7 @@ class Likelihoods:
 class Sequences:
     """Encoded requests: the ids of context and continuation, and how many of them are the continuation's."""
 
-    ids: list[NDArray[np.int64]]
+    ids: Sequence[NDArray[np.integer[Any]]]
     scored: NDArray[np.int64]
     num_cropped: int
 
@@ -57,7 +59,8 @@ class Sequences:
 class LikelihoodScorer:
     """Scores requests with a model in evaluation mode; all ranks call it with the same requests and get all results.
 
-    With `fixed_shapes`, which a compiled model needs, few shapes occur.
+    With `fixed_shapes`, which a compiled model needs, few shapes occur. With a `separator`, the token that begins a
+    document, documents in one sequence do not attend to each other.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class LikelihoodScorer:
         precision: PrecisionName = "auto",
         batch_tokens: int | None = None,
         fixed_shapes: bool = False,
+        separator: int | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -78,6 +82,7 @@ class LikelihoodScorer:
         self._batch_tokens = batch_tokens or BATCH_TOKENS[kind]
         self._logit_chunk = LOGIT_CHUNK[kind]
         self._fixed_shapes = fixed_shapes
+        self._separator = separator
 
     def score(
         self,
@@ -86,8 +91,10 @@ class LikelihoodScorer:
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Likelihoods:
         """Once `is_stopped` is true, the rest is not computed, and the result is worth nothing."""
-        sequences = encode_requests(self._tokenizer, requests, self._model.config.context_length)
-        return self.score_sequences(sequences, report, is_stopped)
+        return self.score_sequences(self.encode(requests), report, is_stopped)
+
+    def encode(self, requests: Iterable[Request]) -> Sequences:
+        return encode_requests(self._tokenizer, requests, self._model.config.context_length)
 
     @torch.no_grad()
     def score_sequences(
@@ -125,18 +132,20 @@ class LikelihoodScorer:
     def _score_batch(self, sequences: Sequences, batch: LengthBatch, ends: NDArray[np.int64], found: Tensor) -> None:
         """Writes the log-probability of each scored token to its place in `found`, and whether it is the likeliest."""
         tokens_BT = np.zeros((batch.height, batch.width), dtype=np.int64)
-        positions, targets, places = [], [], []
-        for row, member in enumerate(batch.members):
-            ids, scored = sequences.ids[member], int(sequences.scored[member])
+        counts = sequences.scored[batch.members]
+        lasts = np.cumsum(counts)
+        # Of each scored token: the position whose logits predict it, its id, and its place among the results.
+        positions, targets, places = np.empty((3, lasts[-1]), dtype=np.int64)
+        for row, (member, count, last) in enumerate(zip(batch.members, counts, lasts, strict=True)):
+            ids, own = sequences.ids[member], slice(last - count, last)
             tokens_BT[row, : len(ids) - 1] = ids[:-1]
-            last = row * batch.width + len(ids) - 1
-            positions.append(np.arange(last - scored, last))
-            targets.append(ids[-scored:])
-            places.append(np.arange(ends[member] - scored, ends[member]))
-        tokens = self._send(tokens_BT)
-        positions_K, targets_K, places_K = map(self._send, map(np.concatenate, (positions, targets, places)))
+            targets[own] = ids[len(ids) - count :]
+            end = row * batch.width + len(ids) - 1
+            positions[own] = np.arange(end - count, end)
+            places[own] = np.arange(ends[member] - count, ends[member])
+        positions_K, targets_K, places_K = map(self._send, (positions, targets, places))
         with make_autocast(self._precision, self._world.device):
-            x_KC, lm_head = self._compute(tokens, positions_K)
+            x_KC, lm_head = self._compute(self._send(tokens_BT), positions_K)
             for chunk in range(0, len(targets_K), self._logit_chunk):
                 part = slice(chunk, chunk + self._logit_chunk)
                 logits_KV = lm_head(x_KC[part])[:, : self._tokenizer.vocab_size].float()
@@ -147,7 +156,9 @@ class LikelihoodScorer:
     def _compute(self, tokens_BT: Tensor, positions_K: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """What the LM head makes logits of, at the scored positions only; a model without a head gives logits."""
         if isinstance(self._model, GPT):
-            return self._model.hidden_states(tokens_BT).flatten(0, 1)[positions_K], self._model.lm_head
+            documents_BT = None if self._separator is None else find_documents(tokens_BT, self._separator)
+            x_BTC = self._model.hidden_states(tokens_BT, documents_BT)
+            return x_BTC.flatten(0, 1)[positions_K], self._model.lm_head
         return self._model.logits(tokens_BT).flatten(0, 1)[positions_K], nn.Identity()
 
     def _send(self, array: NDArray[np.int64]) -> Tensor:

@@ -59,9 +59,7 @@ def main() -> None:
         whole, scoring = time_gptmill(write_checkpoint(Path(folder), config, model, tokenizer), options)
     if options.harness:
         theirs = time_harness(model, tokenizer, options)
-        print(
-            f"the harness takes {theirs / scoring:.1f} times as long as scoring, {theirs / whole:.1f} times as the whole"
-        )
+        print(f"the harness takes {theirs / scoring:.1f} x the time of scoring, {theirs / whole:.1f} x that of all")
 
 
 def write_checkpoint(folder: Path, config: ModelConfig, model: GPT, tokenizer: Tokenizer) -> Path:

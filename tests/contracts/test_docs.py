@@ -106,6 +106,7 @@ def write_inputs(folder: Path) -> None:
     words = ["".join(generator.choices(syllables, k=generator.randint(2, 4))) for _ in range(6000)]
     lines = [" ".join(["O Romeo,", *generator.choices(words, k=8)]) + "! Ay.\n" for _ in range(3000)]
     (folder / "input.txt").write_text("".join(lines), encoding="utf-8")
+    (folder / "letter.txt").write_text("".join(lines[:10]), encoding="utf-8")
     records = "".join(
         json.dumps({"text": "".join(lines[number : number + number % 4 + 1])}) + "\n" for number in range(120)
     )

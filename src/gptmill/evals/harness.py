@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,14 +95,17 @@ def _silence() -> Iterator[None]:
     """Keeps the harness' bars, prints and warnings from the terminal, and its bootstraps from starting processes."""
     logger = logging.getLogger("lm_eval")
     level, processes = logger.level, os.environ.get("DISABLE_MULTIPROC")
-    with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            logger.setLevel(logging.CRITICAL)
-            os.environ["DISABLE_MULTIPROC"] = "1"
-            try:
-                yield
-            finally:
-                logger.setLevel(level)
-                if processes is None:
-                    del os.environ["DISABLE_MULTIPROC"]
+    with ExitStack() as stack:
+        nothing = stack.enter_context(Path(os.devnull).open("w"))
+        stack.enter_context(redirect_stdout(nothing))
+        stack.enter_context(redirect_stderr(nothing))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.CRITICAL)
+        os.environ["DISABLE_MULTIPROC"] = "1"
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            if processes is None:
+                del os.environ["DISABLE_MULTIPROC"]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from gptmill.config.errors import UserError
+from gptmill.evals.harness_library import open_harness
 from gptmill.evals.harness_model import HarnessModel
-from gptmill.evals.harness_tasks import import_harness, load_tasks
+from gptmill.evals.harness_tasks import load_tasks
 from gptmill.evals.likelihood import Report
 from gptmill.inference.model import Model
 
@@ -37,16 +35,18 @@ def run_harness(
     model: Model,
     names: Sequence[str],
     *,
-    data: Mapping[str, Path] | None = None,
+    task_data: str | None = None,
     limit: int | None = None,
     downloads: bool = False,
     report: Report = lambda _done, _total: None,
 ) -> HarnessResults:
-    """Evaluates a model on tasks of the harness: by name, group or pattern; their data from local files where given."""
+    """Evaluates a model on tasks of the harness: by name, group or pattern.
+
+    `task_data` names local files, as for tasks of our own: one file, a folder, or TASK=FILE,TASK=FILE.
+    """
     report = _keep_stderr(report)
-    with TemporaryDirectory(prefix="gptmill-harness-") as folder, _silence():
-        lm_eval = import_harness(downloads=downloads)
-        tasks = load_tasks(lm_eval, names, data or {}, Path(folder), downloads=downloads)
+    with TemporaryDirectory(prefix="gptmill-harness-") as folder, open_harness(downloads=downloads) as lm_eval:
+        tasks = load_tasks(lm_eval, names, task_data, Path(folder), downloads=downloads)
         for task in tasks["tasks"].values():
             if task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
@@ -88,24 +88,3 @@ def _keep_stderr(report: Report) -> Report:
             report(done, total)
 
     return report_there
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keeps the harness' bars, prints and warnings from the terminal, and its bootstraps from starting processes."""
-    logger = logging.getLogger("lm_eval")
-    level, processes = logger.level, os.environ.get("DISABLE_MULTIPROC")
-    with ExitStack() as stack:
-        nothing = stack.enter_context(Path(os.devnull).open("w"))
-        stack.enter_context(redirect_stdout(nothing))
-        stack.enter_context(redirect_stderr(nothing))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.CRITICAL)
-        os.environ["DISABLE_MULTIPROC"] = "1"
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
-            if processes is None:
-                del os.environ["DISABLE_MULTIPROC"]

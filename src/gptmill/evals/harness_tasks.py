@@ -6,52 +6,35 @@ Nothing here reaches the network unless the caller allows downloads.
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError, suggest
+from gptmill.evals.task import list_tasks, load_task
+from gptmill.evals.task_data import list_names
 
-OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
-FORMATS = {"jsonl": "json", "json": "json", "csv": "csv", "parquet": "parquet"}
+FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+OUR_NAMES = {"lambada_openai": "lambada"}  # where they differ from the harness'
 TASK = re.compile(r"^[\"']?task[\"']?:[ \t]*[\"']?([^\s\"'\[]+)[\"']?[ \t]*$", re.MULTILINE)
 PATTERN = re.compile(r"[*?\[]")
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 
 
-def import_harness(*, downloads: bool) -> Any:
-    """The package lm_eval, online only if it may download; raises UserError with the install command."""
-    if not downloads:
-        os.environ.update(dict.fromkeys(OFFLINE, "1"))  # read when the libraries are imported
-    try:
-        import datasets
-        import huggingface_hub.constants
-        import lm_eval.evaluator
-        import lm_eval.tasks
-        import lm_eval.utils
-    except ImportError:
-        raise UserError("--harness needs lm-evaluation-harness; install it with: pip install 'gptmill[eval]'") from None
-    # The libraries may have been imported before, with another environment.
-    datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = not downloads
-    datasets.disable_progress_bars()
-    return lm_eval
-
-
 def load_tasks(
-    lm_eval: Any, names: Sequence[str], data: Mapping[str, Path], folder: Path, *, downloads: bool
+    lm_eval: Any, names: Sequence[str], task_data: str | None, folder: Path, *, downloads: bool
 ) -> dict[str, dict[str, Any]]:
-    """The harness' tasks, those named in `data` from their files; `folder` takes what that needs on disk.
+    """The harness' tasks, from local files where there are some; `folder` takes what that needs on disk.
 
     Raises UserError for an unknown task, and for data that cannot be loaded.
     """
     manager, wanted = _open_manager(lm_eval, names)
+    data = find_data(task_data, wanted, manager.all_subtasks)
     for name, file in data.items():
-        entry = manager.task_index.get(name)
-        if entry is not None and entry.yaml_path is not None:
-            entry.yaml_path = _write_local_task(name, entry.cfg, entry.yaml_path, file, folder)
+        entry = manager.task_index[name]
+        entry.yaml_path = _write_local_task(name, entry.cfg, entry.yaml_path, file, folder)
     tasks = []
     for name in wanted:
         try:
@@ -59,6 +42,53 @@ def load_tasks(
         except Exception as error:  # of many kinds: the network, the data's format, missing fields, the task's code
             raise _explain(name, name in data, error, downloads=downloads) from error
     return _join(tasks)
+
+
+def find_data(given: str | None, wanted: Sequence[str], known: Collection[str]) -> dict[str, Path]:
+    """The files of tasks: the one that is given, those of TASK=FILE,TASK=FILE, or those in a folder.
+
+    There, a file has the name of its task, or that under which gptmill eval --tasks finds it.
+    """
+    if given is None:
+        return {}
+    path = Path(given).expanduser()
+    if path.is_dir():
+        return _find_in_folder(path, wanted, known)
+    if "=" not in given or path.exists():
+        if len(wanted) > 1:
+            raise UserError(f"--task_data {given} is one file for {len(wanted)} tasks; give TASK=FILE,TASK=FILE")
+        return {wanted[0]: _check_file(path)}
+    pairs = {name: file for name, _, file in (pair.partition("=") for pair in given.split(","))}
+    if unknown := [name for name in pairs if name not in known]:
+        raise UserError(f"--task_data {given}: {unknown[0]} is none of the tasks{suggest(unknown[0], wanted)}")
+    return {name: _check_file(Path(file).expanduser()) for name, file in pairs.items()}
+
+
+def _find_in_folder(folder: Path, wanted: Sequence[str], known: Collection[str]) -> dict[str, Path]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and _find_format(path) is not None]
+    found = {path.name.partition(".")[0]: path for path in files}
+    shipped = list_tasks()
+    for name in wanted:
+        own = OUR_NAMES.get(name, name)
+        names = list_names(load_task(own)) if own in shipped else []
+        if name not in found and (path := next((file for file in files if file.name in names), None)) is not None:
+            found[name] = path
+    return {name: path for name, path in found.items() if name in known}
+
+
+def _check_file(file: Path) -> Path:
+    """Raises UserError for a file that is not there or has a format that `datasets` cannot read."""
+    if not file.is_file():
+        raise UserError(f"--task_data {file}: there is no such file; check the path")
+    if _find_format(file) is None:
+        raise UserError(f"--task_data {file}: lm-evaluation-harness reads {', '.join(FORMATS)} files; convert it first")
+    return file
+
+
+def _find_format(file: Path) -> str | None:
+    """The loader of `datasets` for a file."""
+    suffixes = [suffix for suffix in file.suffixes if suffix not in COMPRESSED]
+    return FORMATS.get(suffixes[-1]) if suffixes else None
 
 
 def _open_manager(lm_eval: Any, names: Sequence[str]) -> tuple[Any, list[str]]:
@@ -113,17 +143,6 @@ def _write_local_task(name: str, config: Mapping[str, Any], defined_in: Path, fi
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(changes), encoding="utf-8")  # JSON is YAML
     return path
-
-
-def _find_format(file: Path) -> str:
-    """The loader of `datasets` for a file; raises UserError for one that it has no loader for."""
-    suffixes = [suffix for suffix in file.suffixes if suffix not in COMPRESSED]
-    found = FORMATS.get(suffixes[-1].removeprefix(".")) if suffixes else None
-    if found is None:
-        raise UserError(f"{file}: lm-evaluation-harness reads .jsonl, .json, .csv and .parquet files; convert it first")
-    if not file.is_file():
-        raise UserError(f"{file}: there is no such file; check the path")
-    return found
 
 
 def _explain(name: str, is_local: bool, error: Exception, *, downloads: bool) -> UserError:

@@ -6,6 +6,8 @@ It runs offline, on local files with made-up examples.
 from __future__ import annotations
 
 import os
+import random
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,8 +54,6 @@ def model() -> Model:
 
 def write_all(folder: Path, count: int = 10) -> dict[str, Path]:
     """The file of each task of the harness, in the Hub's format."""
-    import random
-
     generator = random.Random(7)
 
     def text(longest: int = 5) -> str:
@@ -69,13 +69,16 @@ def write_all(folder: Path, count: int = 10) -> dict[str, Path]:
         "arc_easy": lambda: {"question": text(), "choices": choices(4), "answerKey": answer(4)},
         "piqa": lambda: {"goal": text(), "sol1": text(), "sol2": text(), "label": generator.randint(0, 1)},
         "winogrande": lambda: {
-            "sentence": f"{text()} _ {text()}", "option1": text(1), "option2": text(1), "answer": generator.choice("12"),
+            "sentence": f"{text()} _ {text()}",
+            "option1": text(1),
+            "option2": text(1),
+            "answer": generator.choice("12"),
         },
         "boolq": lambda: {"passage": text(9), "question": text(), "label": generator.randint(0, 1)},
         "openbookqa": lambda: {"question_stem": text(), "choices": choices(4), "answerKey": answer(4)},
         "commonsense_qa": lambda: {"question": text(), "choices": choices(5), "answerKey": answer(5)},
         BLIMP: lambda: {"sentence_good": text(), "sentence_bad": text(), "UID": "adjunct_island"},
-    }  # fmt: skip
+    }
     write_tasks(folder, count)
     files = {"hellaswag": folder / "hellaswag_val.jsonl", "lambada_openai": folder / "lambada_test.jsonl"}
     for name, make in makers.items():
@@ -112,8 +115,9 @@ def test_our_numbers_are_the_harness_numbers(model: Model, tmp_path: Path, capfd
 
 
 @pytest.fixture(scope="module")
-def theirs(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def theirs(model: Model) -> Any:
     """The harness' own adapter, on the same weights in transformers and a tokenizer of bytes."""
+    pytest.importorskip("accelerate")  # which that adapter needs
     with open_harness(downloads=False):
         import transformers
         from lm_eval.models.huggingface import HFLM
@@ -127,7 +131,7 @@ def theirs(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Any:
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|endoftext|>")
         content = make_hf_config(CONFIG, TOKENIZER.vocab_size)
         hf_model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**content)).eval()
-        weights = to_hf_weights(model.module.state_dict(), CONFIG, TOKENIZER.vocab_size)
+        weights = to_hf_weights(CONFIG, model.module.state_dict(), TOKENIZER.vocab_size)
         hf_model.load_state_dict(weights, strict=False)
         hf_model.tie_weights()
         hf_model.generation_config.pad_token_id = 256
@@ -232,7 +236,7 @@ def test_a_folder_holds_the_files_of_groups_too(tmp_path: Path) -> None:
 
 
 def test_without_the_library_the_extra_is_named(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "lm_eval.evaluator", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
     with pytest.raises(UserError, match=r"pip install 'gptmill\[eval\]'"):
         run_harness(model, ["hellaswag"])
 

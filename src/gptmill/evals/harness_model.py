@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gptmill.config.requests import SampleRequest
 from gptmill.evals.likelihood import LikelihoodScorer, Report, Sequences
 from gptmill.evals.prompts import Request
+from gptmill.inference.generator import SamplingConfig, generate
 from gptmill.inference.model import Model
 from gptmill.runtime.world import World
 
+SEED = 42  # of samples, where a task asks for them
 MAX_NEW_TOKENS = 256  # where a task does not say; the harness' default
 
 
@@ -66,13 +67,14 @@ class HarnessModel:
     def _generate(self, context: str, options: Mapping[str, Any]) -> str:
         stops = options.get("until") or []
         stops = [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
-        sampling = make_sampling(options)
-        ids = self._model.encode(context) or [self._model.tokenizer.end_of_text]
-        kept = max(1, self._model.config.context_length - sampling.max_new_tokens)
+        model, tokenizer, count = self._model, self._model.tokenizer, find_max_tokens(options)
+        ids = model.encode(context) or [tokenizer.end_of_text]
+        kept = max(1, model.config.context_length - count)
         decoder, text = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
-        for piece in self._model.sample_bytes(ids[-kept:], sampling, sampling.seed):
-            text += decoder.decode(piece)
-            if any(stop in text for stop in stops):
+        sampled = generate(model.module, ids[-kept:], count, make_sampling(options), tokenizer.vocab_size, SEED)
+        for token in sampled:
+            text += decoder.decode(tokenizer.decode_bytes([token]))
+            if token == tokenizer.end_of_text or any(stop in text for stop in stops):
                 break
         text += decoder.decode(b"", final=True)
         for stop in stops:
@@ -98,14 +100,13 @@ def cut_windows(document: Sequence[int], context_length: int) -> list[Window]:
     return windows
 
 
-def make_sampling(options: Mapping[str, Any]) -> SampleRequest:
+def make_sampling(options: Mapping[str, Any]) -> SamplingConfig:
     """The harness' options of generation: greedy unless they ask for samples."""
-    aliases = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-    given = (options[name] for name in aliases if options.get(name) is not None)
     temperature = float(options.get("temperature", 1.0)) if options.get("do_sample") else 0.0
-    return SampleRequest(
-        max_new_tokens=int(next(given, MAX_NEW_TOKENS)),
-        temperature=temperature,
-        top_k=options.get("top_k") or None,
-        top_p=options.get("top_p"),
-    )
+    return SamplingConfig(temperature, options.get("top_k") or None, options.get("top_p"))
+
+
+def find_max_tokens(options: Mapping[str, Any]) -> int:
+    """How many tokens to generate; the harness passes on whatever name a task uses."""
+    aliases = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+    return int(next((options[name] for name in aliases if options.get(name) is not None), MAX_NEW_TOKENS))

@@ -5,6 +5,7 @@ It runs offline, on local files with made-up examples.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -16,6 +17,7 @@ import pytest
 import torch
 from small_tasks import WORDS, make_text, write_lines, write_tasks
 
+from gptmill.cli.main import run_guarded
 from gptmill.config.errors import UserError
 from gptmill.config.model import ModelConfig
 from gptmill.data.tokenizers.byte import ByteTokenizer
@@ -239,6 +241,25 @@ def test_without_the_library_the_extra_is_named(model: Model, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
     with pytest.raises(UserError, match=r"pip install 'gptmill\[eval\]'"):
         run_harness(model, ["hellaswag"])
+
+
+@pytest.mark.usefixtures("straight")
+def test_the_command_prints_the_tables_and_writes_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(write_tasks(tmp_path))
+    words = ["eval", "straight", "--device", "cpu", "--harness", "hellaswag", "--task_data", "hellaswag_val.jsonl"]
+    assert run_guarded([*words, "--limit", "4", "--json", "out.json"]) == 0
+    output, errors = capfd.readouterr()
+    assert output.startswith("|")
+    assert "acc_norm" in output
+    assert errors == ""
+    content = json.loads(Path("out.json").read_text())
+    assert (content["limit"], [*content["harness"]]) == (4, ["hellaswag"])
+    assert {"acc", "acc_stderr"} <= content["harness"]["hellaswag"].keys()
+    for more, message in {"--tasks": "lambada", "--text": "a.txt"}.items():
+        assert run_guarded([*words, more, message]) == 2
+        assert f"{more}: is not for --harness" in capfd.readouterr().err
 
 
 @pytest.mark.realdata

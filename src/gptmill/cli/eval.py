@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SUMMARY = """\
 Evaluates a model. MODEL is the name of a run, the path of its folder or of a checkpoint, or a Hugging Face folder.
 Without --tasks and --text: loss, perplexity and bits per byte of the validation split of the run's corpus.
-Tasks are scored as lm-evaluation-harness does; gptmill eval --tasks list shows them."""
+Tasks are scored as lm-evaluation-harness does; gptmill eval --tasks list shows them. --harness runs the library."""
 COLUMNS = ("task", "metric", "value", "stderr", "of")
 LEFT_ALIGNED = ("task", "metric")
 
@@ -37,6 +37,8 @@ def run(arguments: list[str]) -> int:
     from gptmill.runtime.world import open_world
 
     check_request(request)
+    if request.harness is not None:
+        return print_harness(parsed.words[0], request)
     inputs, found = Inputs(request), list["Scored"]()
     with open_world(request.loading.device) as world:
         try:
@@ -47,6 +49,17 @@ def run(arguments: list[str]) -> int:
                 report(found, request, parsed.words[0])
     if not found:
         raise UserError(f"{parsed.words[0]}: no checkpoint could be evaluated; the warnings say why")
+    return 0
+
+
+def print_harness(source: str, request: EvalRequest) -> int:
+    from gptmill.api.harness import score_by_harness
+
+    results = score_by_harness(source, request)
+    print_line(results.tables)
+    if request.json is not None:
+        record = {"model": source, "limit": request.limit, "harness": results.metrics}
+        write_durably(Path(request.json), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return 0
 
 

@@ -9,6 +9,8 @@ from gptmill.config.errors import Problem
 from gptmill.config.plugins import PluginConfig
 from gptmill.config.requests import LoadingOptions
 
+NOT_FOR_HARNESS = ("tasks", "split", "data_dir", "text", "stride", "all", "every", "compile", "batch_tokens")
+
 
 @dataclass(frozen=True)
 class EvalRequest:
@@ -16,6 +18,8 @@ class EvalRequest:
 
     tasks: str | None = None
     """Tasks, e.g. hellaswag,lambada, or the path of a task's .toml; list: show them."""
+    harness: str | None = None
+    """Tasks, groups or patterns that lm-evaluation-harness runs itself, e.g. arc_easy,mmlu (needs the eval extra)."""
     task_data: str | None = None
     """Data of the tasks: a JSONL file, a folder that holds the files, or TASK=PATH,TASK=PATH (default: the cache)."""
     download: bool = False
@@ -52,9 +56,14 @@ def find_problems(request: EvalRequest) -> list[Problem]:
         if (value := getattr(request, name)) is not None and value < 1
     ]
     problems += [
-        Problem(f"--{name}", "is for tasks; name them with --tasks")
+        Problem(f"--{name}", "is for tasks; name them with --tasks or --harness")
         for name in ("task_data", "limit", "download")
-        if request.tasks is None and getattr(request, name)
+        if request.tasks is None and request.harness is None and getattr(request, name)
+    ]
+    problems += [
+        Problem(f"--{name}", "is not for --harness, which evaluates one checkpoint on its own tasks; leave it out")
+        for name in NOT_FOR_HARNESS
+        if request.harness is not None and getattr(request, name)
     ]
     if request.all and request.every is not None:
         problems.append(Problem("--all", "and --every exclude each other; use one"))

@@ -18,6 +18,7 @@ from zygote import Zygote
 import gptmill
 from gptmill.cli.main import run_guarded
 from gptmill.config import requests
+from gptmill.config.eval_request import EvalRequest
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_fields
@@ -37,6 +38,7 @@ REQUESTS = (
     requests.CheckpointsRequest,
     requests.VerifyResumeRequest,
     requests.SampleRequest,
+    EvalRequest,
     requests.TokenizerRequest,
     requests.TuneRequest,
     requests.BenchRequest,
@@ -104,6 +106,7 @@ def write_inputs(folder: Path) -> None:
     words = ["".join(generator.choices(syllables, k=generator.randint(2, 4))) for _ in range(6000)]
     lines = [" ".join(["O Romeo,", *generator.choices(words, k=8)]) + "! Ay.\n" for _ in range(3000)]
     (folder / "input.txt").write_text("".join(lines), encoding="utf-8")
+    (folder / "letter.txt").write_text("".join(lines[:10]), encoding="utf-8")
     records = "".join(
         json.dumps({"text": "".join(lines[number : number + number % 4 + 1])}) + "\n" for number in range(120)
     )

@@ -23,6 +23,7 @@ VERBS = {
     "tokenizer": "train a BPE tokenizer, or inspect one",
     "train": "train a model from a recipe, or resume a run",
     "sample": "generate text with a trained model",
+    "eval": "evaluate a model: tasks such as HellaSwag, loss and bits per byte of a split or a text",
     "data": "inspect and verify a prepared corpus, score its documents",
     "runs": "list, compare and remove runs",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",

@@ -60,6 +60,16 @@ def _check_eval_tokens(values: Values) -> str:
     return f"is less than one window of context_length {window}; use at least {window}" if is_short else ""
 
 
+def _check_eval_task_freq(values: Values) -> str:
+    freq, eval_freq = values["eval_task_freq"], values["eval_freq"]
+    if freq is None or freq % eval_freq == 0:
+        return ""
+    nearest = join_numbers(
+        [size for size in (freq // eval_freq * eval_freq, (freq // eval_freq + 1) * eval_freq) if size]
+    )
+    return f"is not a multiple of eval_freq {eval_freq}; the nearest are {nearest}"
+
+
 def _check_mixture(values: Values) -> str:
     if values["mixture"] is None:
         return ""
@@ -130,6 +140,7 @@ RELATIONS = (
     Relation("total_batch_size", "mini_batch_size context_length", _check_total_batch_size),
     Relation("batch_size_warmup", "mini_batch_size context_length", _check_batch_size_warmup),
     Relation("eval_tokens", "context_length", _check_eval_tokens),
+    Relation("eval_task_freq", "eval_freq", _check_eval_task_freq),
     Relation("mixture", "corpus data_dir", _check_mixture),
     Relation("order", "documents", _check_order),
     Relation("shift_windows", "documents", _check_shift_windows),

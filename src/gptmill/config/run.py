@@ -96,6 +96,14 @@ class EvaluationConfig:
     """Prompt of the text sample generated at each evaluation."""
     sample_tokens: int = 32
     """Length of that sample in tokens; 0 disables it."""
+    eval_tasks: str | None = None
+    """Tasks of gptmill eval that also run during training, e.g. hellaswag,lambada (default: none)."""
+    eval_task_freq: int | None = None
+    """Steps between those task evaluations, a multiple of eval_freq (default: every evaluation)."""
+    eval_task_limit: int | None = 1000
+    """Examples of each task, the first ones of its file ("none": all)."""
+    eval_task_data: str | None = None
+    """Data of those tasks, as in gptmill eval --task_data: a file, a folder, or TASK=FILE,TASK=FILE."""
     evaluators: str | None = None
     """Registered evaluators that also run at each evaluation, e.g. rhymes,spelling (default: none)."""
     evaluator_parts: EvaluatorPartOptions = field(default_factory=EvaluatorPartOptions)

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from gptmill.config.run import RunConfig
 
+SMOKE_EXAMPLES = 8  # of each task
+
 
 def make_smoke_config(config: RunConfig, world_size: int) -> RunConfig:
     """One step of one window per rank on the CPU in fp32; evaluation, sampling and checkpoints are unchanged."""
@@ -20,6 +22,6 @@ def make_smoke_config(config: RunConfig, world_size: int) -> RunConfig:
             batch_size_warmup=None,
         ),
         optimizer=replace(config.optimizer, warmup_steps=min(config.optimizer.warmup_steps, 1)),
-        evaluation=replace(config.evaluation, eval_tokens=window),
+        evaluation=replace(config.evaluation, eval_tokens=window, eval_task_limit=SMOKE_EXAMPLES),
         machine=replace(config.machine, device="cpu", precision="fp32", fp8_layers=None, compile=False),
     )

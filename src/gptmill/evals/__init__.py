@@ -1,8 +1,8 @@
-"""Evaluation during training: validation loss and samples. Add a new evaluator to `build_evaluators`."""
+"""Evaluation during training: validation loss, tasks and samples. Add a new evaluator to `build_evaluators`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gptmill.config.run import RunConfig
@@ -10,6 +10,7 @@ from gptmill.data.run_corpora import Corpora
 from gptmill.evals.loss import ValidationLoss, has_validation
 from gptmill.evals.own_evaluators import OwnEvaluators
 from gptmill.evals.samples import Samples
+from gptmill.evals.task_evaluator import EncodedTask, TaskEvaluator
 from gptmill.models.language_model import LanguageModel
 from gptmill.runs.events import Event
 from gptmill.runtime.world import World
@@ -25,12 +26,16 @@ class Evaluator(Protocol):
     def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool]) -> Event | None: ...
 
 
-def build_evaluators(config: RunConfig, corpora: Corpora, world: World) -> list[Evaluator]:
+def build_evaluators(
+    config: RunConfig, corpora: Corpora, world: World, tasks: Sequence[EncodedTask], last_step: int
+) -> list[Evaluator]:
     """The evaluators of a run, in the order in which they run."""
     evaluators: list[Evaluator] = [ValidationLoss(config, corpora, world)] if has_validation(config, corpora) else []
     if config.evaluation.sample_tokens:
         compiled, seed = config.machine.compile, config.training.seed
         evaluators.append(Samples(config.evaluation, corpora.tokenizer, seed, world, compiled=compiled))
+    if tasks:
+        evaluators.append(TaskEvaluator(tasks, config, corpora.tokenizer, world, last_step))
     if config.evaluation.evaluators is not None:
         evaluators.append(OwnEvaluators(config.evaluation, corpora.tokenizer, world))
     return evaluators

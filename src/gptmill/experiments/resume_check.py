@@ -25,6 +25,7 @@ from gptmill.runs.events import RunStarted, StepLogged
 
 MIN_STEPS = 4
 EVAL_WINDOWS = 16
+EVAL_EXAMPLES = 8  # of each task
 WARM_UP_STEPS = 3  # excluded from the median speed
 SET_HERE = {"max_steps": "--steps", "run_name": "--keep_runs"}
 
@@ -66,6 +67,8 @@ def _shorten(config: RunConfig, steps: int, folder: Path) -> dict[str, Any]:
         "init_from": None,
         "eval_freq": max(1, steps // 2),
         "eval_tokens": min(config.evaluation.eval_tokens, EVAL_WINDOWS * config.model.context_length),
+        "eval_task_freq": None,
+        "eval_task_limit": EVAL_EXAMPLES,
         "early_stop_patience": None,
         "log_freq": 1,
         "logdir": str(folder),

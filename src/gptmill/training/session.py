@@ -21,6 +21,7 @@ from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.evals import Evaluator, build_evaluators
 from gptmill.evals.loss import check_validation
+from gptmill.evals.task_evaluator import describe_cropped, load_eval_tasks
 from gptmill.inference.loading import check_size
 from gptmill.runs.checkpoints.disk_space import check_disk_space
 from gptmill.runs.directory import RunDirectory, create_run, save_config
@@ -122,6 +123,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     sampler = build_sampler(config, corpora)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     no_validation = check_validation(config, corpora)
+    tasks = load_eval_tasks(config, corpora.tokenizer)
     set_matmul_precision(plan.precision)
     run = hold_run(request, world, stack)
     resume_point = read_resume_point(request, world)
@@ -136,7 +138,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     shows_progress = world.is_main and not request.is_quiet
     with say_if_slow(describe_dry_run(config)) if shows_progress else nullcontext():
         dry_run(state, config, plan, world)
-    evaluators = build_evaluators(config, corpora, world)
+    evaluators = build_evaluators(config, corpora, world, tasks, plan.max_steps)
     reader = build_reader(config, corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))
     origin = make_origin(config, corpora, resume_point, world)
@@ -152,6 +154,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     trackers.track(describe_run(request, run, plan, world, state, corpora, resume_point))
     if no_validation:
         trackers.track(Warned(state.step, "validation", no_validation))
+    if cropped := describe_cropped(tasks, config.model.context_length):
+        trackers.track(Warned(state.step, "tasks", cropped))
     for warning in warn_of_schedule(config, plan, state, resume_point):
         trackers.track(warning)
     session = Session(

@@ -234,6 +234,8 @@ def _shorten(config: RunConfig, folder: Path) -> dict[str, Any]:
         "eval_freq": MANY_STEPS,
         "eval_tokens": config.model.context_length,
         "sample_tokens": 0,
+        "eval_tasks": None,
+        "eval_task_freq": None,
         "checkpoint_freq": MANY_STEPS,
         "keep_checkpoints": 1,
         "milestone_freq": None,

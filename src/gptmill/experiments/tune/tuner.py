@@ -192,6 +192,8 @@ def _shorten(config: RunConfig, folder: Path) -> dict[str, Any]:
         "use_tensorboard": False,
         "eval_tokens": config.model.context_length,
         "sample_tokens": 0,
+        "eval_tasks": None,
+        "eval_task_freq": None,
         "keep_checkpoints": 1,
         "milestone_freq": None,
         "mirror_to": None,

@@ -153,6 +153,8 @@ class CellDisplay:
         elif isinstance(event, EvalDone):
             self._val_loss = event.val_loss
             lines.append(describe_eval(event))
+        elif isinstance(event, ScoresDone):
+            lines.append(describe_scores(event))
         elif isinstance(event, RunFinished):
             lines += [self._latest, describe_end(event)]
             self._latest = ""

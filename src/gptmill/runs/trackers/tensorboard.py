@@ -30,7 +30,7 @@ class TensorBoard:
         self._writer = _open_writer(folder, resumed_at + 1 if resumed_at else None)
 
     def track(self, event: Event) -> None:
-        if isinstance(event, StepLogged | EvalDone | SampleDrawn):
+        if isinstance(event, StepLogged | EvalDone | ScoresDone | SampleDrawn):
             self._unflushed.append(event)
         try:
             self._add(event)

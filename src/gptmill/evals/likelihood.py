@@ -1,0 +1,217 @@
+"""How likely a model finds continuations of contexts, by the rules of lm-evaluation-harness.
+
+Shape suffixes: B rows, T tokens, C channels, V vocabulary, K scored tokens of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gptmill.config.errors import UserError
+from gptmill.config.run import PrecisionName
+from gptmill.data.batches.batch import find_documents
+from gptmill.data.tokenizers import Tokenizer
+from gptmill.evals.length_batches import LengthBatch, plan_batches
+from gptmill.evals.prompts import Request
+from gptmill.models.gpt import GPT
+from gptmill.models.language_model import LanguageModel
+from gptmill.runtime.precision import choose_precision, make_autocast
+from gptmill.runtime.world import World
+
+BATCH_TOKENS = {"cuda": 2**16, "cpu": 2**11}
+LOGIT_CHUNK = {"cuda": 2**12, "cpu": 2**8}
+"""Scored tokens whose logits are in memory at once: they dominate memory use."""
+
+Report = Callable[[int, int], None]
+"""Called with (sequences done, total sequences)."""
+
+
+@dataclass(frozen=True)
+class Likelihoods:
+    """One value per request."""
+
+    logprobs: NDArray[np.float64]
+    """Sums over the continuation's tokens, in nats."""
+    tokens: NDArray[np.int64]
+    """The number of those tokens."""
+    is_greedy: NDArray[np.bool_]
+    """Whether greedy decoding would give exactly this continuation."""
+    num_cropped: int
+    """Requests that were longer than the model's context: they lost their beginning."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Encoded requests: the ids of context and continuation, and how many of them are the continuation's."""
+
+    ids: Sequence[NDArray[np.integer[Any]]]
+    scored: NDArray[np.int64]
+    num_cropped: int
+
+
+class LikelihoodScorer:
+    """Scores requests with a model in evaluation mode; all ranks call it with the same requests and get all results.
+
+    With `fixed_shapes`, which a compiled model needs, few shapes occur. With a `separator`, the token that begins a
+    document, documents in one sequence do not attend to each other.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        world: World,
+        *,
+        precision: PrecisionName = "auto",
+        batch_tokens: int | None = None,
+        fixed_shapes: bool = False,
+        separator: int | None = None,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._world = world
+        self._precision = choose_precision(precision, world.device)
+        kind = "cuda" if world.device.type == "cuda" else "cpu"
+        self._batch_tokens = batch_tokens or BATCH_TOKENS[kind]
+        self._logit_chunk = LOGIT_CHUNK[kind]
+        self._fixed_shapes = fixed_shapes
+        self._separator = separator
+
+    def score(
+        self,
+        requests: Sequence[Request],
+        report: Report = lambda _done, _total: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> Likelihoods:
+        """Once `is_stopped` is true, the rest is not computed, and the result is worth nothing."""
+        return self.score_sequences(self.encode(requests), report, is_stopped)
+
+    def encode(self, requests: Iterable[Request]) -> Sequences:
+        return encode_requests(self._tokenizer, requests, self._model.config.context_length)
+
+    @torch.no_grad()
+    def score_sequences(
+        self,
+        sequences: Sequences,
+        report: Report = lambda _done, _total: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> Likelihoods:
+        """As `score`, for requests that are encoded already."""
+        world, ends = self._world, np.cumsum(sequences.scored)
+        # Every scored token has a place of its own. Ranks fill in theirs, and the sum over the ranks is exact: all
+        # other summands are 0.
+        found = torch.zeros(2, int(ends[-1]), device=world.device)
+        lengths = np.array([len(ids) - 1 for ids in sequences.ids], dtype=np.int64)
+        context = self._model.config.context_length
+        batches = plan_batches(lengths, context, self._batch_tokens, fixed_shapes=self._fixed_shapes)
+        done = 0
+        for number, batch in enumerate(batches):
+            done += len(batch.members)
+            if number % world.size != world.rank:
+                continue
+            if is_stopped():
+                break  # but still join the all-reduce below: other ranks may not have been stopped
+            self._score_batch(sequences, batch, ends, found)
+            report(done, len(sequences.ids))
+        logprobs, is_greedy = world.all_reduce_sum(found).cpu().double().numpy()
+        starts = ends - sequences.scored
+        return Likelihoods(
+            np.add.reduceat(logprobs, starts),
+            sequences.scored,
+            np.add.reduceat(is_greedy, starts) == sequences.scored,
+            sequences.num_cropped,
+        )
+
+    def _score_batch(self, sequences: Sequences, batch: LengthBatch, ends: NDArray[np.int64], found: Tensor) -> None:
+        """Writes the log-probability of each scored token to its place in `found`, and whether it is the likeliest."""
+        tokens_BT = np.zeros((batch.height, batch.width), dtype=np.int64)
+        counts = sequences.scored[batch.members]
+        lasts = np.cumsum(counts)
+        # Of each scored token: the position whose logits predict it, its id, and its place among the results.
+        positions, targets, places = np.empty((3, lasts[-1]), dtype=np.int64)
+        for row, (member, count, last) in enumerate(zip(batch.members, counts, lasts, strict=True)):
+            ids, own = sequences.ids[member], slice(last - count, last)
+            tokens_BT[row, : len(ids) - 1] = ids[:-1]
+            targets[own] = ids[len(ids) - count :]
+            end = row * batch.width + len(ids) - 1
+            positions[own] = np.arange(end - count, end)
+            places[own] = np.arange(ends[member] - count, ends[member])
+        positions_K, targets_K, places_K = map(self._send, (positions, targets, places))
+        with make_autocast(self._precision, self._world.device):
+            x_KC, lm_head = self._compute(self._send(tokens_BT), positions_K)
+            for chunk in range(0, len(targets_K), self._logit_chunk):
+                part = slice(chunk, chunk + self._logit_chunk)
+                logits_KV = lm_head(x_KC[part])[:, : self._tokenizer.vocab_size].float()
+                chosen_K = logits_KV.gather(1, targets_K[part, None]).squeeze(1)
+                found[0, places_K[part]] = chosen_K - logits_KV.logsumexp(dim=1)
+                found[1, places_K[part]] = (logits_KV.argmax(dim=1) == targets_K[part]).float()
+
+    def _compute(self, tokens_BT: Tensor, positions_K: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """What the LM head makes logits of, at the scored positions only; a model without a head gives logits."""
+        if isinstance(self._model, GPT):
+            documents_BT = None if self._separator is None else find_documents(tokens_BT, self._separator)
+            x_BTC = self._model.hidden_states(tokens_BT, documents_BT)
+            return x_BTC.flatten(0, 1)[positions_K], self._model.lm_head
+        return self._model.logits(tokens_BT).flatten(0, 1)[positions_K], nn.Identity()
+
+    def _send(self, array: NDArray[np.int64]) -> Tensor:
+        """To the device, without waiting for the work that it still has to do."""
+        tensor = torch.from_numpy(array)
+        if self._world.device.type != "cuda":
+            return tensor.to(self._world.device)
+        return tensor.pin_memory().to(self._world.device, non_blocking=True)
+
+
+def encode_requests(tokenizer: Tokenizer, requests: Iterable[Request], context_length: int) -> Sequences:
+    """Encodes requests; those longer than the context lose their beginning."""
+    ids, scored, num_cropped = [], [], 0
+    contexts: dict[str, NDArray[np.int64]] = {}  # of the last context: choices share it
+    for request in requests:
+        sequence, count = encode_pair(tokenizer, request, contexts)
+        if len(sequence) > context_length + 1:
+            sequence, num_cropped = sequence[-(context_length + 1) :], num_cropped + 1
+        ids.append(sequence)
+        scored.append(min(count, context_length))
+    return Sequences(ids, np.array(scored, dtype=np.int64), num_cropped)
+
+
+def encode_pair(
+    tokenizer: Tokenizer, request: Request, contexts: dict[str, NDArray[np.int64]] | None = None
+) -> tuple[NDArray[np.int64], int]:
+    """The ids of context and continuation, and how many of them are the continuation's.
+
+    Both are encoded as one text, which is then split where the context alone would end. White space at the end of the
+    context counts as the continuation's, since most tokenizers attach it to the next word. An empty context is
+    end_of_text, as at the beginning of a document.
+    """
+    context, continuation = request.context, request.continuation
+    if not context:
+        ids = tokenizer.encode(continuation).astype(np.int64)
+        sequence = np.concatenate([np.array([tokenizer.end_of_text], dtype=np.int64), ids])
+        return _check_scored(sequence, len(ids), request)
+    stripped = context.rstrip()
+    contexts = {} if contexts is None else contexts
+    if stripped not in contexts:
+        contexts.clear()
+        contexts[stripped] = tokenizer.encode(stripped).astype(np.int64)
+    whole = tokenizer.encode(context + continuation).astype(np.int64)
+    count = len(whole) - len(contexts[stripped])
+    if not len(contexts[stripped]):  # the context was white space alone
+        whole = np.concatenate([np.array([tokenizer.end_of_text], dtype=np.int64), whole])
+    return _check_scored(whole, count, request)
+
+
+def _check_scored(ids: NDArray[np.int64], count: int, request: Request) -> tuple[NDArray[np.int64], int]:
+    if count < 1:
+        raise UserError(
+            f"the continuation {request.continuation!r} has no token of its own after {request.context[-20:]!r}; "
+            "begin it with a space (the task's delimiter), and give it some text"
+        )
+    return ids, count

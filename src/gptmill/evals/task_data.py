@@ -107,7 +107,7 @@ def _find_in(task: Task, path: Path) -> Path:
             return found
     if task.group_by is not None and (path / task.name).is_dir():
         return path / task.name
-    if task.group_by is not None and any(path.glob("*.jsonl*")):
+    if task.group_by is not None and sorted(path.glob("*.jsonl*")):
         return path  # a file for each group
     raise UserError(f"--task_data {path} holds no data of task {task.name}; name the file there {list_names(task)[0]}")
 

@@ -8,7 +8,6 @@ import torch
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import LoadingOptions
-from gptmill.data.tokenizers import build_tokenizer
 from gptmill.inference.huggingface_folder import holds_hf_model, read_hf_folder
 from gptmill.inference.loading import LoadedModel, build_empty, is_checkpoint, load_model, load_run_model
 from gptmill.inference.model import Model, build_model
@@ -41,7 +40,8 @@ def load_source(source: str, options: LoadingOptions) -> LoadedModel:
 def load_hf_model(folder: Path, device: torch.device) -> LoadedModel:
     """The model of a Hugging Face folder with the tokenizer that lies beside it."""
     found = read_hf_folder(folder)
-    tokenizer = build_tokenizer(str(folder), ())
+    tokenizer = found.build_tokenizer()
+    found.check_vocabulary(tokenizer)
     padded = pad_vocab(tokenizer.vocab_size)
     weights = found.convert(padded)
     model = build_empty(found.config, padded)

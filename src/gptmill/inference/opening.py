@@ -25,6 +25,8 @@ def open_model(source: str, options: LoadingOptions) -> Model:
 def load_source(source: str, options: LoadingOptions) -> LoadedModel:
     path, device = Path(source), choose_device(options.device)
     kind = "a checkpoint" if is_checkpoint(path) else "a Hugging Face model" if holds_hf_model(path) else None
+    if kind is None and path.is_file():
+        raise UserError(f"{path} is a file; make a run of it with gptmill import {path} --out NAME")
     if kind is None:
         run = find_run(source, options.logdir)
         return load_run_model(run, options.checkpoint, device, options.weights)

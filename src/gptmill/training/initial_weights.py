@@ -91,10 +91,7 @@ def broadcast_initial_weights(
         found = source or _read_source(request)
         pin = make_pin(found)
         check_tokenizer(found, corpora.tokenizer, corpora.name)
-        if isinstance(found, PublishedModel):
-            tensors = found.convert(plan.padded_vocab_size)
-        else:
-            tensors = found.weights
+        tensors = found.convert(plan.padded_vocab_size) if isinstance(found, PublishedModel) else found.weights
         check_finite(tensors, split_pin(pin)[0])
         made.append(Checkpoint(0, {"model": tensors}, {"init_from": pin}))
 

@@ -15,8 +15,6 @@ from gptmill.data.tokenizers import Tokenizer
 from gptmill.models.huggingface.conversion import VOCAB_TENSORS, iterate_hf_weights
 from gptmill.models.parameters import count_parameters
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
 Report = Callable[[int, int], None]
 """Is told how many parameters are converted, and of how many."""
 
@@ -56,8 +54,6 @@ class PublishedModel:
         weights: dict[str, Tensor] = {}
         try:
             for name, tensor in self._iterate(rows):
-                if tensor.dtype not in DTYPES:
-                    raise UserError(f"{self.path}: {name} is of {tensor.dtype}; use a model whose weights are floats")
                 cut = tensor[:padded_vocab_size] if name in VOCAB_TENSORS else tensor
                 weights[name] = cut.float().contiguous()
                 done += cut.numel()

@@ -170,7 +170,7 @@ def test_a_gguf_file_of_another_architecture(tmp_path: Path) -> None:
     key = b"general.architecture"
     entry = struct.pack(f"<Q{len(key)}sIQ5s", len(key), key, 8, 5, b"mamba")
     (tmp_path / "model.gguf").write_bytes(GGUF + struct.pack("<QQ", 0, 1) + entry)
-    refuse(tmp_path / "model.gguf", "is of the architecture 'mamba', and gptmill reads gpt2, llama, qwen3, qwen3moe")
+    refuse(tmp_path / "model.gguf", "is of architecture 'mamba', and gptmill reads gpt2, llama, qwen3, qwen3moe")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_what_is_no_model(tmp_path: Path, name: str, said: str) -> None:
 
 
 def test_an_import_that_fails_late_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_arguments: object) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("gptmill.inference.importing.run_writer.link_tiers", fail)

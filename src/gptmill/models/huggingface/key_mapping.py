@@ -14,6 +14,8 @@ from torch import Tensor
 
 from gptmill.config.errors import UserError
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 @dataclass(frozen=True)
 class HfTensor:
@@ -82,7 +84,9 @@ def iterate_hf_tensors(hf_weights: Mapping[str, Tensor], mappings: KeyMappings) 
 
 
 def _read_tensor(tensor: Tensor, hf_tensor: HfTensor) -> Tensor:
-    """The checkpoint's tensor in our orientation; raises UserError for another number of rows."""
+    """The checkpoint's tensor in our orientation; raises UserError for another number of rows, or for integers."""
+    if tensor.dtype not in FLOATS:
+        raise UserError(f"the weights' {hf_tensor.name} is of {tensor.dtype}; use a model whose weights are floats")
     rows = tensor.t().contiguous() if hf_tensor.is_transposed and tensor.ndim == 2 else tensor
     if rows.shape[:1] != (hf_tensor.rows,):
         shape = " x ".join(str(size) for size in tensor.shape)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gptmill.api.configuration import make_config
     from gptmill.api.corpus import Corpus, open_corpus, prepare
     from gptmill.api.evaluation import evaluate
+    from gptmill.api.importing import import_model
     from gptmill.api.registration import register
     from gptmill.api.run import Run, load, open_run
     from gptmill.api.training import resume, train
@@ -40,6 +41,7 @@ __all__ = [
     "UserError",
     "__version__",
     "evaluate",
+    "import_model",
     "load",
     "make_config",
     "open_corpus",
@@ -53,6 +55,7 @@ _MODULES = {
     "api.configuration": ("make_config",),
     "api.corpus": ("Corpus", "open_corpus", "prepare"),
     "api.evaluation": ("evaluate",),
+    "api.importing": ("import_model",),
     "api.registration": ("register",),
     "api.run": ("Run", "load", "open_run"),
     "api.training": ("resume", "train"),

@@ -19,6 +19,7 @@ from zygote import Zygote
 import gptmill as package
 from gptmill.cli.main import VERBS, run_guarded
 from gptmill.config.eval_request import EvalRequest
+from gptmill.config.import_request import ImportRequest
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.requests import (
     BenchRequest,
@@ -44,6 +45,7 @@ CONFIGS = {
     "train": (StartOptions, PresetOptions, RunConfig),
     "sample": (SampleRequest,),
     "eval": (EvalRequest,),
+    "import": (ImportRequest,),
     "config": (PresetOptions, RunConfig),
     "data": (DataRequest,),
     "runs": (RunsRequest,),

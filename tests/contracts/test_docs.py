@@ -11,6 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import PROJECT, make_environment
 from zygote import Zygote
@@ -19,6 +20,7 @@ import gptmill
 from gptmill.cli.main import run_guarded
 from gptmill.config import requests
 from gptmill.config.eval_request import EvalRequest
+from gptmill.config.import_request import ImportRequest
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_fields
@@ -39,6 +41,7 @@ REQUESTS = (
     requests.VerifyResumeRequest,
     requests.SampleRequest,
     EvalRequest,
+    ImportRequest,
     requests.TokenizerRequest,
     requests.TuneRequest,
     requests.BenchRequest,
@@ -112,8 +115,19 @@ def write_inputs(folder: Path) -> None:
     )
     (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(records.encode()))
     shutil.copytree(PROJECT / "examples", folder / "examples")
+    write_llmc(folder / "gpt2_124M.bin")
     (folder / "more").mkdir()
     (folder / "more" / "lines.jsonl").write_text(records, encoding="utf-8")
+
+
+def write_llmc(path: Path) -> None:
+    """A checkpoint of llm.c: a GPT-2 of one layer, eight wide."""
+    layers, heads, width, context, vocab_size, padded = 1, 1, 8, 1024, 50_257, 50_304
+    header = np.zeros(256, "<i4")
+    header[:8] = [20240326, 3, context, vocab_size, layers, heads, width, padded]
+    count = (padded + context) * width + 12 * width**2 + 13 * width + 2 * width
+    weights = np.random.default_rng(0).normal(0, 0.02, count).astype("<f4")
+    path.write_bytes(header.tobytes() + weights.tobytes())
 
 
 @pytest.mark.usefixtures("no_new_parts")

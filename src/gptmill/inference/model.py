@@ -19,8 +19,9 @@ from gptmill.config.requests import SampleRequest
 from gptmill.config.validation import MAX_SEED
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import decode
-from gptmill.inference.generator import SamplingConfig, generate
+from gptmill.inference.generator import generate
 from gptmill.inference.loading import LoadedModel
+from gptmill.inference.token_sampling import SamplingConfig
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import IGNORE_INDEX
 

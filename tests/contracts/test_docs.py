@@ -20,6 +20,7 @@ from gptmill.cli.main import run_guarded
 from gptmill.config import requests
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
+from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import list_fields
 
 SOURCE = Path(gptmill.__file__).parent
@@ -36,7 +37,7 @@ REQUESTS = (
     requests.RunsRequest,
     requests.CheckpointsRequest,
     requests.VerifyResumeRequest,
-    requests.SampleRequest,
+    SampleRequest,
     requests.TokenizerRequest,
     requests.TuneRequest,
     requests.BenchRequest,

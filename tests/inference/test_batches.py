@@ -1,4 +1,4 @@
-"""Batches of unequal prompts: each text is what its prompt alone gives, whatever the batch, the options and the cache."""
+"""Batches of unequal prompts: each text is what its prompt alone gives, whatever the options and the cache."""
 
 from __future__ import annotations
 

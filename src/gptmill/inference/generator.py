@@ -5,7 +5,7 @@ Shape suffixes: B batch, T sequence, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -62,7 +62,7 @@ class BatchGenerator:
     @torch.no_grad()
     def generate(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seeds: Sequence[int]
-    ) -> Iterator[SampledTokens]:
+    ) -> Generator[SampledTokens, None, None]:
         """Yields a token for each text per step; ids that only pad the vocabulary are never sampled.
 
         It knows no end of a text: stop reading when all have ended.
@@ -157,8 +157,11 @@ class _Session:
             assert isinstance(self._model, GPT)
             self.state.positions_B.clamp_(max=self._context - 1)  # those of full texts, whose result is replaced
             logits_BV = compute_logits(self._model, self.state, self._cache.layers)[:, :vocab_size].float()
-        new = [_compute_last_logits(self._model, self._list_tokens(row, step, self._context)) for row in rows]
-        new_RV = torch.stack(new)[:, :vocab_size].float()
+        windows = [self._list_tokens(row, step, self._context) for row in rows]
+        is_even = len({len(window_T) for window_T in windows}) == 1
+        batches = [torch.stack(windows)] if is_even else [window_T[None] for window_T in windows]
+        new_RV = torch.cat([_compute_last_logits(self._model, tokens_RT) for tokens_RT in batches])
+        new_RV = new_RV[:, :vocab_size].float()
         if logits_BV is None:
             logits_BV = new_RV
         else:
@@ -212,11 +215,11 @@ def find_compute_dtype(model: LanguageModel) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
-def _compute_last_logits(model: LanguageModel, tokens_T: Tensor) -> Tensor:
-    """The logits behind the last token, without a KV cache."""
+def _compute_last_logits(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
+    """The logits behind the last tokens, without a KV cache."""
     if isinstance(model, GPT):
-        return model.lm_head(model.hidden_states(tokens_T[None])[:, -1:])[0, -1]
-    return model.logits(tokens_T[None])[0, -1]
+        return model.lm_head(model.hidden_states(tokens_BT)[:, -1])
+    return model.logits(tokens_BT)[:, -1]
 
 
 @cache

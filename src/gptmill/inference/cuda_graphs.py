@@ -64,9 +64,14 @@ def choose_view(num_tokens: int, capacity: int) -> int:
 
 
 def can_capture(model: LanguageModel) -> bool:
-    """Whether a decode step of the model never waits for the GPU; of a plug-in's parts nobody knows that."""
-    if not isinstance(model, GPT) or not next(model.parameters()).is_cuda or model.config.own_parts:
+    """Whether a decode step of the model never waits for the GPU; of a plug-in's parts nobody knows that.
+
+    A model in training is left alone: its kernels may still be autotuned, and autocast keeps casts of its weights.
+    """
+    is_loaded = type(model) is GPT and next(model.parameters()).is_cuda
+    if not is_loaded or model.config.own_parts or torch.is_autocast_enabled("cuda"):
         return False
+    assert isinstance(model, GPT)
     experts = [block.mlp for block in model.blocks if isinstance(block.mlp, MixtureOfExperts)]
     weights = [weight for mlp in experts for weight in (mlp.gate_up, mlp.down_proj)]
     return all(has_grouped_gemm(weight, weight) for weight in weights)

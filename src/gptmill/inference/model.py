@@ -6,7 +6,7 @@ B batch, T sequence, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
@@ -51,6 +51,8 @@ class Model:
     tokenizer: Tokenizer
     step: int
     """The optimizer step of the weights."""
+    _generators: dict[str, TextGenerator] = field(default_factory=dict, init=False, compare=False)
+    """The last generator, for its CUDA graphs."""
 
     @property
     def config(self) -> ModelConfig:
@@ -88,7 +90,7 @@ class Model:
     ) -> list[str]:
         """The texts of several prompts, generated together: text i is that of prompt i alone with `seed` + i."""
         request = make_request(max_new_tokens, options)
-        generator = TextGenerator(self.module, self.tokenizer, request, len(prompts))
+        generator = self._find_generator(request, len(prompts))
         ids = [self.encode_document(prompt) for prompt in prompts]
         return [found.text for found in generator.generate(ids, range(request.seed, request.seed + len(ids)))]
 
@@ -100,9 +102,16 @@ class Model:
     ) -> Iterator[str]:
         """As `generate` for one prompt, piece by piece, as soon as they are sampled."""
         request = make_request(max_new_tokens, options)
-        generator = TextGenerator(self.module, self.tokenizer, request)
+        generator = self._find_generator(request, 1)
         batch = generator.start([self.encode_document(prompt)], [request.seed])
         return (piece for _, piece in batch.stream())
+
+    def _find_generator(self, request: SampleRequest, num_texts: int) -> TextGenerator:
+        key = repr((replace(request, seed=0), num_texts))
+        if key not in self._generators:
+            self._generators.clear()
+            self._generators[key] = TextGenerator(self.module, self.tokenizer, request, num_texts)
+        return self._generators[key]
 
     @torch.no_grad()
     def loss(self, text: str) -> float:

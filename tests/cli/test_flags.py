@@ -8,8 +8,9 @@ import pytest
 
 from gptmill.cli.flags import Command, Parsed
 from gptmill.config.errors import ConfigError, UserError
-from gptmill.config.requests import SampleRequest, StartOptions
+from gptmill.config.requests import StartOptions
 from gptmill.config.run import RunConfig
+from gptmill.config.sample_request import SampleRequest
 
 TRAIN = Command("train", "[RECIPE]", "Trains.", (StartOptions, RunConfig))
 SAMPLE = Command("sample", "RUN", "Samples.", (SampleRequest,))

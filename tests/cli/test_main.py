@@ -28,13 +28,13 @@ from gptmill.config.requests import (
     PrepareRequest,
     PresetOptions,
     RunsRequest,
-    SampleRequest,
     StartOptions,
     TokenizerRequest,
     TuneRequest,
     VerifyResumeRequest,
 )
 from gptmill.config.run import ModelConfig, RunConfig
+from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import build_config, list_fields
 from gptmill.config.sizes import list_sizes, load_size, load_size_training
 from gptmill.models.flops import count_flops

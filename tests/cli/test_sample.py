@@ -14,8 +14,9 @@ from zygote import Zygote
 
 from gptmill.cli.main import run_guarded
 from gptmill.config.errors import UserError
-from gptmill.config.requests import LoadingOptions, SampleRequest
-from gptmill.inference.generator import generate
+from gptmill.config.requests import LoadingOptions
+from gptmill.config.sample_request import SampleRequest
+from gptmill.inference.generator import BatchGenerator
 from gptmill.inference.sampling import find_problems, open_sampler
 
 ON_CPU = LoadingOptions(device="cpu")
@@ -170,16 +171,16 @@ def test_averaged_weights_write_another_text(tmp_path: Path, monkeypatch: pytest
     texts = {}
     for weights in ("raw", "ema"):
         request = SampleRequest(max_new_tokens=20, loading=LoadingOptions(weights=weights, device="cpu"))  # type: ignore[arg-type]
-        texts[weights] = b"".join(open_sampler("ema", request).sample(0))
+        texts[weights] = open_sampler("ema", request).generate()[0].text
     assert texts["raw"] != texts["ema"]
 
 
 def test_compiling_changes_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a backend that generates no code: that takes long, and is torch's own to test."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gptmill.inference.model.generate", partial(generate, backend="eager"))
+    monkeypatch.setattr("gptmill.inference.text_generation.BatchGenerator", partial(BatchGenerator, backend="eager"))
     plain, compiled = (
-        b"".join(open_sampler("tiny", SampleRequest(max_new_tokens=20, compile=is_compiled, loading=ON_CPU)).sample(0))
+        open_sampler("tiny", SampleRequest(max_new_tokens=20, compile=is_compiled, loading=ON_CPU)).generate()
         for is_compiled in (False, True)
     )
     assert plain == compiled

@@ -11,8 +11,9 @@ from gptmill.cli.main import run_guarded
 from gptmill.config.errors import ConfigError, UserError
 from gptmill.config.recipes import load_recipe, make_config
 from gptmill.config.renamed import RENAMED_CHOICES, RENAMED_FIELDS
-from gptmill.config.requests import SampleRequest, StartOptions
+from gptmill.config.requests import StartOptions
 from gptmill.config.run import RunConfig
+from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import list_fields, list_values
 from gptmill.config.serialization import dump_toml
 from gptmill.config.settings import read_settings

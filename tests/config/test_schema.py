@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gptmill.config.model import LinearScaling, Moe, Rope
-from gptmill.config.requests import PrepareRequest, PresetOptions, SampleRequest, StartOptions
+from gptmill.config.requests import PrepareRequest, PresetOptions, StartOptions
 from gptmill.config.run import RunConfig
+from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import build_config, find_inapplicable, list_fields, list_values, merge_values, parse_value
 
 FIELDS = {field.name: field for field in list_fields(RunConfig)}

@@ -6,15 +6,14 @@ import pytest
 
 from gptmill.config import requests
 from gptmill.config.run import RunConfig
+from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import list_fields
 from gptmill.config.synonyms import ADVICE, ADVICE_BY_NAME, NAMES_ELSEWHERE, SAME_ADVICE, list_options, suggest_option
 
 TRAIN = {
     field.name for config in (requests.StartOptions, requests.PresetOptions, RunConfig) for field in list_fields(config)
 }
-PREPARE, SAMPLE = (
-    {field.name for field in list_fields(config)} for config in (requests.PrepareRequest, requests.SampleRequest)
-)
+PREPARE, SAMPLE = ({field.name for field in list_fields(config)} for config in (requests.PrepareRequest, SampleRequest))
 NAMES = [name for names in NAMES_ELSEWHERE.values() for name in names.split()]
 
 

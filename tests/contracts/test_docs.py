@@ -23,6 +23,7 @@ from gptmill.config.eval_request import EvalRequest
 from gptmill.config.import_request import ImportRequest
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
+from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import list_fields
 
 SOURCE = Path(gptmill.__file__).parent
@@ -39,7 +40,7 @@ REQUESTS = (
     requests.RunsRequest,
     requests.CheckpointsRequest,
     requests.VerifyResumeRequest,
-    requests.SampleRequest,
+    SampleRequest,
     EvalRequest,
     ImportRequest,
     requests.TokenizerRequest,

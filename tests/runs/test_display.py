@@ -111,12 +111,30 @@ def test_tensorboard_shows_a_sample_line_by_line_and_not_as_markdown(tmp_path: P
 SAMPLING = """
 import sys
 from gptmill.cli import sample
+from gptmill.config.sample_request import SampleRequest
 from gptmill.inference import sampling
+from gptmill.inference.readback import SampledTokens
+from gptmill.inference.text_generation import TextBatch
+
+class Tokenizer:
+    end_of_text = -1
+
+    def decode_bytes(self, ids):
+        return bytes(ids)
+
+class Generator:
+    def generate(self, prompts, count, seeds):
+        for byte in "“é” 中…\\x07".encode():
+            yield SampledTokens([byte] * len(prompts), None)
 
 class Sampler:
-    def sample(self, number):
-        return [bytes([byte]) for byte in "“é” 中…\\x07".encode()]
+    model = prompts = None
 
+    def start_batches(self):
+        prompts = ["Å "] * 2
+        yield sampling.PromptedBatch(TextBatch(Generator(), Tokenizer(), SampleRequest(), prompts, [1, 2]), prompts, [])
+
+sample.warn_of_long_prompts = lambda sampler: None
 sampling.open_sampler = lambda run, request: Sampler()
 sys.exit(sample.run(["run", "--prompt", "Å ", "--num_samples", "2"]))
 """

@@ -2,43 +2,115 @@
 
 from __future__ import annotations
 
-import codecs
+import json
 import sys
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gptmill.cli.flags import Command
 from gptmill.config.errors import UserError
-from gptmill.config.requests import SampleRequest
+from gptmill.config.sample_request import STOP_SEPARATOR, SampleRequest
 from gptmill.config.schema import build_config
 
+if TYPE_CHECKING:
+    from gptmill.inference.sampling import PromptedBatch, TextSampler
+
 SUMMARY = """\
-Generates text with the model of a run. RUN is the name of a run, or the path of its folder or of a checkpoint."""
+Generates text with the model of a run. RUN is the name of a run, or the path of its folder, of a checkpoint, or of a
+Hugging Face folder. Several samples are generated in batches; the first one not finished is shown as it comes."""
+LINE = "\n" + "─" * 72 + "\n"
 
 
 def run(arguments: list[str]) -> int:
     command = Command("sample", "RUN", SUMMARY, (SampleRequest,), aliases={"step": "checkpoint"})
-    parsed = command.parse(arguments)
+    parsed = command.parse(join_stops(arguments))
     command.check_words(parsed.words, 1, 1)
     request = build_config(SampleRequest, parsed.values)
     if request.prompt == "-":
         request = replace(request, prompt=read_prompt())
     from gptmill.inference.sampling import open_sampler
-    from gptmill.runs.display import make_writable
-
-    def write(text: str) -> None:
-        sys.stdout.write(make_writable(text, sys.stdout.encoding))
 
     sampler = open_sampler(parsed.words[0], request)
-    for number in range(request.num_samples):
-        if number:
-            write("\n" + "─" * 72 + "\n")
-        write(request.prompt)
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        for piece in sampler.sample(number):
-            write(decoder.decode(piece))
-            sys.stdout.flush()
-        write(decoder.decode(b"", final=True) + "\n")
+    if request.interactive:
+        from gptmill.cli.sample_prompt import ask_for_prompts
+
+        ask_for_prompts(sampler)
+    elif request.json:
+        print_objects(sampler)
+    else:
+        warn_of_long_prompts(sampler)
+        for number, started in enumerate(sampler.start_batches()):
+            if number:
+                write(LINE)
+            show(started)
     return 0
+
+
+def show(started: PromptedBatch) -> None:
+    """Prints the texts in order: the first that has not ended as it comes, the others when their turn comes."""
+    pending = [[prompt] for prompt in started.prompts]
+    current = 0
+    write(pending[0][0])
+    for row, piece in started.batch.stream():
+        if row == current:
+            write(piece)
+        else:
+            pending[row].append(piece)
+        while current + 1 < len(pending) and started.batch.has_ended(current):
+            current += 1
+            write_all(["\n", LINE, *pending[current]])
+    for pieces in pending[current + 1 :]:
+        write_all(["\n", LINE, *pieces])
+    write("\n")
+
+
+def write_all(pieces: list[str]) -> None:
+    """Piece by piece: a character that the output cannot hold affects its own piece only."""
+    for piece in pieces:
+        write(piece)
+
+
+def print_objects(sampler: TextSampler) -> None:
+    """One JSON object per sample and line."""
+    from gptmill.inference.text_generation import describe
+
+    for started in sampler.start_batches():
+        for _ in started.batch.stream():
+            pass
+        for text, prompt, seed in zip(started.batch.texts, started.prompts, started.seeds, strict=True):
+            sys.stdout.write(json.dumps(describe(text, prompt, seed)) + "\n")
+        sys.stdout.flush()
+
+
+def write(text: str) -> None:
+    from gptmill.runs.display import make_writable
+
+    sys.stdout.write(make_writable(text, sys.stdout.encoding))
+    sys.stdout.flush()
+
+
+def warn_of_long_prompts(sampler: TextSampler) -> None:
+    from gptmill.inference.sampling import encode_prompt
+
+    context = sampler.model.config.context_length
+    longest = max(len(encode_prompt(sampler.model, prompt)) for prompt in sampler.prompts)
+    if longest > context:
+        sys.stderr.write(f"warning: a prompt has {longest:,} tokens; the model sees its last {context:,}\n")
+
+
+def join_stops(arguments: list[str]) -> list[str]:
+    """The arguments with all values of --stop in one."""
+    rest: list[str] = []
+    stops: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--stop":
+            stops += [value for value in [next(words, None)] if value is not None]
+        elif word.startswith("--stop="):
+            stops.append(word.removeprefix("--stop="))
+        else:
+            rest.append(word)
+    return [*rest, f"--stop={STOP_SEPARATOR.join(stops)}"] if stops else rest
 
 
 def read_prompt() -> str:

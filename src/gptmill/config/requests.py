@@ -193,30 +193,6 @@ class LoadingOptions:
 
 
 @dataclass(frozen=True)
-class SampleRequest:
-    """Sampling"""
-
-    prompt: str = ""
-    """Prompt; empty starts a new document, - reads standard input."""
-    num_samples: int = 1
-    """Number of samples."""
-    max_new_tokens: int = 256
-    """Maximum number of tokens to generate per sample."""
-    temperature: float = 0.8
-    """Sampling temperature; 0 is greedy decoding."""
-    top_k: int | None = None
-    """Sample from the k most likely tokens only."""
-    top_p: float | None = None
-    """Nucleus sampling: sample from the most likely tokens with this total probability."""
-    seed: int = 42
-    """Random seed; sample i uses seed + i."""
-    compile: bool = False
-    """Compile the model first; pays off for long or many samples."""
-    loading: LoadingOptions = field(default_factory=LoadingOptions)
-    plugins: PluginConfig = field(default_factory=PluginConfig)
-
-
-@dataclass(frozen=True)
 class TokenizerRequest:
     """Tokenizer"""
 

@@ -9,7 +9,8 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import EvaluationConfig
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import decode
-from gptmill.inference.generator import SamplingConfig, generate
+from gptmill.inference.generator import generate
+from gptmill.inference.token_sampling import SamplingConfig
 from gptmill.models.language_model import LanguageModel
 from gptmill.runs.events import SampleDrawn
 from gptmill.runtime.world import World

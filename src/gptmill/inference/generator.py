@@ -1,38 +1,192 @@
-"""Autoregressive generation with a KV cache: prefill of the prompt, then one decode step per token.
+"""Autoregressive generation for a batch of texts: prefill of the prompts, then one decode step per token.
 
-B batch (always 1 here), T sequence, V vocabulary.
+Shape suffixes: B batch, T sequence, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from gptmill.inference.cuda_graphs import GraphedSteps, can_capture, choose_view
+from gptmill.inference.decoding import advance, build_state, compute_logits, decode
+from gptmill.inference.prefill import prefill, prefill_in_chunks
+from gptmill.inference.readback import SampledTokens, read_back
+from gptmill.inference.token_sampling import SamplingConfig
 from gptmill.models.gpt import GPT
 from gptmill.models.kv_cache import KVCache, build_kv_cache
 from gptmill.models.language_model import LanguageModel
 
-PREFILL_CHUNK = 64  # prompt tokens per forward pass of a compiled model
-MAX_LOGIT = 1e4
-MIN_TEMPERATURE = 1e-6  # below it, dividing by the temperature overflows; greedy decoding gives the same token
+Overflow = Literal["crop", "half", "rolling"]
+"""What a token sees once the context is full.
+
+crop: the last context_length tokens, computed anew for each token, as nanoGPT does. half: the older half is dropped
+and the rest prefilled again, so that the amortised cost stays that of one token. rolling: the KV cache becomes a ring
+buffer of the last context_length tokens; needs positions that are relative.
+"""
 
 
-@dataclass(frozen=True)
-class SamplingConfig:
-    """How to sample the next token from the logits; temperature 0 is greedy decoding."""
+class BatchGenerator:
+    """Generates texts with one model and one way of sampling. It keeps what further texts can use: CUDA graphs.
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    A model that has no KV cache, because its architecture or attention is a plug-in's, reads the whole context anew for
+    every token.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        sampling: SamplingConfig,
+        vocab_size: int,
+        *,
+        overflow: Overflow = "crop",
+        with_log_probs: bool = False,
+        use_graphs: bool = True,
+        compiled: bool = False,
+        backend: str = "inductor",
+    ) -> None:
+        self.model = model
+        self.sampling = sampling
+        self.vocab_size = vocab_size
+        self.overflow = overflow
+        self.with_log_probs = with_log_probs
+        self.compiled = compiled
+        self.backend = backend
+        self.use_graphs = use_graphs and can_capture(model)
+        self._sessions: dict[tuple[int, ...], _Session] = {}
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seeds: Sequence[int]
+    ) -> Generator[SampledTokens, None, None]:
+        """Yields a token for each text per step; ids that only pad the vocabulary are never sampled.
+
+        It knows no end of a text: stop reading when all have ended.
+        """
+        self.model.eval()
+        context = self.model.config.context_length
+        windows = [list(prompt)[-context:] for prompt in prompts]
+        needed = max(map(len, windows)) + max_new_tokens
+        # A session of CUDA graphs serves texts of many lengths; without graphs, one is cheap to build.
+        capacity = context if self.compiled or needed >= context else choose_view(needed, context)
+        key = (len(prompts), capacity, max_new_tokens, *(weight.data_ptr() for weight in self.model.parameters()))
+        session = self._sessions.pop(key, None) or _Session(self, len(prompts), capacity, max_new_tokens)
+        try:
+            session.begin(windows, seeds)
+            yield from read_back(session.run(), session.state)
+        finally:
+            if self.use_graphs:
+                self._sessions = {key: session}
 
 
-@torch.no_grad()
+class _Session:
+    """The memory of one batch: its state and KV cache, and the CUDA graphs over them."""
+
+    def __init__(self, generator: BatchGenerator, batch_size: int, capacity: int, max_new_tokens: int) -> None:
+        self._generator = generator
+        self._model = model = generator.model
+        self._device = next(model.parameters()).device
+        self._context = model.config.context_length
+        self._num_steps = max_new_tokens
+        self.state = build_state(
+            batch_size,
+            max_new_tokens,
+            generator.vocab_size,
+            generator.sampling,
+            self._device,
+            with_log_probs=generator.with_log_probs,
+        )
+        self._cache: KVCache | None = None
+        if isinstance(model, GPT) and model.has_kv_cache:
+            self._cache = build_kv_cache(model.config, batch_size, self._device, capacity, find_compute_dtype(model))
+        self._compile_part = partial(_compile, backend=generator.backend) if generator.compiled else lambda part: part
+        self._graphed = GraphedSteps(self._step_statically, self.state) if generator.use_graphs else None
+
+    def begin(self, windows: list[list[int]], seeds: Sequence[int]) -> None:
+        """Loads and prefills the prompts."""
+        self._prompts = [torch.tensor(window, device=self._device) for window in windows]
+        self._positions = [len(window) - 1 for window in windows]
+        self.state.load(windows, seeds)
+        if self._cache is not None:
+            self._prefill(self._prompts, self._cache)
+
+    def run(self) -> Iterator[int]:
+        """Launches step after step, and yields how many that makes."""
+        for step in range(self._num_steps):
+            self._launch(step)
+            self._positions = [position + 1 for position in self._positions]
+            yield step + 1
+
+    def _launch(self, step: int) -> None:
+        full = [row for row, position in enumerate(self._positions) if position >= self._context]
+        if self._cache is None or (full and self._generator.overflow == "crop"):
+            self._step_anew(step, full)
+            return
+        if self._generator.overflow == "half":
+            for row in full:
+                self._drop_older_half(row, step, self._cache)
+        num_tokens = max(self._positions) + 1
+        if self._graphed is not None:
+            self._graphed(choose_view(num_tokens, self._cache.capacity))
+        elif self._generator.compiled:
+            self._step_statically(self._cache.capacity)
+        else:
+            self._step(min(num_tokens, self._cache.capacity), is_filled=len(set(self._positions)) == 1)
+
+    def _step_statically(self, num_positions: int) -> None:
+        self._step(num_positions, is_filled=False)
+
+    def _step(self, num_positions: int, *, is_filled: bool) -> None:
+        assert self._cache is not None
+        assert isinstance(self._model, GPT)
+        sampling, vocab_size = self._generator.sampling, self._generator.vocab_size
+        layers = self._cache.view(num_positions)
+        decode(self._model, self.state, layers, sampling, vocab_size, self._compile_part, is_filled=is_filled)
+
+    def _step_anew(self, step: int, full: list[int]) -> None:
+        """Computes the last context_length tokens of full texts anew, or of all texts without a KV cache."""
+        vocab_size = self._generator.vocab_size
+        rows = full if self._cache is not None else range(len(self._prompts))
+        logits_BV: Tensor | None = None
+        if len(rows) < len(self._prompts):
+            assert self._cache is not None
+            assert isinstance(self._model, GPT)
+            self.state.positions_B.clamp_(max=self._context - 1)  # those of full texts, whose result is replaced
+            logits_BV = compute_logits(self._model, self.state, self._cache.layers)[:, :vocab_size].float()
+        windows = [self._list_tokens(row, step, self._context) for row in rows]
+        is_even = len({len(window_T) for window_T in windows}) == 1
+        batches = [torch.stack(windows)] if is_even else [window_T[None] for window_T in windows]
+        new_RV = torch.cat([_compute_last_logits(self._model, tokens_RT) for tokens_RT in batches])
+        new_RV = new_RV[:, :vocab_size].float()
+        if logits_BV is None:
+            logits_BV = new_RV
+        else:
+            logits_BV[torch.tensor(list(rows), device=self._device)] = new_RV
+        advance(self.state, logits_BV, self._generator.sampling)
+
+    def _drop_older_half(self, row: int, step: int, kv_cache: KVCache) -> None:
+        tokens_T = self._list_tokens(row, step, max(1, self._context // 2))
+        self._prefill([tokens_T], kv_cache, row)
+        self._positions[row] = len(tokens_T) - 1
+        self.state.positions_B[row] = len(tokens_T) - 1
+
+    def _prefill(self, prompts: list[Tensor], kv_cache: KVCache, row: int | None = None) -> None:
+        assert isinstance(self._model, GPT)
+        layers = kv_cache.layers if row is None else [layer.row(row) for layer in kv_cache.layers]
+        if self._generator.compiled:
+            prefill_in_chunks(self._model, prompts, layers, self._compile_part)
+        else:
+            prefill(self._model, prompts, layers)
+
+    def _list_tokens(self, row: int, step: int, count: int) -> Tensor:
+        """The last tokens of a text, after this many steps."""
+        return torch.cat([self._prompts[row], self.state.sampled_BS[row, :step]])[-count:]
+
+
 def generate(
     model: LanguageModel,
     prompt: Sequence[int],
@@ -44,102 +198,31 @@ def generate(
     compiled: bool = False,
     backend: str = "inductor",
 ) -> Iterator[int]:
-    """Yields new tokens; ids that only pad the vocabulary are never sampled.
+    """Yields the new tokens of a single text, beside a training run: in its precision, without CUDA graphs.
 
-    A model that has no KV cache, because its architecture or attention is a plug-in's, reads the whole context anew for
-    every token.
-
-    When the context is full, its older half is dropped and the rest prefilled again: the amortised cost stays that of
-    one token, and the model always sees at least half a context.
+    Compiled, it has a few static shapes only, whatever the lengths.
     """
-    model.eval()
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed)
-    context = model.config.context_length
-    if not isinstance(model, GPT) or not model.has_kv_cache:
-        yield from _generate_uncached(model, list(prompt), max_new_tokens, sampling, vocab_size, generator)
-        return
-    compute_logits = partial(_compute_logits_compiled, backend) if compiled else _compute_logits
-    tokens = list(prompt)[-context:]
-    kv_cache = build_kv_cache(model.config, 1, device)
-    uncached = tokens
-    for _ in range(max_new_tokens):
-        if kv_cache.length + len(uncached) > context:
-            uncached = tokens = tokens[-max(1, context // 2) :]
-            kv_cache = build_kv_cache(model.config, 1, device)
-        logits_V = compute_logits(model, torch.tensor([uncached], device=device), kv_cache)[:vocab_size]
-        token = sample_token(logits_V.float(), sampling, generator)
-        tokens.append(token)
-        uncached = [token]
-        yield token
+    options: dict[str, Any] = {"overflow": "half", "use_graphs": False, "compiled": compiled, "backend": backend}
+    generator = BatchGenerator(model, sampling, vocab_size, **options)
+    for step in generator.generate([prompt], max_new_tokens, [seed]):
+        yield step.tokens[0]
 
 
-def _generate_uncached(
-    model: LanguageModel,
-    tokens: list[int],
-    max_new_tokens: int,
-    sampling: SamplingConfig,
-    vocab_size: int,
-    generator: torch.Generator,
-) -> Iterator[int]:
-    for _ in range(max_new_tokens):
-        tokens = tokens[-model.config.context_length :]
-        logits_V = model.logits(torch.tensor([tokens], device=generator.device))[0, -1, :vocab_size]
-        tokens.append(sample_token(logits_V.float(), sampling, generator))
-        yield tokens[-1]
+def find_compute_dtype(model: LanguageModel) -> torch.dtype:
+    """The dtype of keys and values: autocast's, or the weights'."""
+    weight = next(model.parameters())
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
-def _compute_logits(model: GPT, tokens_1T: Tensor, kv_cache: KVCache) -> Tensor:
-    """Appends the tokens to the KV cache; returns the logits of the next token."""
-    return model.logits(tokens_1T, kv_cache)[0, -1]
-
-
-def _compute_logits_compiled(backend: str, model: GPT, tokens_1T: Tensor, kv_cache: KVCache) -> Tensor:
-    """The same with only two static shapes, so that no length triggers a recompilation: prefill in padded chunks,
-    decode with single tokens.
-
-    Padding leaves entries in the KV cache at positions that are overwritten before any token attends to them.
-    """
-    forward = partial(model.decode_step, compile_part=partial(_compile, backend=backend))
-    size = min(PREFILL_CHUNK, kv_cache.capacity)
-    start = kv_cache.length
-    positions_T, _ = kv_cache.extend(tokens_1T.shape[1])
-    if tokens_1T.shape[1] == 1 and start > 0:
-        return forward(tokens_1T, positions_T, kv_cache.layers)[0, -1]
-    assert start == 0, "prefill needs an empty KV cache"
-    chunk_T = torch.arange(size, device=tokens_1T.device)
-    padded_1T = F.pad(tokens_1T, (0, max(0, kv_cache.capacity - tokens_1T.shape[1])))
-    for first in range(0, kv_cache.length, size):
-        # A chunk that would reach past the context starts earlier and recomputes some tokens.
-        first = min(first, kv_cache.capacity - size)
-        logits_1TV = forward(padded_1T[:, first : first + size].contiguous(), first + chunk_T, kv_cache.layers)
-    return logits_1TV[0, kv_cache.length - 1 - first]
+def _compute_last_logits(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
+    """The logits behind the last tokens, without a KV cache."""
+    if isinstance(model, GPT):
+        return model.lm_head(model.hidden_states(tokens_BT)[:, -1])
+    return model.logits(tokens_BT)[:, -1]
 
 
 @cache
 def _compile(part: Callable[..., Any], backend: str) -> Callable[..., Any]:
     """Compiles a part once per process; models are passed as arguments and hold no compiled code."""
     return torch.compile(part, dynamic=False, backend=backend)
-
-
-def sample_token(logits_V: Tensor, sampling: SamplingConfig, generator: torch.Generator) -> int:
-    """Samples one token. Accepts non-finite logits, so that samples of a diverged model do not end its run."""
-    logits_V = torch.nan_to_num(logits_V).clamp(-MAX_LOGIT, MAX_LOGIT)
-    if sampling.temperature < MIN_TEMPERATURE:
-        return int(logits_V.argmax())
-    logits_V = (logits_V - logits_V.max()) / sampling.temperature
-    if sampling.top_k is not None:
-        smallest = torch.topk(logits_V, min(sampling.top_k, len(logits_V))).values[-1]
-        logits_V = logits_V.masked_fill(logits_V < smallest, -torch.inf)
-    if sampling.top_p is not None:
-        logits_V = _apply_top_p(logits_V, sampling.top_p)
-    return int(torch.multinomial(logits_V.softmax(dim=-1), 1, generator=generator))
-
-
-def _apply_top_p(logits_V: Tensor, top_p: float) -> Tensor:
-    """Nucleus sampling: masks all but the smallest set of most likely tokens whose probability reaches `top_p`."""
-    sorted_V, order_V = logits_V.sort(descending=True)
-    probabilities_V = sorted_V.softmax(dim=-1)
-    before_V = probabilities_V.cumsum(dim=-1) - probabilities_V
-    dropped_V = torch.empty_like(before_V, dtype=torch.bool).scatter_(0, order_V, before_V >= top_p)
-    return logits_V.masked_fill(dropped_V, -torch.inf)

@@ -5,9 +5,9 @@ B batch, T sequence, V vocabulary.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -15,17 +15,31 @@ from torch import Tensor
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.keywords import build_request
 from gptmill.config.model import ModelConfig
-from gptmill.config.requests import SampleRequest
-from gptmill.config.validation import MAX_SEED
+from gptmill.config.sample_request import STOP_SEPARATOR, SampleRequest
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import decode, find_document_start
-from gptmill.inference.generator import SamplingConfig, generate
 from gptmill.inference.loading import LoadedModel
+from gptmill.inference.text_generation import TextGenerator, find_sampling_rules
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import IGNORE_INDEX
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor
 DEFAULTS = SampleRequest()
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Options of `Model.generate` and `Model.stream`, with the names and defaults of gptmill sample."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    stop: str | Sequence[str] | None
+    seed: int
+    batch_size: int
+    context: Literal["crop", "half", "rolling"]
+    compile: bool | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,6 +51,8 @@ class Model:
     tokenizer: Tokenizer
     step: int
     """The optimizer step of the weights."""
+    _generators: dict[str, TextGenerator] = field(default_factory=dict, init=False, compare=False)
+    """The last generator, for its CUDA graphs."""
 
     @property
     def config(self) -> ModelConfig:
@@ -61,55 +77,41 @@ class Model:
         self,
         prompt: str = DEFAULTS.prompt,
         max_new_tokens: int = DEFAULTS.max_new_tokens,
-        *,
-        temperature: float = DEFAULTS.temperature,
-        top_k: int | None = DEFAULTS.top_k,
-        top_p: float | None = DEFAULTS.top_p,
-        seed: int = DEFAULTS.seed,
-        compile: bool = DEFAULTS.compile,
+        **options: Unpack[GenerationOptions],
     ) -> str:
         """The text that follows the prompt, up to the end of the document; the options are those of gptmill sample."""
-        pieces = self.stream(
-            prompt, max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, compile=compile
-        )
-        return "".join(pieces)
+        return self.generate_batch([prompt], max_new_tokens, **options)[0]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str],
+        max_new_tokens: int = DEFAULTS.max_new_tokens,
+        **options: Unpack[GenerationOptions],
+    ) -> list[str]:
+        """The texts of several prompts, generated together: text i is that of prompt i alone with `seed` + i."""
+        request = make_request(max_new_tokens, options)
+        generator = self._find_generator(request, len(prompts))
+        ids = [self.encode_document(prompt) for prompt in prompts]
+        return [found.text for found in generator.generate(ids, range(request.seed, request.seed + len(ids)))]
 
     def stream(
         self,
         prompt: str = DEFAULTS.prompt,
         max_new_tokens: int = DEFAULTS.max_new_tokens,
-        *,
-        temperature: float = DEFAULTS.temperature,
-        top_k: int | None = DEFAULTS.top_k,
-        top_p: float | None = DEFAULTS.top_p,
-        seed: int = DEFAULTS.seed,
-        compile: bool = DEFAULTS.compile,
+        **options: Unpack[GenerationOptions],
     ) -> Iterator[str]:
-        """As `generate`, piece by piece, as soon as they are sampled."""
-        options = {"prompt": prompt, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k}
-        request = build_request(SampleRequest, {**options, "top_p": top_p, "seed": seed, "compile": compile})
-        if problems := find_problems(request):
-            raise ConfigError(problems)
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        pieces = self.sample_bytes(self.encode_document(prompt), request, seed)
+        """As `generate` for one prompt, piece by piece, as soon as they are sampled."""
+        request = make_request(max_new_tokens, options)
+        generator = self._find_generator(request, 1)
+        batch = generator.start([self.encode_document(prompt)], [request.seed])
+        return (piece for _, piece in batch.stream())
 
-        def decode_pieces() -> Iterator[str]:
-            for piece in pieces:
-                if text := decoder.decode(piece):
-                    yield text
-            if rest := decoder.decode(b"", final=True):
-                yield rest
-
-        return decode_pieces()
-
-    def sample_bytes(self, prompt: Sequence[int], request: SampleRequest, seed: int) -> Iterator[bytes]:
-        """Yields the UTF-8 bytes of each token that follows the prompt, up to the end of the document."""
-        sampling = SamplingConfig(request.temperature, request.top_k, request.top_p)
-        vocab_size, count = self.tokenizer.vocab_size, request.max_new_tokens
-        for token in generate(self.module, prompt, count, sampling, vocab_size, seed, compiled=request.compile):
-            if token == self.tokenizer.end_of_text:
-                return
-            yield self.tokenizer.decode_bytes([token])
+    def _find_generator(self, request: SampleRequest, num_texts: int) -> TextGenerator:
+        key = repr((replace(request, seed=0), num_texts))
+        if key not in self._generators:
+            self._generators.clear()
+            self._generators[key] = TextGenerator(self.module, self.tokenizer, request, num_texts)
+        return self._generators[key]
 
     @torch.no_grad()
     def loss(self, text: str) -> float:
@@ -171,13 +173,17 @@ def make_ids(ids: Ids, vocab_size: int, context_length: int) -> Tensor:
     return ids_T.long()
 
 
+def make_request(max_new_tokens: int, options: GenerationOptions) -> SampleRequest:
+    """The options as those of gptmill sample; raises ConfigError with all that is wrong with them."""
+    given: dict[str, Any] = {"max_new_tokens": max_new_tokens, **options}
+    if "stop" in given and not isinstance(given["stop"], str | None):
+        given["stop"] = STOP_SEPARATOR.join(given["stop"]) or None
+    request = build_request(SampleRequest, given)
+    if problems := find_problems(request):
+        raise ConfigError(problems)
+    return request
+
+
 def find_problems(request: SampleRequest) -> list[Problem]:
-    rules = {
-        "num_samples": (request.num_samples >= 1, "must be at least 1"),
-        "max_new_tokens": (request.max_new_tokens >= 1, "must be at least 1"),
-        "temperature": (request.temperature >= 0, "must not be negative"),
-        "top_k": (request.top_k is None or request.top_k >= 1, "must be at least 1"),
-        "top_p": (request.top_p is None or 0 < request.top_p <= 1, "must be above 0 and at most 1"),
-        "seed": (0 <= request.seed <= MAX_SEED, f"must lie between 0 and {MAX_SEED}"),
-    }
+    rules = find_sampling_rules(request)
     return [Problem(f"--{name} {getattr(request, name)}", rule) for name, (holds, rule) in rules.items() if not holds]

@@ -28,7 +28,7 @@ class BlockContext(NamedTuple):
     value_embedding_BTW: Tensor | None = None
     """The tokens' value embeddings, W = K x D wide."""
     positions_T: Tensor | None = None
-    """The tokens' positions; needed only with a KV cache."""
+    """Where a KV cache keeps the tokens: their positions, (T), or (B, T) where they differ by text."""
     counts_BT: Tensor | None = None
     """Which tokens have a target; the others are padding."""
 
@@ -101,7 +101,7 @@ class Attention(nn.Module):
                 k_BKSD,
                 v_BKSD,
                 attn_mask=mask.dense_B1TS,
-                is_causal=mask.dense_B1TS is None,
+                is_causal=mask.is_causal and mask.dense_B1TS is None,
                 dropout_p=self.dropout if self.training else 0.0,
                 enable_gqa=is_grouped,
             )

@@ -111,25 +111,43 @@ class GPT(LanguageModel):
         if cache is None:
             return self.lm_head(self.hidden_states(tokens_BT))
         positions_T, layers = cache.extend(tokens_BT.shape[1])
-        return self.decode_step(tokens_BT, positions_T, layers)
+        return self.decode_step(tokens_BT, positions_T, layers, is_filled=tokens_BT.shape[1] == 1)
 
     def decode_step(
         self,
         tokens_BT: Tensor,
-        positions_T: Tensor,
+        positions: Tensor,
         layers: Sequence[LayerKVCache],
         compile_part: CompilePart = lambda part: part,
+        *,
+        is_filled: bool = False,
     ) -> Tensor:
-        """The logits of tokens at these positions; the layers' KV caches hold all tokens before them.
+        """The logits of tokens at these positions, (T) or (B, T); the layers' KV caches hold all tokens before them.
 
-        `compile_part` may compile its parts. All blocks share one of them.
+        `is_filled` says that each token sees all that the caches hold. `compile_part` may compile the step's parts. All
+        blocks share one of them.
         """
-        x_BTC, contexts = compile_part(GPT._begin_decoding)(self, tokens_BT, positions_T, layers[0].keys_BHSD.shape[2])
+        x_BTC = self.fill_cache(tokens_BT, positions, layers, compile_part, is_filled=is_filled)
+        logits_BTV: Tensor = compile_part(GPT._finish_decoding)(self, x_BTC)
+        return logits_BTV
+
+    def fill_cache(
+        self,
+        tokens_BT: Tensor,
+        positions: Tensor,
+        layers: Sequence[LayerKVCache],
+        compile_part: CompilePart = lambda part: part,
+        *,
+        is_filled: bool = False,
+    ) -> Tensor:
+        """Decodes without the LM head: adds the tokens to the KV caches, and returns what the blocks made of them."""
+        num_positions = layers[0].keys_BHSD.shape[2]
+        begin = compile_part(GPT._begin_decoding)
+        x_BTC, contexts = begin(self, tokens_BT, positions, num_positions, is_filled)
         run = compile_part(self.block_class.forward)
         for block, context, cache in zip(self.blocks, contexts, layers, strict=True):
             x_BTC, _ = run(block, x_BTC, context, cache)
-        logits_BTV: Tensor = compile_part(GPT._finish_decoding)(self, x_BTC)
-        return logits_BTV
+        return x_BTC  # type: ignore[no-any-return]
 
     def hidden_states(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """The final hidden states, behind the last norm.
@@ -206,19 +224,25 @@ class GPT(LanguageModel):
         return None if table is None else self.value_embeddings[table](tokens_BT)
 
     def _begin_decoding(
-        self, tokens_BT: Tensor, positions_T: Tensor, num_positions: int
+        self, tokens_BT: Tensor, positions: Tensor, num_positions: int, is_filled: bool
     ) -> tuple[Tensor, list[BlockContext]]:
         """The embedded tokens, and each block's context for a KV cache of `num_positions`.
 
         It calls the class's methods: the instance's may be compiled, for the shapes of training.
         """
-        cls, rope = type(self), make_rope(positions_T, self.config)
-        masks = {window: make_cached_mask(window, positions_T, num_positions) for window in dict.fromkeys(self.windows)}
+        cls, rope = type(self), make_rope(positions, self.config)
+        masks = {
+            window: Mask(is_causal=False)
+            if is_filled and (window is None or window >= num_positions)
+            else make_cached_mask(window, positions, num_positions)
+            for window in dict.fromkeys(self.windows)
+        }
+        slots = positions % num_positions
         contexts = [
-            BlockContext(rope, masks[window], cls._embed_values(self, tokens_BT, layer), positions_T)
+            BlockContext(rope, masks[window], cls._embed_values(self, tokens_BT, layer), slots)
             for layer, window in enumerate(self.windows)
         ]
-        return cls._embed(self, tokens_BT, positions_T), contexts
+        return cls._embed(self, tokens_BT, positions), contexts
 
     def _finish_decoding(self, x_BTC: Tensor) -> Tensor:
         return self.lm_head(self._normalise(x_BTC))

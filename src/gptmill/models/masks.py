@@ -26,10 +26,12 @@ HAS_TRITON = find_spec("triton") is not None
 
 
 class Mask(NamedTuple):
-    """A dense mask, a BlockMask, or neither: then attention is just causal."""
+    """A dense mask, a BlockMask, or neither: then attention is just causal, or sees all."""
 
     dense_B1TS: Tensor | None = None
     block_mask: BlockMask | None = None
+    is_causal: bool = True
+    """Without a mask: whether a query sees only keys up to its own position."""
 
 
 def make_mask(window: int | None, tokens_BT: Tensor, documents_BT: Tensor | None, *, use_flex: bool) -> Mask:
@@ -51,10 +53,16 @@ def make_mask(window: int | None, tokens_BT: Tensor, documents_BT: Tensor | None
     return Mask((visible_TT & (documents_BT[:, :, None] == documents_BT[:, None, :])).unsqueeze(1))
 
 
-def make_cached_mask(window: int | None, positions_T: Tensor, num_positions: int) -> Mask:
-    """The mask of queries at `positions_T` over a KV cache of `num_positions`, some of which may still be empty."""
-    positions_S = torch.arange(num_positions, device=positions_T.device)
-    return Mask(_is_visible(positions_T[:, None], positions_S, window)[None, None])
+def make_cached_mask(window: int | None, positions: Tensor, num_positions: int) -> Mask:
+    """The mask of queries at `positions`, (T) or (B, T), over a KV cache of `num_positions`, some of them still empty.
+
+    Single tokens may go on past the cache's end: they overwrite the oldest, as in a ring buffer.
+    """
+    positions_S = torch.arange(num_positions, device=positions.device)
+    distances = (positions[..., None] - positions_S) % num_positions
+    visible = distances <= positions[..., None]
+    visible = visible if window is None else visible & (distances < window)
+    return Mask(visible.view(-1, 1, *visible.shape[-2:]))
 
 
 def can_use_flex_attention(config: ModelConfig, device: torch.device, *, training: bool) -> bool:

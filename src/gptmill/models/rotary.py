@@ -21,22 +21,22 @@ LOW_FREQ_FACTOR = 1.0  # Llama 3.1's: a frequency with fewer rotations than this
 HIGH_FREQ_FACTOR = 4.0  # and with more than this, high
 
 CosSin = tuple[Tensor, Tensor]
-"""The cosines and sines of every position's angles, cos_TD and sin_TD, in fp32."""
+"""The cosines and sines of every position's angles, cos_TD and sin_TD, in fp32; or a row of them for each text."""
 
 
-def make_rope(positions_T: Tensor, config: ModelConfig) -> CosSin | None:
-    """The cosines and sines for RoPE at these positions; None for a model without RoPE."""
+def make_rope(positions: Tensor, config: ModelConfig) -> CosSin | None:
+    """The cosines and sines for RoPE at these positions, (T) or (B, T); None for a model without RoPE."""
     if not isinstance(config.positions, Rope):
         return None
-    frequencies_F = _make_frequencies(config.positions, config.head_width, positions_T.device)
-    angles_TF = positions_T[:, None].float() * frequencies_F
+    frequencies_F = _make_frequencies(config.positions, config.head_width, positions.device)
+    angles_TF = positions[..., None].float() * frequencies_F
     angles_TD = torch.cat([angles_TF, angles_TF], dim=-1)
     return angles_TD.cos(), angles_TD.sin()
 
 
 def apply_rope(x_BTHD: Tensor, cos_sin: CosSin) -> Tensor:
     """Rotates queries or keys, in fp32; the result has the dtype of x."""
-    cos_T1D, sin_T1D = (part.unsqueeze(1) for part in cos_sin)
+    cos_T1D, sin_T1D = (part.unsqueeze(-2) for part in cos_sin)
     x = x_BTHD.float()
     first, second = x.chunk(2, dim=-1)
     return (x * cos_T1D + torch.cat([-second, first], dim=-1) * sin_T1D).to(x_BTHD.dtype)

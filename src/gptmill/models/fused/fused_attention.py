@@ -49,6 +49,8 @@ class FusedAttention(Attention):
     def _suits_kernel(self, kernel_rope: CosSin | None) -> bool:
         """Whether the kernel has something to fuse, and can: heads of equal number, and no fp8 in the gradients."""
         is_full_fp8 = isinstance(self.qkv, Fp8Linear) and not self.wants_fp8_input
+        if kernel_rope is not None and kernel_rope[0].dim() != 2:
+            return False  # each text of the batch has positions of its own
         has_work = self.qkv.bias is not None or kernel_rope is not None
         return self.kv_heads == self.num_heads and has_work and not is_full_fp8
 

@@ -46,13 +46,13 @@ class JsonTokenizer:
         self.definition = definition
         self._hf_tokenizer = _load_hf_tokenizer(definition, where)
         vocabulary = self._hf_tokenizer.get_vocab(with_added_tokens=True)
-        self._eos_token = next((token for token in EOS_TOKENS if token in vocabulary), "")
-        if not self._eos_token:
+        self.eos_token = next((token for token in EOS_TOKENS if token in vocabulary), "")
+        if not self.eos_token:
             raise UserError(
                 f'{where} has no end-of-text token; add {{"id": {len(vocabulary)}, "content": '
                 f'"{EOS_TOKENS[0]}", "special": true}} to its added_tokens'
             )
-        self.end_of_text = vocabulary[self._eos_token]
+        self.end_of_text = vocabulary[self.eos_token]
         self.vocab_size = max(vocabulary.values()) + 1
         self._dtype = choose_dtype(self.vocab_size)
         parsed = parse_json(definition)
@@ -73,12 +73,12 @@ class JsonTokenizer:
         if self._bpe is not None:
             return self._bpe.encode(text).astype(self._dtype, copy=False)
         ids = self._encode(text)
-        if self.end_of_text in ids and self._eos_token in text:
+        if self.end_of_text in ids and self.eos_token in text:
             # Unigram and WordLevel models have the token in their vocabulary; cut in two, it is encoded as plain text.
-            opening, closing = self._eos_token[:1], self._eos_token[1:]
-            first, *others = text.split(self._eos_token)
-            halves = "".join([first, *(f"{opening}{self._eos_token}{closing}{other}" for other in others)])
-            return np.concatenate([self._encode(half) for half in halves.split(self._eos_token)])
+            opening, closing = self.eos_token[:1], self.eos_token[1:]
+            first, *others = text.split(self.eos_token)
+            halves = "".join([first, *(f"{opening}{self.eos_token}{closing}{other}" for other in others)])
+            return np.concatenate([self._encode(half) for half in halves.split(self.eos_token)])
         return ids
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
@@ -145,6 +145,7 @@ def _list_bytes(definition: dict[str, Any], vocabulary: dict[str, int], end_of_t
     model = definition["model"]
     added = {token["content"] for token in definition.get("added_tokens") or []}
     is_byte_level = any('"ByteLevel"' in json.dumps(definition.get(part)) for part in ("pre_tokenizer", "decoder"))
+    is_fused = (definition.get("decoder") or {}).get("type") == "Fuse"  # joined as they are, as characters are
     spaced_words = model.get("type") in ("WordPiece", "WordLevel")
 
     def make_bytes(token: str) -> bytes:
@@ -155,6 +156,8 @@ def _list_bytes(definition: dict[str, Any], vocabulary: dict[str, int], end_of_t
                 return decode_byte_level(token)
             except KeyError:
                 return token.encode()
+        if is_fused:
+            return token.encode()
         if model.get("byte_fallback") and (match := FALLBACK_BYTE.fullmatch(token)):
             return bytes([int(match[1], 16)])
         if spaced_words:

@@ -18,6 +18,7 @@ from zygote import Zygote
 import gptmill
 from gptmill.cli.main import run_guarded
 from gptmill.config import requests
+from gptmill.config.import_request import ImportRequest
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_fields
@@ -37,6 +38,7 @@ REQUESTS = (
     requests.CheckpointsRequest,
     requests.VerifyResumeRequest,
     requests.SampleRequest,
+    ImportRequest,
     requests.TokenizerRequest,
     requests.TuneRequest,
     requests.BenchRequest,

@@ -23,6 +23,7 @@ VERBS = {
     "tokenizer": "train a BPE tokenizer, or inspect one",
     "train": "train a model from a recipe, or resume a run",
     "sample": "generate text with a trained model",
+    "import": "make a run of a published model: Hugging Face, GGUF, llm.c or nanoGPT",
     "data": "inspect and verify a prepared corpus, score its documents",
     "runs": "list, compare and remove runs",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",
@@ -31,6 +32,7 @@ VERBS = {
     "bench": "benchmark training throughput, and ablate each optimization",
     "config": "list recipes and model sizes, show resolved configs",
 }
+MODULES = {"import": "import_model"}  # a module cannot be called import
 
 
 def main() -> int:
@@ -93,7 +95,7 @@ def run_verb(verb: str, arguments: list[str]) -> int:
     load_installed_plugins()
     for names in find_plugin_flags(arguments):
         load_plugins(names)  # before the flags are parsed: their options are flags too
-    module = importlib.import_module(f"gptmill.cli.{verb.replace('-', '_')}")
+    module = importlib.import_module(f"gptmill.cli.{MODULES.get(verb, verb.replace('-', '_'))}")
     code: int = module.run(arguments)
     return code
 

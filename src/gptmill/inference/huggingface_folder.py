@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.config.model import ModelConfig
+from gptmill.data.tokenizers.folder import build_folder_tokenizer
+from gptmill.inference.published_model import PublishedModel
 from gptmill.models.huggingface.config_import import read_hf_config
-from gptmill.models.huggingface.conversion import VOCAB_TENSORS, from_hf_weights
 from gptmill.runs.checkpoints.regular_files import open_regular
 from gptmill.runs.checkpoints.tensor_files import load_tensors
 
@@ -24,32 +23,11 @@ EMBEDDINGS = ("wte.weight", "embed_tokens.weight")
 MAX_JSON_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class HuggingFaceModel:
-    """The model of a folder, its weights under the names of `transformers`."""
-
-    folder: Path
-    config: ModelConfig
-    layout: str
-    vocab_size: int
-    """Rows of its embedding, padding included."""
-    weights: dict[str, Tensor]
-    sha256: str
-    """Checksum of the weights; of several files, that of their checksums."""
-
-    def convert(self, padded_vocab_size: int) -> dict[str, Tensor]:
-        """The weights in fp32 as our state dict, with this many rows for the vocabulary."""
-        rows = max(self.vocab_size, padded_vocab_size)
-        weights = from_hf_weights(self.weights, self.layout, self.config, rows)
-        cut = {name: weights[name][:padded_vocab_size] for name in VOCAB_TENSORS & weights.keys()}
-        return {name: tensor.float().contiguous() for name, tensor in {**weights, **cut}.items()}
-
-
 def holds_hf_model(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def read_hf_folder(folder: Path) -> HuggingFaceModel:
+def read_hf_folder(folder: Path) -> PublishedModel:
     """Raises UserError, naming the folder, for a model that gptmill cannot read."""
     content = _read_json(folder / CONFIG)
     try:
@@ -65,10 +43,19 @@ def read_hf_folder(folder: Path) -> HuggingFaceModel:
         with open_regular(path) as file:
             checksums.append(hashlib.file_digest(file, "sha256").hexdigest())
         weights |= load_tensors(path)
-    if any(len(weights[name]) != vocab_size for name in weights if name.endswith(EMBEDDINGS)):
+    if any(weights[name].shape[:1] != (vocab_size,) for name in weights if name.endswith(EMBEDDINGS)):
         raise UserError(f"{folder}: the embedding has not {vocab_size:,} rows, as {CONFIG} says; download it again")
     sha256 = checksums[0] if len(checksums) == 1 else hashlib.sha256("\n".join(checksums).encode()).hexdigest()
-    return HuggingFaceModel(folder, config, str(content["model_type"]), vocab_size, weights, sha256)
+    return PublishedModel(
+        folder,
+        "Hugging Face",
+        config,
+        str(content["model_type"]),
+        vocab_size,
+        weights,
+        sha256,
+        build_tokenizer=lambda: build_folder_tokenizer(folder),
+    )
 
 
 def _list_weight_files(folder: Path) -> list[Path]:

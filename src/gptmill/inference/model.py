@@ -18,7 +18,7 @@ from gptmill.config.model import ModelConfig
 from gptmill.config.requests import SampleRequest
 from gptmill.config.validation import MAX_SEED
 from gptmill.data.tokenizers import Tokenizer
-from gptmill.data.tokenizers.protocol import decode
+from gptmill.data.tokenizers.protocol import decode, find_document_start
 from gptmill.inference.generator import SamplingConfig, generate
 from gptmill.inference.loading import LoadedModel
 from gptmill.models.language_model import LanguageModel
@@ -141,8 +141,8 @@ class Model:
         return decode(self.tokenizer, ids)
 
     def encode_document(self, text: str) -> list[int]:
-        """The ids of a text that begins a document, as in training: behind `end_of_text`."""
-        return [self.tokenizer.end_of_text, *self.encode(text)]
+        """The ids of a text that begins a document, as in training: behind `end_of_text`, or a model's own token."""
+        return [find_document_start(self.tokenizer), *self.encode(text)]
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.module.parameters())

@@ -8,7 +8,6 @@ import torch
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import LoadingOptions
-from gptmill.data.tokenizers import build_tokenizer
 from gptmill.inference.huggingface_folder import holds_hf_model, read_hf_folder
 from gptmill.inference.loading import LoadedModel, build_empty, is_checkpoint, load_model, load_run_model
 from gptmill.inference.model import Model, build_model
@@ -26,6 +25,8 @@ def open_model(source: str, options: LoadingOptions) -> Model:
 def load_source(source: str, options: LoadingOptions) -> LoadedModel:
     path, device = Path(source), choose_device(options.device)
     kind = "a checkpoint" if is_checkpoint(path) else "a Hugging Face model" if holds_hf_model(path) else None
+    if kind is None and path.is_file():
+        raise UserError(f"{path} is a file; make a run of it with gptmill import {path} --out NAME")
     if kind is None:
         run = find_run(source, options.logdir)
         return load_run_model(run, options.checkpoint, device, options.weights)
@@ -41,7 +42,8 @@ def load_source(source: str, options: LoadingOptions) -> LoadedModel:
 def load_hf_model(folder: Path, device: torch.device) -> LoadedModel:
     """The model of a Hugging Face folder with the tokenizer that lies beside it."""
     found = read_hf_folder(folder)
-    tokenizer = build_tokenizer(str(folder), ())
+    tokenizer = found.build_tokenizer()
+    found.check_vocabulary(tokenizer)
     padded = pad_vocab(tokenizer.vocab_size)
     weights = found.convert(padded)
     model = build_empty(found.config, padded)

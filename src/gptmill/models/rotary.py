@@ -10,11 +10,12 @@ Shape suffixes: B batch, T sequence, H heads, D head dimension, F = D / 2 freque
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from gptmill.config.model import LinearScaling, Llama3Scaling, ModelConfig, Rope
+from gptmill.config.model import LinearScaling, Llama3Scaling, ModelConfig, NoScaling, Rope
 
 LOW_FREQ_FACTOR = 1.0  # Llama 3.1's: a frequency with fewer rotations than this in the original context is low
 HIGH_FREQ_FACTOR = 4.0  # and with more than this, high
@@ -57,3 +58,14 @@ def _scale_like_llama3(frequencies_F: Tensor, scaling: Llama3Scaling) -> Tensor:
     rotations_F = scaling.rope_original_context * frequencies_F / (2 * math.pi)
     kept_F = ((rotations_F - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)).clamp(0.0, 1.0)
     return (1 - kept_F) * frequencies_F / scaling.rope_factor + kept_F * frequencies_F
+
+
+def make_llama3_factors(config: ModelConfig, factor: float, original_context: int) -> tuple[ModelConfig, Tensor] | None:
+    """The model with Llama 3's scaling, and what each frequency is divided by; None for a model without plain RoPE."""
+    rope = config.positions
+    if not isinstance(rope, Rope):
+        return None
+    scaled = replace(rope, rope_scaling=Llama3Scaling(factor, original_context))
+    device = torch.device("cpu")
+    plain_F = _make_frequencies(replace(rope, rope_scaling=NoScaling()), config.head_width, device)
+    return replace(config, positions=scaled), plain_F / _make_frequencies(scaled, config.head_width, device)

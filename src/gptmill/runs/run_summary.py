@@ -22,7 +22,7 @@ from gptmill.runs.run_lock import is_locked
 
 RECENT_STEPS = 20  # whose median is the speed
 
-RunState = Literal["running", "finished", "stopped", "crashed", "diverged", "not started"]
+RunState = Literal["running", "finished", "stopped", "crashed", "diverged", "not started", "imported"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def summarize_run(run: RunDirectory) -> RunSummary:
     speeds = [event.tokens_per_second for event in steps if math.isfinite(event.tokens_per_second)]
     return RunSummary(
         run,
-        _find_state(processes, is_running=is_running),
+        _find_state(run, processes, is_running=is_running),
         step,
         max_steps=start.max_steps if start else None,
         parameters=start.parameters if start else None,
@@ -140,11 +140,11 @@ def _read_progress(path: Path) -> _Progress:
     )
 
 
-def _find_state(processes: list[list[Event]], *, is_running: bool) -> RunState:
+def _find_state(run: RunDirectory, processes: list[list[Event]], *, is_running: bool) -> RunState:
     if is_running:
         return "running"
     if not processes:
-        return "not started"
+        return "imported" if run.checkpoints.is_dir() and run.has_checkpoints else "not started"
     end = processes[-1][-1]
     if not isinstance(end, RunFinished):
         return "crashed"  # recorded, or without a record

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.model import ModelConfig
-from gptmill.inference.huggingface_folder import HuggingFaceModel, holds_hf_model, read_hf_folder
+from gptmill.inference.huggingface_folder import holds_hf_model, read_hf_folder
 from gptmill.inference.loading import read_model_config
+from gptmill.inference.published_model import PublishedModel
 from gptmill.runs.checkpoints.manifest import MANIFEST, read_manifest
 from gptmill.runs.checkpoints.selection import Chosen, has_checkpoints, load_chosen
 from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint, read_step
@@ -45,7 +46,7 @@ class CheckpointWeights:
     tokenizer_fingerprint: str
 
 
-Source = CheckpointWeights | HuggingFaceModel
+Source = CheckpointWeights | PublishedModel
 
 
 def read_source(init_from: str, logdir: str) -> Source:
@@ -67,8 +68,7 @@ def split_pin(init_from: str) -> tuple[str, str]:
 
 def make_pin(source: Source) -> str:
     """What a run records: the absolute path and the checksum of its weights."""
-    path = source.path if isinstance(source, CheckpointWeights) else source.folder
-    return f"{os.path.realpath(path)}{PIN}{source.sha256}"
+    return f"{os.path.realpath(source.path)}{PIN}{source.sha256}"
 
 
 def is_same_source(given: str | None, recorded: str | None, logdir: str) -> bool:
@@ -131,7 +131,7 @@ def _explain_absence(where: str, logdir: str) -> str:
     if path.is_dir():
         return f"that folder has neither config.toml, {MANIFEST} nor config.json; {USAGE}"
     if path.exists():
-        return f"that is a file; {USAGE}"
+        return f"that is a file; make a run of it with gptmill import {where} --out NAME, and give that name"
     if "://" in where:
         return "a URL is not read; download the model and give its folder"
     if advice := NANOGPT_VALUES.get("gpt2" if where.startswith("gpt2") else where):

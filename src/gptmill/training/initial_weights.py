@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
@@ -26,7 +25,7 @@ from gptmill.data.tokenizers import Tokenizer, build_tokenizer
 from gptmill.data.tokenizers.char import CharTokenizer
 from gptmill.data.tokenizers.protocol import make_fingerprint
 from gptmill.data.tokenizers.tokenizer_json import FILE_NAME
-from gptmill.inference.huggingface_folder import HuggingFaceModel
+from gptmill.inference.published_model import PublishedModel, check_finite
 from gptmill.models.gpt import pad_vocab
 from gptmill.models.huggingface.config_import import drop_default_sizes
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
@@ -92,10 +91,8 @@ def broadcast_initial_weights(
         found = source or _read_source(request)
         pin = make_pin(found)
         check_tokenizer(found, corpora.tokenizer, corpora.name)
-        tensors = found.weights
-        if isinstance(found, HuggingFaceModel):
-            tensors = found.convert(plan.padded_vocab_size)
-        _check_finite(tensors, split_pin(pin)[0])
+        tensors = found.convert(plan.padded_vocab_size) if isinstance(found, PublishedModel) else found.weights
+        check_finite(tensors, split_pin(pin)[0])
         made.append(Checkpoint(0, {"model": tensors}, {"init_from": pin}))
 
     world.run_on_main(make)
@@ -146,9 +143,9 @@ def check_tokenizer(source: Source, tokenizer: Tokenizer, corpus: str) -> None:
     is_near = tokenizer.vocab_size <= source.vocab_size <= pad_vocab(tokenizer.vocab_size)
     if not is_near and not (source.vocab_size > tokenizer.vocab_size and _has_tokenizer(source, fingerprint)):
         raise UserError(
-            f"tokenizer mismatch: --init_from {source.folder} has a vocabulary of {source.vocab_size:,} tokens, but "
+            f"tokenizer mismatch: --init_from {source.path} has a vocabulary of {source.vocab_size:,} tokens, but "
             f"{corpus} one of {tokenizer.vocab_size:,} ({tokenizer.name}); prepare the corpus with the model's "
-            f"tokenizer: --tokenizer {source.folder / FILE_NAME}"
+            f"tokenizer: --tokenizer {source.path / FILE_NAME}"
         )
 
 
@@ -173,15 +170,9 @@ def _read_source(request: RunRequest) -> Source:
     return source
 
 
-def _has_tokenizer(source: HuggingFaceModel, fingerprint: str) -> bool:
-    path = source.folder / FILE_NAME
+def _has_tokenizer(source: PublishedModel, fingerprint: str) -> bool:
+    path = source.path / FILE_NAME
     return path.is_file() and make_fingerprint(build_tokenizer(str(path), ())) == fingerprint
-
-
-def _check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise UserError(f"{name} in {source} is not finite: that model has diverged; use an earlier checkpoint")
 
 
 def _list_fields(values: Mapping[str, Any], names: Mapping[str, Any] | None = None) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError, suggest
+from gptmill.config.json_text import parse_json
 from gptmill.data.tokenizers.byte import ByteTokenizer
 from gptmill.data.tokenizers.char import CharTokenizer
 from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
 from gptmill.data.tokenizers.openai import ENCODINGS, OpenAiTokenizer
 from gptmill.data.tokenizers.protocol import Tokenizer, TrainableTokenizer
-from gptmill.data.tokenizers.tokenizer_json import FILE_NAME, JsonTokenizer, read_definition
+from gptmill.data.tokenizers.special_tokens import find_special_tokens
+from gptmill.data.tokenizers.tokenizer_json import DEFAULT_TOKENS, FILE_NAME, JsonTokenizer, read_definition
 
 # Each class can be trained on the texts of a corpus (which it reads only if it needs them) and restored from its spec.
 TOKENIZERS: dict[str, type[TrainableTokenizer]] = {
@@ -34,7 +37,11 @@ def build_tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
         return TOKENIZERS[name].train(texts)
     if name in ENCODINGS:
         return OpenAiTokenizer(name)
-    return JsonTokenizer(read_definition(_find_file(name)), where=name)
+    path = find_file(name)
+    definition = read_definition(path)
+    # A corpus has `end_of_text` between documents; only a model that was trained otherwise begins them differently.
+    beside = find_special_tokens(path.parent, parse_json(definition)) if path.name == FILE_NAME else DEFAULT_TOKENS
+    return JsonTokenizer(definition, name, replace(beside, begin_of_text=""))
 
 
 def restore_tokenizer(spec: dict[str, Any], where: str) -> Tokenizer:
@@ -60,7 +67,7 @@ def identify_tokenizer(name: str) -> str:
     """Returns a label of the tokenizer, usable in a folder name; includes a hash if it is defined by a file."""
     if name in list_names():
         return ALIASES.get(name, name)
-    path = _find_file(name)
+    path = find_file(name)
     definition = hashlib.sha256(read_definition(path).encode()).hexdigest()
     label = path.parent.resolve().name if path.name == FILE_NAME else path.stem
     return f"{label}-{definition[:8]}"
@@ -72,10 +79,10 @@ def is_called(tokenizer: Tokenizer, name: str) -> bool:
         return tokenizer.name == ALIASES.get(name, name)
     if not isinstance(tokenizer, JsonTokenizer):
         return False
-    return not Path(name).exists() or read_definition(_find_file(name)) == tokenizer.definition
+    return not Path(name).exists() or read_definition(find_file(name)) == tokenizer.definition
 
 
-def _find_file(name: str) -> Path:
+def find_file(name: str) -> Path:
     """Returns the tokenizer.json at a path or in a folder."""
     path = Path(name) / FILE_NAME if Path(name).is_dir() else Path(name)
     if path.suffix == ".tiktoken":
@@ -96,6 +103,7 @@ __all__ = [
     "TOKENIZERS",
     "Tokenizer",
     "build_tokenizer",
+    "find_file",
     "identify_tokenizer",
     "is_called",
     "list_names",

@@ -63,9 +63,11 @@ def make_tokenizer_config(tokenizer: Tokenizer, max_tokens: int) -> dict[str, An
 
 
 def make_special_tokens_map(tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns the roles of the end-of-text token: it ends a document, begins the next and pads a batch."""
-    token = tokenizer.eos_token if isinstance(tokenizer, JsonTokenizer) else END_OF_TEXT
-    return {"bos_token": token, "eos_token": token, "pad_token": token}
+    """Returns the roles of special tokens. Unless a published model brought its own, one ends a document, begins the
+    next and pads a batch."""
+    is_own = isinstance(tokenizer, JsonTokenizer)
+    begin, end = (tokenizer.bos_token, tokenizer.eos_token) if is_own else (END_OF_TEXT, END_OF_TEXT)
+    return {"bos_token": begin, "eos_token": end, "pad_token": end}
 
 
 def _describe_bytes(tokenizer: ByteTokenizer) -> dict[str, Any]:
@@ -101,8 +103,13 @@ def _translate_pattern(pattern: str) -> str:
 
 
 def _describe_json(tokenizer: JsonTokenizer) -> dict[str, Any]:
-    """The definition as it was read, but for special tokens that it adds to a text: the model has not seen them."""
+    """The definition as it was read, but for special tokens that it adds to a text, which the model has not seen.
+
+    A published model that came with its own begin-of-text token has seen them.
+    """
     definition: dict[str, Any] = parse_json(tokenizer.definition)
+    if tokenizer.bos_token != tokenizer.eos_token:
+        return definition
     processor = definition.get("post_processor") or {}
     if processor.get("type") == "Sequence":
         kept = [part for part in processor["processors"] if part["type"] in PLAIN_PROCESSORS]

@@ -61,6 +61,12 @@ def choose_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
+def find_document_start(tokenizer: Tokenizer) -> int:
+    """Returns the id that begins a document for a model in use: `end_of_text`, unless a published model has its own."""
+    start: int = getattr(tokenizer, "begin_of_text", tokenizer.end_of_text)
+    return start
+
+
 def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Decodes ids to text; an incomplete character at either end becomes U+FFFD."""
     return tokenizer.decode_bytes(ids).decode("utf-8", errors="replace")
@@ -69,7 +75,9 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 def make_fingerprint(tokenizer: Tokenizer) -> str:
     """Hashes everything that determines the ids: equal fingerprints mean equal ids for every text."""
     # Compressed values are left out: their bytes depend on the version of zlib, and their SHA-256 is in the spec too.
-    hashed = {name: value for name, value in tokenizer.spec().items() if not name.endswith("_zlib_base64")}
+    # How a model begins a document decides no ids of a corpus.
+    spec = tokenizer.spec().items()
+    hashed = {name: value for name, value in spec if not name.endswith("_zlib_base64") and name != "begin_of_text"}
     canonical = json.dumps(hashed, sort_keys=True, ensure_ascii=True).encode()
     return f"{tokenizer.name}:{hashlib.sha256(canonical).hexdigest()[:16]}"
 

@@ -23,6 +23,7 @@ from gptmill.config.json_text import parse_json
 from gptmill.data.regular_files import read_regular
 from gptmill.data.tokenizers.byte_level import decode_byte_level
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
+from gptmill.data.tokenizers.special_tokens import SpecialTokens
 from gptmill.data.tokenizers.tiktoken_conversion import convert_to_tiktoken, is_library_error
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ EOS_TOKENS = (
     "<|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> <|eos|> </s> <eos> <EOS> [EOS] <|eot_id|> <|im_end|> [SEP]"
 ).split()
 MAX_BYTES = 256 << 20  # of a definition; the largest published ones have a sixth of this
+DEFAULT_TOKENS = SpecialTokens()
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -42,21 +44,29 @@ class JsonTokenizer:
 
     name = FILE_NAME
 
-    def __init__(self, definition: str, where: str = FILE_NAME) -> None:
+    def __init__(self, definition: str, where: str = FILE_NAME, special: SpecialTokens = DEFAULT_TOKENS) -> None:
         self.definition = definition
         self._hf_tokenizer = _load_hf_tokenizer(definition, where)
         vocabulary = self._hf_tokenizer.get_vocab(with_added_tokens=True)
-        self.eos_token = next((token for token in EOS_TOKENS if token in vocabulary), "")
+        guessed = next((token for token in EOS_TOKENS if token in vocabulary), "")
+        self.eos_token = special.end_of_text or guessed
         if not self.eos_token:
             raise UserError(
                 f'{where} has no end-of-text token; add {{"id": {len(vocabulary)}, "content": '
                 f'"{EOS_TOKENS[0]}", "special": true}} to its added_tokens'
             )
         self.end_of_text = vocabulary[self.eos_token]
+        self.bos_token = special.begin_of_text or self.eos_token
+        self.begin_of_text = vocabulary[self.bos_token]
+        """Begins a document: the model's own token for that, or the end of the document before."""
+        self.special_tokens = SpecialTokens(
+            self.eos_token if self.eos_token != guessed else "",
+            self.bos_token if self.bos_token != self.eos_token else "",
+        )
         self.vocab_size = max(vocabulary.values()) + 1
         self._dtype = choose_dtype(self.vocab_size)
         parsed = parse_json(definition)
-        self._bytes = _list_bytes(parsed, vocabulary, self.end_of_text)
+        self._bytes = _list_bytes(parsed, vocabulary, {self.end_of_text, self.begin_of_text})
         self._bpe = convert_to_tiktoken(parsed, self._hf_tokenizer)
 
     @classmethod
@@ -67,7 +77,8 @@ class JsonTokenizer:
             raise ValueError(str(error)) from None
         if hashlib.sha256(definition).hexdigest() != spec["sha256"]:
             raise ValueError("wrong checksum")
-        return cls(definition.decode("utf-8"))
+        special = SpecialTokens(str(spec.get("end_of_text", "")), str(spec.get("begin_of_text", "")))
+        return cls(definition.decode("utf-8"), special=special)
 
     def encode(self, text: str) -> TokenArray:
         if self._bpe is not None:
@@ -86,7 +97,10 @@ class JsonTokenizer:
 
     def spec(self) -> dict[str, Any]:
         definition = self.definition.encode()
+        # Only where they are not what the definition alone implies: fingerprints of other tokenizers stay as they were.
+        special = {name: token for name, token in vars(self.special_tokens).items() if token}
         return {
+            **special,
             "name": self.name,
             "vocab_size": self.vocab_size,
             "sha256": hashlib.sha256(definition).hexdigest(),
@@ -140,8 +154,8 @@ def _load_hf_tokenizer(definition: str, where: str) -> HfTokenizer:
     return hf_tokenizer
 
 
-def _list_bytes(definition: dict[str, Any], vocabulary: dict[str, int], end_of_text: int) -> dict[int, bytes]:
-    """Returns the bytes of every id except the end of text."""
+def _list_bytes(definition: dict[str, Any], vocabulary: dict[str, int], silent: set[int]) -> dict[int, bytes]:
+    """Returns the bytes of every id except the silent ones, which end or begin a document."""
     model = definition["model"]
     added = {token["content"] for token in definition.get("added_tokens") or []}
     is_byte_level = any('"ByteLevel"' in json.dumps(definition.get(part)) for part in ("pre_tokenizer", "decoder"))
@@ -167,4 +181,4 @@ def _list_bytes(definition: dict[str, Any], vocabulary: dict[str, int], end_of_t
         spaced = f"{token.removesuffix(suffix)} " if suffix and token.endswith(suffix) else token
         return spaced.replace("▁", " ").encode()
 
-    return {id_: make_bytes(token) for token, id_ in vocabulary.items() if id_ != end_of_text}
+    return {id_: make_bytes(token) for token, id_ in vocabulary.items() if id_ not in silent}

@@ -15,6 +15,7 @@ from gptmill.models.huggingface.layouts import choose_layout, explain_no_layout
 ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
@@ -44,7 +45,13 @@ MOE_NAMES = {
     "num_experts": "num_experts",
     "experts_per_token": "num_experts_per_tok",
 }
-NAMES = {"gpt2": GPT2_NAMES, "llama": LLAMA_NAMES, "qwen3": LLAMA_NAMES, "qwen3_moe": MOE_NAMES}
+NAMES = {
+    "gpt2": GPT2_NAMES,
+    "llama": LLAMA_NAMES,
+    "mistral": LLAMA_NAMES,
+    "qwen3": LLAMA_NAMES,
+    "qwen3_moe": MOE_NAMES,
+}
 # Options of config.json that gptmill does not have, with the value that matches what it does.
 FIXED: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -55,6 +62,7 @@ FIXED: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "llama": {"hidden_act": "silu"},
+    "mistral": {"hidden_act": "silu"},
     "qwen3": {"hidden_act": "silu", "attention_bias": False},
     "qwen3_moe": {
         "hidden_act": "silu",
@@ -139,6 +147,8 @@ def _make_scaling(positions: Rope) -> dict[str, Any] | None:
 def _make_windows(config: ModelConfig, layout: str) -> dict[str, Any]:
     windows = config.list_windows()
     lengths = [window for window in windows if window is not None]
+    if layout == "mistral":
+        return {"sliding_window": lengths[0] if lengths else None}
     content: dict[str, Any] = {"use_sliding_window": bool(lengths), "sliding_window": lengths[0] if lengths else None}
     if layout == "qwen3":
         content["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in windows]

@@ -28,6 +28,7 @@ LLAMA_DEFAULTS: dict[str, Any] = {
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt2": {"layer_norm_epsilon": 1e-5, "n_inner": None},
     "llama": {**LLAMA_DEFAULTS, "num_key_value_heads": None, "attention_bias": False, "mlp_bias": False},
+    "mistral": {**LLAMA_DEFAULTS, "num_key_value_heads": 8, "use_sliding_window": True, "sliding_window": 4096},
     "qwen3": {**LLAMA_DEFAULTS, "head_dim": 128},
     "qwen3_moe": {**LLAMA_DEFAULTS, "norm_topk_prob": False},
 }
@@ -57,7 +58,7 @@ def read_hf_config(content: Any) -> ModelConfig:
         values |= _read_rope(content)
     if layout == "llama":
         values["bias"] = content["attention_bias"]
-    elif layout in ("qwen3", "qwen3_moe"):
+    elif layout in ("mistral", "qwen3", "qwen3_moe"):
         values["attention_windows"] = _read_windows(content, layout)
     config = drop_default_sizes(_build(values))
     if obstacles := find_obstacles(config, layout):
@@ -117,7 +118,7 @@ def _read_windows(content: dict[str, Any], layout: str) -> str | None:
             raise _make_error(name, content[name])
     if window >= content["max_position_embeddings"]:
         return None
-    if layout == "qwen3_moe":
+    if layout in ("mistral", "qwen3_moe"):
         return str(window)
     types = content["layer_types"]
     if types is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch import Tensor
 from gptmill.config.errors import UserError
 from gptmill.config.model import ModelConfig
 from gptmill.models.huggingface import gpt2_keys, llama_keys
-from gptmill.models.huggingface.key_mapping import KeyMappings, from_hf_tensors, to_hf_tensors
-from gptmill.models.huggingface.layouts import choose_layout, explain_no_layout, find_obstacles
+from gptmill.models.huggingface.key_mapping import KeyMappings, RenamedTensors, iterate_hf_tensors, to_hf_tensors
+from gptmill.models.huggingface.layouts import choose_layout, explain_no_layout
 
 VOCAB_TENSORS = {"token_embedding.weight", "head.weight"}
 # Buffers that some releases of `transformers` saved with the weights; all of them follow from the config.
@@ -38,8 +38,14 @@ def from_hf_weights(
     Rows that pad the vocabulary get the mean of all tokens' rows, hence the mean logit. GPT-2's logits are far below
     zero, so rows of zeros would take nearly all of the probability.
     """
-    assert not find_obstacles(config, layout), (config, layout)
-    hf_weights = _normalize_keys(hf_weights, layout, config)
+    return dict(iterate_hf_weights(hf_weights, layout, config, padded_vocab_size))
+
+
+def iterate_hf_weights(
+    hf_weights: Mapping[str, Tensor], layout: str, config: ModelConfig, padded_vocab_size: int
+) -> Iterator[tuple[str, Tensor]]:
+    """As `from_hf_weights`, one tensor at a time."""
+    hf_weights = RenamedTensors(hf_weights, _normalize_keys(hf_weights, layout, config))
     embedding = gpt2_keys.EMBEDDING if layout == "gpt2" else llama_keys.EMBEDDING
     if embedding not in hf_weights:
         raise UserError(
@@ -51,22 +57,21 @@ def from_hf_weights(
             f"the weights have {vocab_size} tokens, but the tokenizer only {padded_vocab_size}; "
             "use the tokenizer that belongs to the weights"
         )
-    weights = from_hf_tensors(hf_weights, _find_key_mapping(layout)(config, vocab_size))
-    padded = {name: _pad(weights[name], padded_vocab_size) for name in VOCAB_TENSORS & weights.keys()}
-    return {**weights, **padded}
+    for name, tensor in iterate_hf_tensors(hf_weights, _find_key_mapping(layout)(config, vocab_size)):
+        yield name, _pad(tensor, padded_vocab_size) if name in VOCAB_TENSORS else tensor
 
 
 def _find_key_mapping(layout: str) -> Callable[[ModelConfig, int], KeyMappings]:
     return gpt2_keys.map_gpt2_keys if layout == "gpt2" else llama_keys.map_llama_keys
 
 
-def _normalize_keys(hf_weights: Mapping[str, Tensor], layout: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Adds the prefix that checkpoints of the bare backbone lack, and drops buffers and a tied head."""
+def _normalize_keys(hf_weights: Mapping[str, Tensor], layout: str, config: ModelConfig) -> dict[str, str]:
+    """The weights' names, by those of a whole model: with its prefix, and without buffers and a tied head."""
     prefix = gpt2_keys.PREFIX if layout == "gpt2" else llama_keys.PREFIX
     is_bare = not any(name.startswith(prefix) for name in hf_weights)
     named = {
-        prefix + name if is_bare and name != "lm_head.weight" else name: tensor
-        for name, tensor in hf_weights.items()
+        prefix + name if is_bare and name != "lm_head.weight" else name: name
+        for name in hf_weights
         if not name.endswith(BUFFERS)
     }
     if config.tied_head:

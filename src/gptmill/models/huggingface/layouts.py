@@ -8,7 +8,7 @@ from gptmill.config.model import ModelConfig
 from gptmill.config.schema import list_values
 from gptmill.config.value_syntax import parse_windows
 
-LAYOUTS = ("gpt2", "llama", "qwen3", "qwen3_moe")
+LAYOUTS = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
 
 # The values that each layout requires. Fields that are not listed may have any value; MTP heads are not exported.
 EVERYWHERE: dict[str, Any] = {
@@ -29,6 +29,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
         "tied_head": True,
     },
     "llama": {**ROTARY, "feed_forward": "swiglu", "qk_norm": False},
+    "mistral": {**ROTARY, "feed_forward": "swiglu", "qk_norm": False, "bias": False},
     "qwen3": {**ROTARY, "feed_forward": "swiglu", "qk_norm": True, "bias": False},
     "qwen3_moe": {**ROTARY, "feed_forward": "moe", "qk_norm": True, "bias": False},
 }
@@ -89,7 +90,7 @@ def _find_window_obstacle(config: ModelConfig, layout: str) -> str:
     phrase = f"attention_windows = {config.attention_windows}"
     if layout == "qwen3":
         return f"{phrase} (windows of different lengths)" if len(windows - {None}) > 1 else ""
-    if layout == "qwen3_moe":
+    if layout in ("mistral", "qwen3_moe"):
         return f"{phrase} (not the same in every layer)" if len(windows) > 1 else ""
     return phrase if windows != {None} else ""
 

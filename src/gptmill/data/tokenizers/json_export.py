@@ -65,8 +65,9 @@ def make_tokenizer_config(tokenizer: Tokenizer, max_tokens: int) -> dict[str, An
 def make_special_tokens_map(tokenizer: Tokenizer) -> dict[str, str]:
     """Returns the roles of special tokens. Unless a published model brought its own, one ends a document, begins the
     next and pads a batch."""
-    is_own = isinstance(tokenizer, JsonTokenizer)
-    begin, end = (tokenizer.bos_token, tokenizer.eos_token) if is_own else (END_OF_TEXT, END_OF_TEXT)
+    begin = end = END_OF_TEXT
+    if isinstance(tokenizer, JsonTokenizer):
+        begin, end = tokenizer.bos_token, tokenizer.eos_token
     return {"bos_token": begin, "eos_token": end, "pad_token": end}
 
 

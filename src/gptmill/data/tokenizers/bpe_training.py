@@ -12,13 +12,11 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from gptmill.config.errors import UserError
-from gptmill.data.tokenizers.byte_level import encode_byte_level
+from gptmill.data.tokenizers.bpe_definition import BYTE_LEVEL, make_bpe_definition, make_split
 from gptmill.data.tokenizers.gpt2_bpe import END_OF_TEXT, Gpt2Tokenizer
 from gptmill.data.tokenizers.tiktoken_bpe import TiktokenBpe, split_long_whitespace
 
@@ -102,33 +100,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_bytes: int, repor
 
 def make_definition(ranks: dict[bytes, int]) -> str:
     """Returns the tokenizer.json of a rank table, with the end-of-text token after it."""
-    by_rank = sorted(ranks, key=ranks.__getitem__)
-    merges = [_split_token(token, ranks) for token in by_rank if len(token) > 1]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    definition: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": len(ranks), "content": END_OF_TEXT, **flags}],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {encode_byte_level(token): ranks[token] for token in by_rank},
-            "merges": [" ".join(map(encode_byte_level, merge)) for merge in merges],
-        },
-    }
+    pre_tokenizer = {"type": "Sequence", "pretokenizers": [make_split(PATTERN), BYTE_LEVEL]}
+    definition = make_bpe_definition(ranks, pre_tokenizer, {END_OF_TEXT: len(ranks)})
     return json.dumps(definition, ensure_ascii=False, indent=1) + "\n"
 
 
@@ -172,16 +145,6 @@ def _cut(texts: Iterable[str]) -> Iterator[str]:
                 end = line.start() if line else len(piece)
                 yield piece[start:end]
                 start = end
-
-
-def _split_token(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """Returns the two tokens that are merged into `token`, by applying all earlier merges to its bytes."""
-    parts = [bytes([byte]) for byte in token]
-    while len(parts) > 2:
-        merged_ranks = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
-        best = merged_ranks.index(min(merged_ranks))
-        parts[best : best + 2] = [parts[best] + parts[best + 1]]
-    return parts
 
 
 def _measure(texts: list[str], bpe: TiktokenBpe, gpt2: Gpt2Tokenizer) -> Compression:

@@ -29,10 +29,10 @@ class Gpt2Tokenizer(FixedTokenizer):
     name = "gpt2"
 
     def __init__(self) -> None:
-        self._ranks = _make_ranks(_read_table())
-        self.end_of_text = len(self._ranks)
-        self.vocab_size = len(self._ranks) + 1
-        self._bpe = TiktokenBpe(WORD_PATTERN, self._ranks, {END_OF_TEXT: self.end_of_text})
+        ranks = _make_ranks(_read_table())
+        self.end_of_text = len(ranks)
+        self.vocab_size = len(ranks) + 1
+        self.bpe = TiktokenBpe(WORD_PATTERN, ranks, {END_OF_TEXT: self.end_of_text})
         self._characters = 0
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
@@ -47,17 +47,17 @@ class Gpt2Tokenizer(FixedTokenizer):
         self._characters += len(text)
         fast_backend = self._fast_backend if self._characters >= START_AFTER_CHARACTERS else None
         ids = fast_backend.encode(text) if fast_backend else None
-        return self._bpe.encode(text) if ids is None else ids
+        return self.bpe.encode(text) if ids is None else ids
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        return self._bpe.decode_bytes(ids, self.end_of_text)
+        return self.bpe.decode_bytes(ids, self.end_of_text)
 
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "vocab_size": self.vocab_size, "table_sha256": TABLE_SHA256}
 
     @cached_property
     def _fast_backend(self) -> FastBackend | None:
-        return build_fast_backend(WORD_PATTERN, self._ranks, self._bpe)
+        return build_fast_backend(WORD_PATTERN, self.bpe.ranks, self.bpe)
 
 
 def _read_table() -> str:

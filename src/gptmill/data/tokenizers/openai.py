@@ -68,9 +68,9 @@ class OpenAiTokenizer:
         encoding = ENCODINGS[name]
         lines = _read_ranks(name).splitlines()
         ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
-        self._bpe = TiktokenBpe(encoding.pattern, ranks, encoding.special_tokens)
+        self.bpe = TiktokenBpe(encoding.pattern, ranks, encoding.special_tokens)
         self.name = name
-        self.vocab_size = self._bpe.vocab_size
+        self.vocab_size = self.bpe.vocab_size
         self.end_of_text = encoding.special_tokens[END_OF_TEXT]
 
     @classmethod
@@ -78,10 +78,10 @@ class OpenAiTokenizer:
         return cls(spec["name"])
 
     def encode(self, text: str) -> TokenArray:
-        return self._bpe.encode(text)
+        return self.bpe.encode(text)
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        return self._bpe.decode_bytes(ids, self.end_of_text)
+        return self.bpe.decode_bytes(ids, self.end_of_text)
 
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "vocab_size": self.vocab_size, "ranks_sha256": ENCODINGS[self.name].sha256}

@@ -19,6 +19,9 @@ class TiktokenBpe:
 
     def __init__(self, pattern: str, ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
         """Raises ValueError if tiktoken cannot parse the pattern."""
+        self.pattern = pattern
+        self.ranks = ranks
+        self.special_tokens = special_tokens
         self.vocab_size = max([*ranks.values(), *special_tokens.values()]) + 1
         self._dtype = choose_dtype(self.vocab_size)
         self._bytes = {rank: token for token, rank in ranks.items()}

@@ -49,18 +49,19 @@ class JsonTokenizer:
         self._hf_tokenizer = _load_hf_tokenizer(definition, where)
         vocabulary = self._hf_tokenizer.get_vocab(with_added_tokens=True)
         guessed = next((token for token in EOS_TOKENS if token in vocabulary), "")
-        self._eos_token = special.end_of_text or guessed
-        if not self._eos_token:
+        self.eos_token = special.end_of_text or guessed
+        if not self.eos_token:
             raise UserError(
                 f'{where} has no end-of-text token; add {{"id": {len(vocabulary)}, "content": '
                 f'"{EOS_TOKENS[0]}", "special": true}} to its added_tokens'
             )
-        self.end_of_text = vocabulary[self._eos_token]
-        bos_token = special.begin_of_text or self._eos_token
-        self.begin_of_text = vocabulary[bos_token]
+        self.end_of_text = vocabulary[self.eos_token]
+        self.bos_token = special.begin_of_text or self.eos_token
+        self.begin_of_text = vocabulary[self.bos_token]
         """Begins a document: the model's own token for that, or the end of the document before."""
         self.special_tokens = SpecialTokens(
-            self._eos_token if self._eos_token != guessed else "", bos_token if bos_token != self._eos_token else ""
+            self.eos_token if self.eos_token != guessed else "",
+            self.bos_token if self.bos_token != self.eos_token else "",
         )
         self.vocab_size = max(vocabulary.values()) + 1
         self._dtype = choose_dtype(self.vocab_size)
@@ -83,12 +84,12 @@ class JsonTokenizer:
         if self._bpe is not None:
             return self._bpe.encode(text).astype(self._dtype, copy=False)
         ids = self._encode(text)
-        if self.end_of_text in ids and self._eos_token in text:
+        if self.end_of_text in ids and self.eos_token in text:
             # Unigram and WordLevel models have the token in their vocabulary; cut in two, it is encoded as plain text.
-            opening, closing = self._eos_token[:1], self._eos_token[1:]
-            first, *others = text.split(self._eos_token)
-            halves = "".join([first, *(f"{opening}{self._eos_token}{closing}{other}" for other in others)])
-            return np.concatenate([self._encode(half) for half in halves.split(self._eos_token)])
+            opening, closing = self.eos_token[:1], self.eos_token[1:]
+            first, *others = text.split(self.eos_token)
+            halves = "".join([first, *(f"{opening}{self.eos_token}{closing}{other}" for other in others)])
+            return np.concatenate([self._encode(half) for half in halves.split(self.eos_token)])
         return ids
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
@@ -158,6 +159,7 @@ def _list_bytes(definition: dict[str, Any], vocabulary: dict[str, int], silent: 
     model = definition["model"]
     added = {token["content"] for token in definition.get("added_tokens") or []}
     is_byte_level = any('"ByteLevel"' in json.dumps(definition.get(part)) for part in ("pre_tokenizer", "decoder"))
+    is_fused = (definition.get("decoder") or {}).get("type") == "Fuse"  # joined as they are, as characters are
     spaced_words = model.get("type") in ("WordPiece", "WordLevel")
 
     def make_bytes(token: str) -> bytes:
@@ -168,6 +170,8 @@ def _list_bytes(definition: dict[str, Any], vocabulary: dict[str, int], silent: 
                 return decode_byte_level(token)
             except KeyError:
                 return token.encode()
+        if is_fused:
+            return token.encode()
         if model.get("byte_fallback") and (match := FALLBACK_BYTE.fullmatch(token)):
             return bytes([int(match[1], 16)])
         if spaced_words:

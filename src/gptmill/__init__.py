@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gptmill.api.configuration import make_config
     from gptmill.api.corpus import Corpus, open_corpus, prepare
+    from gptmill.api.exporting import export_model
     from gptmill.api.registration import register
     from gptmill.api.run import Run, load, open_run
     from gptmill.api.training import resume, train
@@ -38,6 +39,7 @@ __all__ = [
     "Tracker",
     "UserError",
     "__version__",
+    "export_model",
     "load",
     "make_config",
     "open_corpus",
@@ -50,6 +52,7 @@ __all__ = [
 _MODULES = {
     "api.configuration": ("make_config",),
     "api.corpus": ("Corpus", "open_corpus", "prepare"),
+    "api.exporting": ("export_model",),
     "api.registration": ("register",),
     "api.run": ("Run", "load", "open_run"),
     "api.training": ("resume", "train"),

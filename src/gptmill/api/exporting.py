@@ -8,8 +8,9 @@ from typing import Any
 
 from gptmill.api.configuration import Recipe
 from gptmill.api.run import Run
-from gptmill.config.export_request import ExportFormat, ExportRequest
+from gptmill.config.export_request import ExportRequest
 from gptmill.config.keywords import build_request
+from gptmill.config.run import ExportFormat
 from gptmill.inference.export.exporting import export
 
 

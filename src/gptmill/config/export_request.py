@@ -9,8 +9,8 @@ from typing import Literal
 from gptmill.config.errors import UserError
 from gptmill.config.plugins import PluginConfig
 from gptmill.config.requests import LoadingOptions
+from gptmill.config.run import ExportFormat
 
-ExportFormat = Literal["hf", "gguf", "onnx"]
 ExportDtype = Literal["float32", "bfloat16", "float16", "f32", "bf16", "f16", "q8_0"]
 SPELLINGS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 # The dtypes of each format; the first is the default.
@@ -29,7 +29,7 @@ class ExportRequest:
     to: ExportFormat = "hf"
     """hf: folder for transformers and vLLM; gguf: file for llama.cpp; onnx: folder for ONNX Runtime."""
     dtype: ExportDtype | None = None
-    """Type of the weights. hf: float32, bfloat16, float16; gguf: f16, f32, bf16, q8_0; onnx: float32 (first: default)."""
+    """Weights; hf: float32, bfloat16, float16; gguf: f16, f32, bf16, q8_0; onnx: float32 (default: the first)."""
     out: str | None = None
     """Output folder, or .gguf file (default: exports/RUN-hf, exports/RUN-onnx, exports/RUN-DTYPE.gguf)."""
     overwrite: bool = False

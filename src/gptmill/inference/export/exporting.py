@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gptmill.config.errors import UserError
-from gptmill.config.export_request import SPELLINGS, ExportFormat, ExportRequest, choose_dtype, parse_size
+from gptmill.config.export_request import SPELLINGS, ExportRequest, choose_dtype, parse_size
 from gptmill.config.model import ModelConfig
+from gptmill.config.run import ExportFormat
 from gptmill.inference.export.gguf_file import check_gguf_model, write_gguf
 from gptmill.inference.export.gguf_reading import verify_gguf
 from gptmill.inference.export.hf_folder import TORCH_DTYPES, write_hf_folder

@@ -31,8 +31,8 @@ def check_gguf_model(config: ModelConfig) -> None:
     """Raises UserError for a model with a Hugging Face layout that llama.cpp does not compute as gptmill does."""
     if any(config.list_windows()):
         raise UserError(
-            f"llama.cpp ignores the attention windows of {choose_layout(config)}, so that attention_windows = "
-            f"{config.attention_windows} cannot be exported to GGUF; use --to hf, or train with --attention_windows none"
+            f"llama.cpp ignores the sliding windows of {choose_layout(config)}, and this model has attention_windows = "
+            f"{config.attention_windows}; export with --to hf, or train with --attention_windows none"
         )
     scaling = config.positions.rope_scaling if isinstance(config.positions, Rope) else None
     if isinstance(scaling, Llama3Scaling) and choose_layout(config) != "llama":

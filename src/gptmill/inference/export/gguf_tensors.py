@@ -72,7 +72,7 @@ def from_gguf_tensors(
     tensors: Mapping[str, Tensor], names: Mapping[str, str], layout: str, config: ModelConfig
 ) -> dict[str, Tensor]:
     """The inverse; `names` holds the Hugging Face name of each of the file's tensors."""
-    hf_weights = {}
+    hf_weights: dict[str, Tensor] = {}
     for gguf_name, name in names.items():
         tensor = tensors[gguf_name]
         if (heads := _count_rotated_heads(name, layout, config)) is not None:
@@ -93,12 +93,14 @@ def make_gguf_name(name: str) -> str:
 
 def interleave_halves(rows: Tensor, num_heads: int) -> Tensor:
     """Rows of each head from halves (0, D/2, 1, D/2 + 1, …): a pair of RoPE becomes neighbours."""
-    return rows.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).reshape(rows.shape)
+    halves: Tensor = rows.unflatten(0, (num_heads, 2, -1))
+    return halves.transpose(1, 2).reshape(rows.shape)
 
 
 def join_halves(rows: Tensor, num_heads: int) -> Tensor:
     """The inverse of `interleave_halves`."""
-    return rows.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
+    pairs: Tensor = rows.unflatten(0, (num_heads, -1, 2))
+    return pairs.transpose(1, 2).reshape(rows.shape)
 
 
 def make_rope_factors(rope: Rope, head_width: int) -> Tensor:

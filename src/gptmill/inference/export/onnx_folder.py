@@ -64,7 +64,7 @@ def write_model(folder: Path, graph: OnnxGraph, config: ModelConfig, vocab_size:
     inputs = [make_tensor_value_info(INPUT, int_, ["batch", "sequence"])]
     outputs = [make_tensor_value_info(LOGITS, float_, ["batch", "sequence", vocab_size])]
     for values, kind, length in ((inputs, "past", "past"), (outputs, "present", "past + sequence")):
-        shape = ["batch", config.kv_heads, length, config.head_width]
+        shape: list[str | int | None] = ["batch", config.kv_heads, length, config.head_width]
         values += [make_tensor_value_info(name, float_, shape) for name in list_caches(config, kind)]
     is_large = sum(array.nbytes for array in graph.weights.values()) > MAX_INLINE_BYTES
     tensors = _write_beside(folder / DATA, graph) if is_large else _make_inline(graph)
@@ -126,7 +126,7 @@ def open_onnx(folder: Path) -> OnnxSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(folder / MODEL, options, providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(None, inputs)  # type: ignore[no-any-return]
+    return lambda inputs: session.run(None, inputs)
 
 
 def run_onnx(session: OnnxSession, tokens_BT: Tensor, parts: list[int], config: ModelConfig) -> Tensor:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,8 @@ class Verification:
 
     def describe(self) -> str:
         rounding = f"; rounding the weights changes logits by up to {self.rounding:.2g}" if self.rounding else ""
-        return f"logits read back by {' and '.join(self.readers)} equal ours (largest difference {self.error:.1e}){rounding}"
+        readers = " and ".join(self.readers)
+        return f"logits read back by {readers} equal ours (largest difference {self.error:.1e}){rounding}"
 
 
 def make_probe(source: ExportSource) -> Tensor:
@@ -92,7 +94,7 @@ def _read_by_transformers(folder: Path, tokens_BT: Tensor) -> Tensor:
     with _hush_transformers():
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         logits: Tensor = model.float().eval()(tokens_BT).logits
     return logits
 
@@ -103,8 +105,9 @@ def _hush_transformers() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        from transformers.utils import logging as their_logging
+        from transformers.utils import logging as transformers_logging
 
+        their_logging: Any = transformers_logging
         had_bars = their_logging.is_progress_bar_enabled()
         their_logging.disable_progress_bar()
         yield

@@ -74,11 +74,14 @@ def test_a_disk_that_fills_up_leaves_nothing(straight: Path, tmp_path: Path, mon
         pytest.skip("no permission to mount a small file system")
     monkeypatch.setattr(staging, "free_bytes", lambda _: 10**12)
     try:
-        with pytest.raises(UserError, match="No space left on device"):
+        with pytest.raises(UserError, match=r"No space left on device|could not be read back .* is the disk full"):
             export(str(straight), ExportRequest(to="gguf", out=str(folder / "model.gguf")), lambda _: None)
         assert list(folder.iterdir()) == []
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(
+            ["umount", "--lazy", str(folder)],  # gguf maps the file that it reads
+            check=True,
+        )
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gptmill.inference.model import Model
 
 RUNNER = Path(__file__).parent / "llama_cpp.mjs"
 SHAPE = "--num_layers 2 --embd_size 64 --num_heads 4 --context_length 64 --total_batch_size 2048 --mini_batch_size 8"
-TRAINING = "--max_steps 250 --max_lr 3e-3 --warmup_steps 20 --eval_tokens 64 --sample_tokens 0 --device cpu"
+TRAINING = "--max_steps 100 --max_lr 5e-3 --warmup_steps 20 --eval_tokens 64 --sample_tokens 0 --device cpu"
 MODERN = "--norm rmsnorm --no_bias --positions rope --num_kv_heads 2"
 LAYOUTS = {
     "gpt2": "",

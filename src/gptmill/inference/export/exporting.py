@@ -84,7 +84,10 @@ def write_export(source: ExportSource, request: ExportRequest, report: Report) -
         else:
             write_onnx_folder(partial, source, request.license, remarks)
         report("comparing its logits with gptmill's")
-        verification = verify(partial, source, request.to, dtype)
+        try:
+            verification = verify(partial, source, request.to, dtype)
+        except (ValueError, KeyError, RuntimeError) as error:  # gguf's writer does not notice a full disk
+            raise UserError(f"{target} could not be read back ({error!s:.200}); is the disk full?") from error
         files = list(partial.iterdir()) if partial.is_dir() else [partial]
         size_bytes = sum(file.stat().st_size for file in files)
     return Export(target, size_bytes, verification, tuple(remarks))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gptmill.api.corpus import Corpus, open_corpus, prepare
     from gptmill.api.evaluation import evaluate
     from gptmill.api.importing import import_model
+    from gptmill.api.exporting import export_model
     from gptmill.api.registration import register
     from gptmill.api.run import Run, load, open_run
     from gptmill.api.training import resume, train
@@ -42,6 +43,7 @@ __all__ = [
     "__version__",
     "evaluate",
     "import_model",
+    "export_model",
     "load",
     "make_config",
     "open_corpus",
@@ -56,6 +58,7 @@ _MODULES = {
     "api.corpus": ("Corpus", "open_corpus", "prepare"),
     "api.evaluation": ("evaluate",),
     "api.importing": ("import_model",),
+    "api.exporting": ("export_model",),
     "api.registration": ("register",),
     "api.run": ("Run", "load", "open_run"),
     "api.training": ("resume", "train"),

@@ -20,6 +20,7 @@ import gptmill as package
 from gptmill.cli.main import VERBS, run_guarded
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.import_request import ImportRequest
+from gptmill.config.export_request import ExportRequest
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.requests import (
     BenchRequest,
@@ -46,6 +47,7 @@ CONFIGS = {
     "sample": (SampleRequest,),
     "eval": (EvalRequest,),
     "import": (ImportRequest,),
+    "export": (ExportRequest,),
     "config": (PresetOptions, RunConfig),
     "data": (DataRequest,),
     "runs": (RunsRequest,),

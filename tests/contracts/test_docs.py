@@ -21,6 +21,7 @@ from gptmill.cli.main import run_guarded
 from gptmill.config import requests
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.import_request import ImportRequest
+from gptmill.config.export_request import ExportRequest
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.sample_request import SampleRequest
@@ -46,6 +47,7 @@ REQUESTS = (
     requests.TokenizerRequest,
     requests.TuneRequest,
     requests.BenchRequest,
+    ExportRequest,
 )
 OTHER_FLAGS = {"help", "from", "check", "standalone", "nproc_per_node"}  # aliases, and flags of other programs
 

@@ -43,6 +43,8 @@ INSIDE = {
     "runs": {"runs.checkpoints"},
     "runs.checkpoints": {"runs"},
     "runs.trackers": {"runs"},
+    "inference": set(),
+    "inference.export": {"inference"},
     "training": {"training.optimizers"},
     "training.optimizers": set(),
     "experiments": set(),

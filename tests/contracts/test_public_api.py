@@ -14,7 +14,7 @@ import gptmill
 
 NAMES = """
 Attention Batch BlockContext ConfigError Corpus Event LayerKVCache Model ModelConfig OptimizerConfig Run RunConfig
-Tracker UserError __version__ evaluate import_model load make_config open_corpus open_run prepare register resume train
+Tracker UserError __version__ evaluate export_model import_model load make_config open_corpus open_run prepare register resume train
 """.split()
 
 

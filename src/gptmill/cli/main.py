@@ -25,6 +25,7 @@ VERBS = {
     "sample": "generate text with a trained model",
     "eval": "evaluate a model: tasks such as HellaSwag, loss and bits per byte of a split or a text",
     "import": "make a run of a published model: Hugging Face, GGUF, llm.c or nanoGPT",
+    "export": "write a trained model for transformers, llama.cpp or ONNX Runtime",
     "data": "inspect and verify a prepared corpus, score its documents",
     "runs": "list, compare and remove runs",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",

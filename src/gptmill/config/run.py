@@ -22,6 +22,7 @@ CudaGraphs = Literal["auto", "on", "off"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
 GuardMode = Literal["off", "warn", "rollback"]
 OrderName = Literal["shuffle", "shards", "sequential", "curriculum"]
+ExportFormat = Literal["hf", "gguf", "onnx"]
 DocumentsName = Literal["packed", "masked", "whole"]
 
 
@@ -125,6 +126,8 @@ class CheckpointConfig:
     """Remote mirror for checkpoints, e.g. s3://bucket/runs (needs the cloud extra)."""
     mirror_tiers: str = "best_model,epoch,milestone"
     """Checkpoints to mirror: any of latest, best_model, epoch, rolling, milestone."""
+    export_best: ExportFormat | None = None
+    """Export best_model (or latest) into the run's folder when the run ends: hf, gguf or onnx (default: none)."""
 
 
 @dataclass(frozen=True)

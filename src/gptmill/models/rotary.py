@@ -28,7 +28,7 @@ def make_rope(positions: Tensor, config: ModelConfig) -> CosSin | None:
     """The cosines and sines for RoPE at these positions, (T) or (B, T); None for a model without RoPE."""
     if not isinstance(config.positions, Rope):
         return None
-    frequencies_F = _make_frequencies(config.positions, config.head_width, positions.device)
+    frequencies_F = make_frequencies(config.positions, config.head_width, positions.device)
     angles_TF = positions[..., None].float() * frequencies_F
     angles_TD = torch.cat([angles_TF, angles_TF], dim=-1)
     return angles_TD.cos(), angles_TD.sin()
@@ -42,7 +42,7 @@ def apply_rope(x_BTHD: Tensor, cos_sin: CosSin) -> Tensor:
     return (x * cos_T1D + torch.cat([-second, first], dim=-1) * sin_T1D).to(x_BTHD.dtype)
 
 
-def _make_frequencies(rope: Rope, head_width: int, device: torch.device) -> Tensor:
+def make_frequencies(rope: Rope, head_width: int, device: torch.device) -> Tensor:
     """Radians per position, from 1 down to almost 1 / rope_base, scaled as the config asks."""
     exponents_F = torch.arange(0, head_width, 2, device=device).float() / head_width
     frequencies_F = 1.0 / rope.rope_base**exponents_F

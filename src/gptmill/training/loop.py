@@ -19,6 +19,7 @@ from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.memory import read_peak_memory
 from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.checkpointing import list_due_tiers
+from gptmill.training.final_export import check_final_export, export_best
 from gptmill.training.metrics import Metrics
 from gptmill.training.run_request import RunRequest
 from gptmill.training.session import Session, open_session
@@ -45,6 +46,7 @@ class Outcome:
 def train(request: RunRequest, report_preparing: Report) -> Outcome:
     """Trains until the last step, an early stop, divergence or a request to stop."""
     with ExitStack() as stack:
+        check_final_export(request.config)
         session, state = open_session(request, report_preparing, stack)
         metrics = Metrics(
             session.plan,
@@ -75,7 +77,10 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
                 loader = session.open_data_loader(state)
             elif metrics.has_diverged:
                 break
-        return finish(session, state, metrics)
+        outcome, is_main = finish(session, state, metrics), session.world.is_main
+    if is_main and outcome.exit_code == 0:
+        export_best(outcome.run, outcome.config)
+    return outcome
 
 
 def evaluate_and_save(session: Session, state: TrainState, metrics: Metrics) -> None:

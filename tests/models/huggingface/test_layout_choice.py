@@ -101,7 +101,8 @@ def test_one_sentence_names_what_prevents_the_nearest_layout() -> None:
     assert describe_layout(config) == "none: logit_softcap = 15.0, value_embeddings = 2"
     assert explain_no_layout(config) == (
         "no Hugging Face layout can represent this model: llama is the nearest, and logit_softcap = 15.0 and "
-        "value_embeddings = 2 prevent it; only a model that was trained with other values can be exported"
+        "value_embeddings = 2 prevent it; only a model that was trained with --logit_softcap none "
+        "--value_embeddings 0 can be exported"
     )
     mixture = replace(QWEN3_MOE, qk_norm=False)
     assert describe_layout(mixture) == "none: qk_norm = False"

@@ -60,11 +60,30 @@ def explain_no_layout(config: ModelConfig) -> str:
     nearest = _find_nearest(config)
     obstacles = find_obstacles(config, nearest)
     assert obstacles, nearest
-    verb, values = ("prevents", "another value") if len(obstacles) == 1 else ("prevent", "other values")
+    verb = "prevents" if len(obstacles) == 1 else "prevent"
     return (
         f"no Hugging Face layout can represent this model: {nearest} is the nearest, and "
-        f"{_enumerate(obstacles)} {verb} it; only a model that was trained with {values} can be exported"
+        f"{_enumerate(obstacles)} {verb} it; only a model that was trained with {_list_flags(config, nearest)} can be "
+        f"exported"
     )
+
+
+def _list_flags(config: ModelConfig, layout: str) -> str:
+    """The flags that bring the model into the layout."""
+    values, required = list_values(config), REQUIRED[layout] | EVERYWHERE
+    changes = {name: value for name, value in required.items() if name in values and values[name] != value}
+    if _find_head_obstacle(config, layout):
+        is_gpt2 = layout == "gpt2"
+        changes |= {"num_kv_heads": None, "head_size": None} if is_gpt2 else {"num_heads": "a divisor of embd_size"}
+    if _find_window_obstacle(config, layout):
+        changes["attention_windows"] = None
+    flags = [
+        f"--{'' if value else 'no_'}{name}"
+        if isinstance(value, bool)
+        else f"--{name} {'none' if value is None else value}"
+        for name, value in changes.items()
+    ]
+    return " ".join(flags)
 
 
 def _find_nearest(config: ModelConfig) -> str:

@@ -1,0 +1,1 @@
+"""Export: a trained model written for other software, verified against our own logits, and never half."""

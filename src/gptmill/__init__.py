@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gptmill.api.compression import Compressed, compress
     from gptmill.api.configuration import make_config
     from gptmill.api.corpus import Corpus, open_corpus, prepare
     from gptmill.api.registration import register
@@ -26,6 +27,7 @@ __all__ = [
     "Attention",
     "Batch",
     "BlockContext",
+    "Compressed",
     "ConfigError",
     "Corpus",
     "Event",
@@ -38,6 +40,7 @@ __all__ = [
     "Tracker",
     "UserError",
     "__version__",
+    "compress",
     "load",
     "make_config",
     "open_corpus",
@@ -48,6 +51,7 @@ __all__ = [
     "train",
 ]
 _MODULES = {
+    "api.compression": ("Compressed", "compress"),
     "api.configuration": ("make_config",),
     "api.corpus": ("Corpus", "open_corpus", "prepare"),
     "api.registration": ("register",),

@@ -23,6 +23,7 @@ VERBS = {
     "tokenizer": "train a BPE tokenizer, or inspect one",
     "train": "train a model from a recipe, or resume a run",
     "sample": "generate text with a trained model",
+    "compress": "quantize or prune a trained model, and show size, speed and loss before and after",
     "data": "inspect and verify a prepared corpus, score its documents",
     "runs": "list, compare and remove runs",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",

@@ -23,7 +23,7 @@ from gptmill.config.optimizer import Muon
 from gptmill.config.requests import StartOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
-from gptmill.evals.compression_measures import Evaluation, ModelMeasures, measure_model, open_evaluation
+from gptmill.evals.compression_measures import ModelMeasures, measure_models, open_evaluation
 from gptmill.inference.compressed_run import choose_out, make_checkpoint, read_source, write_run, write_start
 from gptmill.inference.compression import check_compressible, compress_model, make_compression
 from gptmill.inference.loading import build_loaded, load_run_model
@@ -56,7 +56,7 @@ def compress(run: Run | Recipe, method: str = "int8", *, progress: bool = True, 
 
 
 def compress_source(source: str, request: CompressRequest, *, progress: bool = True) -> Compressed:
-    """Measures, compresses, recovers if asked to, and measures what was written, as others will load it."""
+    """Compresses, recovers if asked to, and measures the model and what was written, as others will load it."""
     check_request(request)
     if read_world_size() > 1:
         raise UserError("gptmill compress runs in one process; start it without torchrun")
@@ -72,21 +72,19 @@ def compress_source(source: str, request: CompressRequest, *, progress: bool = T
     with show_amount("evaluating", "tokens") if progress else nullcontext(_report_nothing) as report:
         evaluation = open_evaluation(config, request, plain, device, report)
         checkpoint = make_checkpoint(found, compress_model(model, compression), compression)
-        plain.model.to(device)
-        before = measure_model(plain, measure_tensors(found.checkpoint.tensors["model"]), evaluation)
-        del plain, model
         if request.recover_steps:
             made = _recover(out, checkpoint, config, request, progress=progress).directory
         else:
             made = write_run(out, checkpoint, config)
-        after = _measure_run(made, device, evaluation)
+        plain.model.to(device)
+        models = [plain, load_run_model(made, "latest", device)]
+        sizes = [measure_tensors(found.checkpoint.tensors["model"]), _measure_file(made)]
+        before, after = measure_models(models, sizes, evaluation)
     return Compressed(Run(made), request.method, before, after)
 
 
-def _measure_run(run: RunDirectory, device: torch.device, evaluation: Evaluation | None) -> ModelMeasures:
-    path = list_candidates(run.checkpoints, "latest")[0]
-    size_bytes = (path / "model.safetensors").stat().st_size
-    return measure_model(load_run_model(run, "latest", device), size_bytes, evaluation)
+def _measure_file(run: RunDirectory) -> int:
+    return (list_candidates(run.checkpoints, "latest")[0] / "model.safetensors").stat().st_size
 
 
 def _recover(out: Path, checkpoint: Checkpoint, config: RunConfig, request: CompressRequest, *, progress: bool) -> Run:

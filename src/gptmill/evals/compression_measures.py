@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from gptmill.data.batches.validation_windows import ValWindows
 from gptmill.data.run_corpora import Corpora, open_corpora
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.evals.loss import ValidationLoss, check_validation, has_validation
-from gptmill.evals.speed import measure_forward, measure_generation
+from gptmill.evals.speed import measure_speeds
 from gptmill.inference.compression import list_quantized
 from gptmill.inference.loading import LoadedModel
 from gptmill.models.compressible import list_matrices
@@ -65,7 +65,8 @@ class Evaluation:
 
         def show() -> bool:
             nonlocal done
-            self._report(done, self._tokens)
+            if done:
+                self._report(done, self._tokens)
             done += self._step
             return False
 
@@ -96,18 +97,17 @@ def open_evaluation(
     return Evaluation(config, corpora, device, report)
 
 
-def measure_model(loaded: LoadedModel, size_bytes: int, evaluation: Evaluation | None) -> ModelMeasures:
-    """Measures a model on its device."""
-    bits, zeros = measure_weights(loaded.model)
-    vocab_size = loaded.tokenizer.vocab_size
-    return ModelMeasures(
-        size_bytes,
-        bits,
-        zeros,
-        measure_generation(loaded.model, vocab_size),
-        measure_forward(loaded.model, vocab_size),
-        None if evaluation is None else evaluation.measure(loaded),
-    )
+def measure_models(
+    models: Sequence[LoadedModel], sizes: Sequence[int], evaluation: Evaluation | None
+) -> list[ModelMeasures]:
+    """The measures of models with files of these sizes, in their order."""
+    weights = [measure_weights(loaded.model) for loaded in models]
+    speeds = measure_speeds(models)
+    losses = [None if evaluation is None else evaluation.measure(loaded) for loaded in models]
+    return [
+        ModelMeasures(size, *found, speed.generation, speed.forward, loss)
+        for size, found, speed, loss in zip(sizes, weights, speeds, losses, strict=True)
+    ]
 
 
 def measure_weights(model: torch.nn.Module) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from zygote import Zygote
 
 import gptmill as package
 from gptmill.cli.main import VERBS, run_guarded
+from gptmill.config.compress_request import CompressRequest
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.requests import (
     BenchRequest,
@@ -42,6 +43,7 @@ CONFIGS = {
     "prepare": (PrepareRequest,),
     "train": (StartOptions, PresetOptions, RunConfig),
     "sample": (SampleRequest,),
+    "compress": (CompressRequest,),
     "config": (PresetOptions, RunConfig),
     "data": (DataRequest,),
     "runs": (RunsRequest,),

@@ -18,6 +18,7 @@ from zygote import Zygote
 import gptmill
 from gptmill.cli.main import run_guarded
 from gptmill.config import requests
+from gptmill.config.compress_request import CompressRequest
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_fields
@@ -40,6 +41,7 @@ REQUESTS = (
     requests.TokenizerRequest,
     requests.TuneRequest,
     requests.BenchRequest,
+    CompressRequest,
 )
 OTHER_FLAGS = {"help", "from", "check", "standalone", "nproc_per_node"}  # aliases, and flags of other programs
 

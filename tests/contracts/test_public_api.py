@@ -13,8 +13,8 @@ import pytest
 import gptmill
 
 NAMES = """
-Attention Batch BlockContext ConfigError Corpus Event LayerKVCache Model ModelConfig OptimizerConfig Run RunConfig
-Tracker UserError __version__ load make_config open_corpus open_run prepare register resume train
+Attention Batch BlockContext Compressed ConfigError Corpus Event LayerKVCache Model ModelConfig OptimizerConfig Run
+RunConfig Tracker UserError __version__ compress load make_config open_corpus open_run prepare register resume train
 """.split()
 
 

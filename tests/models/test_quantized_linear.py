@@ -101,6 +101,16 @@ def test_the_layer_multiplies_by_its_weight(method: str, rows: int, outputs: int
     torch.testing.assert_close(layer(x), expected, rtol=0.02, atol=0.015)
 
 
+@pytest.mark.parametrize("method", LAYERS)
+def test_weights_at_odd_addresses_do_not_crash_the_kernels(method: str) -> None:
+    layer = quantize(LAYERS[method](64, 128), make_weight())
+    x = torch.randn(4, 128, generator=torch.Generator().manual_seed(1))
+    expected, buffer = layer(x), torch.empty(layer.weight.numel() + 1, dtype=layer.weight.dtype)
+    layer.weight = buffer[1:].view(layer.weight.shape).copy_(layer.weight)
+    layer.pack()
+    assert torch.equal(layer(x), expected)
+
+
 def test_dynamic_int8_gives_a_token_the_same_result_in_any_batch() -> None:
     layer = quantize(LAYERS["int8-dynamic"](64, 128), make_weight())
     x = torch.randn(40, 128, generator=torch.Generator().manual_seed(1))

@@ -18,6 +18,7 @@ INT8_EPS = torch.finfo(torch.float32).eps  # smallest scale: that of a row of ze
 INT4_LEVELS = 16
 INT4_EPS = 1e-6
 KERNEL_GROUPS = (32, 64, 128, 256)
+ALIGNMENT_BYTES = 64
 TILE = 64  # widths that the CPU kernels take in whole vectors
 CUDA_INNER_TILES = 8  # tiles of 16 inputs that one thread block of the INT4 kernel reads
 CUDA_GEMM_ROWS = 32  # the INT8 GEMM on CUDA wants more than 16
@@ -70,6 +71,7 @@ class Int8Linear(QuantizedLinear):
         super().__init__(inputs, outputs, has_bias=has_bias)
         self.register_buffer("weight", torch.empty(outputs, inputs, dtype=torch.int8))
         self.register_buffer("scale", torch.empty(outputs))
+        self.is_aligned = False
 
     def quantize(self, weight_OI: Tensor) -> None:
         self.weight, scale_O1 = quantize_rows(weight_OI.float())
@@ -79,7 +81,14 @@ class Int8Linear(QuantizedLinear):
         return self.weight.float() * self.scale[:, None]
 
     def has_kernel(self, device: torch.device) -> bool:
-        return device.type == "cpu" and self.inputs % TILE == 0 and self.outputs % TILE == 0
+        is_whole = self.inputs % TILE == 0 and self.outputs % TILE == 0
+        return device.type == "cpu" and self.is_aligned and is_whole
+
+    def pack(self) -> None:
+        # The kernel crashes on what lies at an odd address, as a tensor in a mapped file does.
+        if self.weight.data_ptr() % ALIGNMENT_BYTES:
+            self.weight = self.weight.clone()
+        self.is_aligned = True
 
     def multiply_few(self, x_NI: Tensor) -> Tensor:
         # The kernel would round the scales to bf16; applied afterwards, they stay exact.

@@ -38,7 +38,6 @@ def test_a_compressed_run_samples_and_is_not_trained(straight: Path, gptmill: Gp
     before, after = read_row(table, "size (MB)")
     assert after < before
     before, after = read_row(table, "validation loss")
-    assert before != after
     assert after == pytest.approx(before, abs=0.05)
     name = f"straight-{flags[0]}"
     assert gptmill("sample", name, "--max_new_tokens", "5", *CPU).stdout
@@ -76,7 +75,7 @@ def test_recovery_lowers_the_loss_keeps_zeros_and_survives_a_kill(
 
 BAD = {
     "--sparsity 1.5 --method prune": "--sparsity 1.5: must be greater than 0 and less than 1",
-    "--method int88": "did you mean int8?",
+    "--method int88": "expected one of int8, int8-dynamic, int4, prune, prune-2:4",
     "--method int4 --group_size 7": "--group_size 7: must be one of 16, 32",
     "--method int8 --recover_steps 5": "the integers of --method int8 cannot be trained",
     "--recover_lr 1e-3 --method prune": "applies only with --recover_steps",

@@ -1,6 +1,6 @@
 """Size and speed of a model by compression method: GPT-2 124M with random weights, or the model of a run.
 
-    python benchmarks/compression.py [--run RUN_OR_CHECKPOINT] [--device cpu] [--context_length 256] [--methods int8 int4]
+    python benchmarks/compression.py [--run RUN_OR_CHECKPOINT] [--device cpu] [--context_length 256] [--methods int8]
 
 All models are measured in alternation, on the same device. Prints a Markdown table. Losses need a trained model:
 `gptmill compress RUN` prints them.

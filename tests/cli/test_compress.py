@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GptMill, Start, wait_for_text
+from conftest import TINY_FLAGS, GptMill, Start, wait_for_text
 
 import gptmill as package
 from gptmill.inference.loading import load_model
@@ -42,7 +42,7 @@ def test_a_compressed_run_samples_and_is_not_trained(straight: Path, gptmill: Gp
     name = f"straight-{flags[0]}"
     assert gptmill("sample", name, "--max_new_tokens", "5", *CPU).stdout
     shutil.rmtree(straight)
-    process = gptmill("train", *"--data_dir words --init_from".split(), f"runs/{name}", *CPU, check=False)
+    process = gptmill("train", *TINY_FLAGS, "--data_dir", "words", "--init_from", name, check=False)
     assert process.returncode == 2
     assert f"{flags[0]} weights, which cannot be trained" in process.stderr
     process = gptmill("compress", name, *CPU, check=False)

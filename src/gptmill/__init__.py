@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gptmill.api.compression import Compressed, compress
     from gptmill.api.configuration import make_config
     from gptmill.api.corpus import Corpus, open_corpus, prepare
     from gptmill.api.evaluation import evaluate
@@ -29,6 +30,7 @@ __all__ = [
     "Attention",
     "Batch",
     "BlockContext",
+    "Compressed",
     "ConfigError",
     "Corpus",
     "Event",
@@ -44,6 +46,7 @@ __all__ = [
     "evaluate",
     "import_model",
     "export_model",
+    "compress",
     "load",
     "make_config",
     "open_corpus",
@@ -54,6 +57,7 @@ __all__ = [
     "train",
 ]
 _MODULES = {
+    "api.compression": ("Compressed", "compress"),
     "api.configuration": ("make_config",),
     "api.corpus": ("Corpus", "open_corpus", "prepare"),
     "api.evaluation": ("evaluate",),

@@ -21,6 +21,7 @@ from gptmill.cli.main import VERBS, run_guarded
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.import_request import ImportRequest
 from gptmill.config.export_request import ExportRequest
+from gptmill.config.compress_request import CompressRequest
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.requests import (
     BenchRequest,
@@ -48,6 +49,7 @@ CONFIGS = {
     "eval": (EvalRequest,),
     "import": (ImportRequest,),
     "export": (ExportRequest,),
+    "compress": (CompressRequest,),
     "config": (PresetOptions, RunConfig),
     "data": (DataRequest,),
     "runs": (RunsRequest,),

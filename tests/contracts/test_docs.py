@@ -22,6 +22,7 @@ from gptmill.config import requests
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.import_request import ImportRequest
 from gptmill.config.export_request import ExportRequest
+from gptmill.config.compress_request import CompressRequest
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.sample_request import SampleRequest
@@ -48,6 +49,7 @@ REQUESTS = (
     requests.TuneRequest,
     requests.BenchRequest,
     ExportRequest,
+    CompressRequest,
 )
 OTHER_FLAGS = {"help", "from", "check", "standalone", "nproc_per_node"}  # aliases, and flags of other programs
 

@@ -26,6 +26,7 @@ VERBS = {
     "eval": "evaluate a model: tasks such as HellaSwag, loss and bits per byte of a split or a text",
     "import": "make a run of a published model: Hugging Face, GGUF, llm.c or nanoGPT",
     "export": "write a trained model for transformers, llama.cpp or ONNX Runtime",
+    "compress": "quantize or prune a trained model, and show size, speed and loss before and after",
     "data": "inspect and verify a prepared corpus, score its documents",
     "runs": "list, compare and remove runs",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",

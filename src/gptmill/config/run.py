@@ -83,6 +83,8 @@ class TrainingConfig:
     """Random seed of initialisation, dropout and data order."""
     init_from: str | None = None
     """Start a new run with the weights of a run, a checkpoint or a Hugging Face folder; all else starts afresh."""
+    keep_zeros: bool = False
+    """Sparse training: zeros in the matrices of the blocks stay zero; recovers a pruned model given by init_from."""
 
 
 @dataclass(frozen=True)

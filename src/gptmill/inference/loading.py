@@ -20,6 +20,7 @@ from gptmill.config.settings import read_settings
 from gptmill.config.validation import find_problems
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
+from gptmill.inference.compression import check_compressible, pack_layers, read_compression, replace_linears
 from gptmill.models.gpt import GPT, build_gpt, pad_vocab
 from gptmill.models.initialisation import SkipInit
 from gptmill.models.language_model import LanguageModel
@@ -80,9 +81,14 @@ def build_loaded(saved: Checkpoint, source: str, device: torch.device, group: st
     tensors = saved.tensors[group]
     check_size(config, pad_vocab(tokenizer.vocab_size), tensors, source)
     model = build_empty(config, tokenizer.vocab_size)
+    compression = read_compression(saved.values, source)
+    if compression is not None and compression.is_quantized:
+        replace_linears(check_compressible(model, compression, source), compression)
     check_tensors(tensors, model.state_dict(), source)
     model.load_state_dict(tensors, assign=True)
-    return LoadedModel(model.to(device).eval(), tokenizer, saved.step)
+    model.to(device).eval()
+    pack_layers(model)
+    return LoadedModel(model, tokenizer, saved.step)
 
 
 def build_empty(config: ModelConfig, vocab_size: int) -> LanguageModel:

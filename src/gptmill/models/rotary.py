@@ -67,5 +67,5 @@ def make_llama3_factors(config: ModelConfig, factor: float, original_context: in
         return None
     scaled = replace(rope, rope_scaling=Llama3Scaling(factor, original_context))
     device = torch.device("cpu")
-    plain_F = _make_frequencies(replace(rope, rope_scaling=NoScaling()), config.head_width, device)
-    return replace(config, positions=scaled), plain_F / _make_frequencies(scaled, config.head_width, device)
+    plain_F = make_frequencies(replace(rope, rope_scaling=NoScaling()), config.head_width, device)
+    return replace(config, positions=scaled), plain_F / make_frequencies(scaled, config.head_width, device)

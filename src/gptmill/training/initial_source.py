@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.model import ModelConfig
+from gptmill.inference.compression import read_compression
 from gptmill.inference.huggingface_folder import holds_hf_model, read_hf_folder
 from gptmill.inference.loading import read_model_config
 from gptmill.inference.published_model import PublishedModel
@@ -121,6 +122,12 @@ def _read_run(run: RunDirectory, wanted: str) -> CheckpointWeights:
 def _read_checkpoint(chosen: Chosen) -> CheckpointWeights:
     path, values = chosen.path, chosen.checkpoint.values
     config = read_model_config(values.get("config"), f"checkpoint {path}")
+    compression = read_compression(values, f"checkpoint {path}")
+    if compression is not None and compression.is_quantized:
+        raise UserError(
+            f"{path} holds {compression.method} weights, which cannot be trained; start from what it was made from: "
+            f"{compression.source}"
+        )
     sha256 = read_manifest(path).files[f"{GROUP}.safetensors"].sha256
     fingerprint = str(values.get("tokenizer_fingerprint"))[:200]
     return CheckpointWeights(path, config, chosen.checkpoint.tensors[GROUP], sha256, fingerprint)

@@ -38,7 +38,7 @@ LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss", "router_balance",
 # Fields that affect the losses of later steps, beside those of the optimizer: changing one makes a resumed run differ
 # from the uninterrupted one. Corpora are compared by checksum instead, and a run may always be made longer or shorter.
 EXACT_FIELDS = (
-    {"seed", "order", "score", "documents", "shift_windows", "precision"}
+    {"seed", "order", "score", "documents", "shift_windows", "precision", "keep_zeros"}
     | LOOSE_FIELDS
     | {"total_batch_size", "context_warmup", "batch_size_warmup", "label_smoothing", "z_loss", "fp8_layers"}
 )
@@ -90,6 +90,8 @@ def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions, 
         config = make_smoke_config(config, read_world_size())
     config = _name_run(config, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
     check_config(config, read_world_size())
+    if config.training.keep_zeros and config.training.init_from is None:
+        raise UserError("--keep_zeros keeps the zeros of a pruned model; name that with --init_from, or leave it out")
     check_unused(_find_directory(config))
     return RunRequest(config)
 

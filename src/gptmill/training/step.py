@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from gptmill.runtime.world import World
 from gptmill.training.plan import TrainPlan
 from gptmill.training.schedules import make_lr
 from gptmill.training.skip_ranges import find_unskipped
+from gptmill.training.sparse_update import keep_zeros
 from gptmill.training.state import TrainState
 from gptmill.training.step_stats import StepStats, Totals, send_to_host
 
@@ -90,13 +92,14 @@ def _update(state: TrainState, config: RunConfig, losses: Tensor) -> Tensor:
     """
     scale = state.scaler.scale(torch.ones((), device=losses.device))
     state.optimizer.unscale(state.scaler)
-    norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.optimizer.grad_clip or math.inf)
-    found_inf = ~(losses.isfinite().all() & norm.isfinite())
-    if config.guard.guard == "off" and not state.scaler.is_enabled():
-        state.optimizer.step()
-    else:
-        # Takes the place of scaler.step(), which checks the gradients but not the loss.
-        state.optimizer.step_unless(found_inf)
+    with keep_zeros(state.model) if config.training.keep_zeros else nullcontext():
+        norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.optimizer.grad_clip or math.inf)
+        found_inf = ~(losses.isfinite().all() & norm.isfinite())
+        if config.guard.guard == "off" and not state.scaler.is_enabled():
+            state.optimizer.step()
+        else:
+            # Takes the place of scaler.step(), which checks the gradients but not the loss.
+            state.optimizer.step_unless(found_inf)
     if state.ema is not None:
         state.ema.update(state.model, found_inf)
     state.scaler.update()

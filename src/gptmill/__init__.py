@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from gptmill.api.configuration import make_config
     from gptmill.api.corpus import Corpus, open_corpus, prepare
     from gptmill.api.evaluation import evaluate
-    from gptmill.api.importing import import_model
     from gptmill.api.exporting import export_model
+    from gptmill.api.importing import import_model
     from gptmill.api.registration import register
     from gptmill.api.run import Run, load, open_run
     from gptmill.api.training import resume, train
@@ -43,10 +43,10 @@ __all__ = [
     "Tracker",
     "UserError",
     "__version__",
-    "evaluate",
-    "import_model",
-    "export_model",
     "compress",
+    "evaluate",
+    "export_model",
+    "import_model",
     "load",
     "make_config",
     "open_corpus",

@@ -18,10 +18,10 @@ from zygote import Zygote
 
 import gptmill as package
 from gptmill.cli.main import VERBS, run_guarded
-from gptmill.config.eval_request import EvalRequest
-from gptmill.config.import_request import ImportRequest
-from gptmill.config.export_request import ExportRequest
 from gptmill.config.compress_request import CompressRequest
+from gptmill.config.eval_request import EvalRequest
+from gptmill.config.export_request import ExportRequest
+from gptmill.config.import_request import ImportRequest
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.requests import (
     BenchRequest,

@@ -19,10 +19,10 @@ from zygote import Zygote
 import gptmill
 from gptmill.cli.main import run_guarded
 from gptmill.config import requests
-from gptmill.config.eval_request import EvalRequest
-from gptmill.config.import_request import ImportRequest
-from gptmill.config.export_request import ExportRequest
 from gptmill.config.compress_request import CompressRequest
+from gptmill.config.eval_request import EvalRequest
+from gptmill.config.export_request import ExportRequest
+from gptmill.config.import_request import ImportRequest
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.sample_request import SampleRequest

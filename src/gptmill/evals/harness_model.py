@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from gptmill.evals.likelihood import LikelihoodScorer, Report, Sequences
 from gptmill.evals.prompts import Request
-from gptmill.inference.generator import SamplingConfig, generate
+from gptmill.inference.generator import generate
 from gptmill.inference.model import Model
+from gptmill.inference.token_sampling import SamplingConfig
 from gptmill.runtime.world import World
 
 SEED = 42  # of samples, where a task asks for them

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from gptmill.inference.generator import SamplingConfig, generate
+from gptmill.inference.generator import generate
 from gptmill.inference.loading import LoadedModel
+from gptmill.inference.token_sampling import SamplingConfig
 from gptmill.runtime.precision import choose_precision, make_autocast
 
 GENERATED = 64

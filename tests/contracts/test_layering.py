@@ -45,6 +45,7 @@ INSIDE = {
     "runs.trackers": {"runs"},
     "inference": set(),
     "inference.export": {"inference"},
+    "inference.importing": {"inference"},
     "training": {"training.optimizers"},
     "training.optimizers": set(),
     "experiments": set(),

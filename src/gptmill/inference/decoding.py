@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from gptmill.inference.token_sampling import SamplingConfig, draw_uniforms, sample_tokens
+from gptmill.models.fused.fused_decoding import FusedDecoder
 from gptmill.models.gpt import GPT, CompilePart
+from gptmill.models.kernels.greedy import advance_greedily
 from gptmill.models.kv_cache import LayerKVCache
 
 
@@ -86,6 +88,18 @@ def decode(
     """Samples the next token of each text."""
     logits_BV = compute_logits(model, state, layers, compile_part, is_filled=is_filled)
     advance(state, logits_BV[:, :vocab_size], sampling)
+
+
+def decode_fused(
+    fused: FusedDecoder, state: DecodingState, layers: Sequence[LayerKVCache], sampling: SamplingConfig
+) -> None:
+    """Samples the next token of each text, with the forward pass by kernels; greedily, by a kernel too."""
+    logits_BV = fused.step(state.tokens_B, state.positions_B, layers)
+    if not sampling.is_greedy or state.seen_BV is not None or state.log_probs_BS is not None:
+        advance(state, logits_BV, sampling)
+        return
+    advance_greedily(logits_BV, state.step_1, state.tokens_B, state.positions_B, state.sampled_BS)
+    state.step_1.add_(1)
 
 
 def compute_logits(

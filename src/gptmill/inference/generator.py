@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 
 from gptmill.inference.cuda_graphs import GraphedSteps, can_capture, choose_view
-from gptmill.inference.decoding import advance, build_state, compute_logits, decode
+from gptmill.inference.decoding import advance, build_state, compute_logits, decode, decode_fused
 from gptmill.inference.prefill import prefill, prefill_in_chunks
 from gptmill.inference.readback import SampledTokens, read_back
 from gptmill.inference.token_sampling import SamplingConfig
+from gptmill.models.fused.fused_decoding import FusedDecoder, can_fuse_decoding
 from gptmill.models.gpt import GPT
 from gptmill.models.kv_cache import KVCache, build_kv_cache
 from gptmill.models.language_model import LanguageModel
+
+ANY_LENGTH = 0
+"""Stands for a step by kernels that read how many positions of the KV cache are filled."""
 
 Overflow = Literal["crop", "half", "rolling"]
 """What a token sees once the context is full.
@@ -105,6 +109,9 @@ class _Session:
             self._cache = build_kv_cache(model.config, batch_size, self._device, capacity, find_compute_dtype(model))
         self._compile_part = partial(_compile, backend=generator.backend) if generator.compiled else lambda part: part
         self._graphed = GraphedSteps(self._step_statically, self.state) if generator.use_graphs else None
+        self._fused: FusedDecoder | None = None
+        if isinstance(model, GPT) and generator.use_graphs and can_fuse_decoding(model, batch_size):
+            self._fused = FusedDecoder(model, batch_size, capacity, generator.vocab_size)
 
     def begin(self, windows: list[list[int]], seeds: Sequence[int]) -> None:
         """Loads and prefills the prompts."""
@@ -131,14 +138,20 @@ class _Session:
                 self._drop_older_half(row, step, self._cache)
         num_tokens = max(self._positions) + 1
         if self._graphed is not None:
-            self._graphed(choose_view(num_tokens, self._cache.capacity))
+            is_fused = self._fused is not None and num_tokens <= self._cache.capacity
+            self._graphed(ANY_LENGTH if is_fused else choose_view(num_tokens, self._cache.capacity))
         elif self._generator.compiled:
             self._step_statically(self._cache.capacity)
         else:
             self._step(min(num_tokens, self._cache.capacity), is_filled=len(set(self._positions)) == 1)
 
     def _step_statically(self, num_positions: int) -> None:
-        self._step(num_positions, is_filled=False)
+        if num_positions != ANY_LENGTH:
+            self._step(num_positions, is_filled=False)
+            return
+        assert self._cache is not None
+        assert self._fused is not None
+        decode_fused(self._fused, self.state, self._cache.layers, self._generator.sampling)
 
     def _step(self, num_positions: int, *, is_filled: bool) -> None:
         assert self._cache is not None

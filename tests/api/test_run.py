@@ -76,7 +76,9 @@ def test_a_run_that_is_trained_or_was_never_started_says_so(run: gptmill.Run) ->
     assert run.state == "finished"
     run.directory.events.unlink()
     run.directory.history.unlink()
-    assert (run.state, run.step, run.samples) == ("not started", 0, [])
+    assert (run.state, run.step, run.samples) == ("model only", 0, [])
+    shutil.rmtree(run.directory.checkpoints)
+    assert run.state == "not started"
 
 
 def test_models_of_a_run_load_by_name_checkpoint_and_folder(run: gptmill.Run, straight: Path) -> None:

@@ -45,7 +45,7 @@ def test_an_imported_run_is_used_like_any_other(published: Path, gptmill: GptMil
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     assert gptmill("import", published, "--out", "llama").stdout == f"run runs/llama, made of {published}\n"
     shutil.rmtree(published)
-    assert "imported" in gptmill("runs", "list").stdout
+    assert "model only" in gptmill("runs", "list").stdout
     assert "step_000000: valid" in gptmill("checkpoints", "verify", "llama").stdout
     for source in ("llama", "runs/llama", "runs/llama/checkpoints/latest"):
         assert gptmill("sample", source, "--prompt", "bal", "--max_new_tokens", "2").stdout.startswith("bal")

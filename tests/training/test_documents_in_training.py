@@ -59,6 +59,7 @@ def compute_by_hand(tiny: Tiny) -> float:
             valid = batch.targets[row] != IGNORE_INDEX
             documents = None if batch.documents is None else batch.documents[row : row + 1]
             logits = model.lm_head(model.hidden_states(batch.tokens[row : row + 1], documents_BT=documents))[0]
+            logits = logits[:, : model.vocab_size]
             picked = -logits.log_softmax(dim=-1)[valid].gather(1, batch.targets[row][valid][:, None])
             losses.append(picked.flatten())
     return torch.cat(losses).mean().item()

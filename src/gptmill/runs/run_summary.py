@@ -22,7 +22,7 @@ from gptmill.runs.run_lock import is_locked
 
 RECENT_STEPS = 20  # whose median is the speed
 
-RunState = Literal["running", "finished", "stopped", "crashed", "diverged", "not started", "imported"]
+RunState = Literal["running", "finished", "stopped", "crashed", "diverged", "not started", "model only"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _find_state(run: RunDirectory, processes: list[list[Event]], *, is_running: 
     if is_running:
         return "running"
     if not processes:
-        return "imported" if run.checkpoints.is_dir() and run.has_checkpoints else "not started"
+        return "model only" if run.checkpoints.is_dir() and run.has_checkpoints else "not started"
     end = processes[-1][-1]
     if not isinstance(end, RunFinished):
         return "crashed"  # recorded, or without a record

@@ -82,7 +82,7 @@ def test_gpt2_is_read_under_all_its_names(has_prefix: bool, has_extras: bool, tm
 
 def test_its_origin_is_recorded(folder: Path) -> None:
     run = import_model(folder, folder.with_name("imported"))
-    assert run.state == "imported"
+    assert run.state == "model only"
     (checkpoint,) = run.checkpoints
     imported = read_manifest(checkpoint.path).values["imported"]
     assert (imported["source"], imported["format"], imported["layout"]) == (str(folder), "Hugging Face", "llama")
@@ -139,7 +139,7 @@ def test_gpt2s_own_files_are_the_tokenizer_gpt2(tmp_path: Path) -> None:
     build_published("gpt2", vocab_size=50_257, n_layer=1, n_embd=8, n_head=1).save_pretrained(folder)
     edit_json(folder / "config.json", eos_token_id=50_256)
     (folder / "generation_config.json").unlink()
-    vocabulary = {encode_byte_level(token): rank for token, rank in Gpt2Tokenizer()._ranks.items()} | {
+    vocabulary = {encode_byte_level(token): rank for token, rank in Gpt2Tokenizer().bpe.ranks.items()} | {
         "<|endoftext|>": 50_256
     }
     (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")

@@ -87,7 +87,7 @@ def test_windows_from_some_layer_on() -> None:
 
 
 STRANGE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    (GPT2, {"model_type": "mistral"}, "model_type 'mistral', and gptmill reads gpt2, llama, qwen3, qwen3_moe"),
+    (GPT2, {"model_type": "gemma"}, "model_type 'gemma', and gptmill reads gpt2, llama, mistral, qwen3, qwen3_moe"),
     (GPT2, {"activation_function": "relu"}, "activation_function = relu"),
     (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
     (GPT2, {"tie_word_embeddings": False}, "tie_word_embeddings = False"),

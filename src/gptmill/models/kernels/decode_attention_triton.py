@@ -23,7 +23,7 @@ from gptmill.models.kernels.decode_attention import QkNorm
 from gptmill.models.kernels.programmatic_launch import allow_next, make_launch_options, wait_for_previous
 from gptmill.models.rotary import CosSin
 
-BLOCK = 64  # positions at once
+BLOCK_BYTES = 16 << 10  # of keys at once
 TILE_ROWS = 16  # the fewest rows of a tensor core's tile
 
 
@@ -150,10 +150,12 @@ def run_decode_attention(
     heads = result_BHD.shape[1]
     cos, sin = rope_SD if rope_SD is not None else (result_BHD, result_BHD)
     query_norm, key_norm, eps = qk_norm if qk_norm is not None else (result_BHD, result_BHD, 0.0)
+    block = max(TILE_ROWS, min(128, BLOCK_BYTES // (width * keys_BKSD.element_size())))
     decode_attention_kernel[(rows, kv_heads, splits)](
         qkv_BE, keys_BKSD, values_BKSD, positions_B, cos, sin, query_norm, key_norm, result_BHD, partial, counters,
         keys_BKSD.stride(1), window or capacity + 1, eps, width**-0.5,
         HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, ROWS=max(TILE_ROWS, triton.next_power_of_2(heads // kv_heads)),
-        HAS_NORM=qk_norm is not None, HAS_ROPE=rope_SD is not None, SPLITS=splits, BLOCK=BLOCK, num_warps=4,
+        HAS_NORM=qk_norm is not None, HAS_ROPE=rope_SD is not None, SPLITS=splits, BLOCK=block,
+        num_warps=4,
         **make_launch_options(),
     )  # fmt: skip

@@ -4,12 +4,12 @@
 
 A decode step multiplies one row per sequence with every weight of the model: it is bound by reading the weights once,
 and, in a small model, by the number of kernels, each of which waits for the one before. So one kernel does what would
-be four: norm, product, bias with activation, and the addition to the residual stream. Each program owns BLOCK_N rows of
-the weight. It computes the norm of the (few) input rows by itself: that costs less than waiting for another kernel
-to do so. The first tile of the weight is loaded before the norm, which does not depend on it.
+be four: norm, product, bias with activation, and the addition to the residual stream.
 
-Up to MAX_SCALAR_ROWS rows are multiplied element by element, which reads the weights in any precision without tensor
-cores; more rows take tensor cores, with the rows padded to their tile.
+One or two rows are multiplied element by element. Each program owns some rows of the weight, loads them before anything
+else, since they do not depend on the kernel before, and computes the norm of the input by itself: that costs less than
+waiting for another kernel to do so. More rows take tensor cores, padded to their tile; the norm is then a kernel of its
+own, since its result is what the tensor cores read.
 
 SwiGLU reads two rows of the weight for each result: the gate's, and the one that it gates N rows further on.
 
@@ -27,10 +27,13 @@ from gptmill.models.kernels.decode_linear import Activation, Norm
 from gptmill.models.kernels.programmatic_launch import allow_next, make_launch_options, wait_for_previous
 
 ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu2": 2, "swiglu": 3}
-MAX_SCALAR_ROWS = 4
+MAX_SCALAR_ROWS = 2  # more are faster by tensor cores
 MAX_SCALAR_WIDTH = 8192
-FEW = {"elements": 8192, "warps": 8}
-MANY = {"n": 32, "k": 256, "stages": 3, "warps": 4}
+SCALAR_TILE = 8192  # weights of a program
+BLOCK_N = 16  # outputs of a program with tensor cores
+MAX_BLOCK_K = 256
+STAGES = 4  # of software pipelining: tiles in flight from memory
+TILE_BYTES = 96 << 10  # of shared memory, for all stages: what every GPU of the last generations has
 TILE_ROWS = 16  # the fewest rows of a tensor core's tile
 
 
@@ -187,12 +190,12 @@ def _launch_few(
     norm_weight, norm_bias, eps, is_rms = norm if norm is not None else (None, None, 0.0, False)
     tensors = [x_BK, norm_weight, norm_bias, weight_NK, bias_N, residual_BN, result_BN]
     width = triton.next_power_of_2(n_inputs)
-    block = max(1, FEW["elements"] // width // (2 if activation == "swiglu" else 1))
+    block = max(1, SCALAR_TILE // width // (2 if activation == "swiglu" else 1))
     few_rows_kernel[(triton.cdiv(n_outputs, block),)](
         *(result_BN if tensor is None else tensor for tensor in tensors), n_inputs, n_outputs, eps, ROWS=n_rows,
         NORM=0 if norm is None else 2 if is_rms else 1, HAS_NORM_BIAS=norm_bias is not None,
         HAS_BIAS=bias_N is not None, HAS_RESIDUAL=residual_BN is not None, ACTIVATION=ACTIVATIONS[activation],
-        BLOCK_N=block, BLOCK_K=width, num_warps=FEW["warps"], **make_launch_options(),
+        BLOCK_N=block, BLOCK_K=width, num_warps=8, **make_launch_options(),
     )  # fmt: skip
 
 
@@ -215,9 +218,12 @@ def _launch_many(
         )  # fmt: skip
         x_BK = normed_BK
     rows = min(64, max(TILE_ROWS, triton.next_power_of_2(n_rows)))
+    tile_rows = rows + BLOCK_N * (2 if activation == "swiglu" else 1)
+    fitting = TILE_BYTES // (STAGES * tile_rows * weight_NK.element_size())
+    block = min(MAX_BLOCK_K, triton.next_power_of_2(fitting + 1) // 2)
     tensors = (x_BK, weight_NK, bias_N, residual_BN, result_BN)
-    many_rows_kernel[(triton.cdiv(n_outputs, MANY["n"]), triton.cdiv(n_rows, rows))](
+    many_rows_kernel[(triton.cdiv(n_outputs, BLOCK_N), triton.cdiv(n_rows, rows))](
         *(result_BN if tensor is None else tensor for tensor in tensors), n_rows, n_inputs, n_outputs, ROWS=rows,
         HAS_BIAS=bias_N is not None, HAS_RESIDUAL=residual_BN is not None, ACTIVATION=ACTIVATIONS[activation],
-        BLOCK_N=MANY["n"], BLOCK_K=MANY["k"], STAGES=MANY["stages"], num_warps=MANY["warps"], **make_launch_options(),
+        BLOCK_N=BLOCK_N, BLOCK_K=block, STAGES=STAGES, num_warps=2, **make_launch_options(),
     )  # fmt: skip

@@ -199,10 +199,10 @@ def cross_entropy_reference(
 ) -> Tensor:
     """Reference implementation: returns each token's loss, and writes the gradient of their sum to `gradient_NV`.
 
-    The logits from `vocab_size` on are overwritten with -inf, if the gradient does not overwrite all of them.
+    The logits from `vocab_size` on are padding, which gets no gradient.
     """
-    logits_NV[:, vocab_size:] = -torch.inf
-    logp_NV = logits_NV.float().log_softmax(dim=-1)
+    is_token_V = torch.arange(logits_NV.shape[1], device=logits_NV.device) < vocab_size
+    logp_NV = logits_NV.float().where(is_token_V, -torch.inf).log_softmax(dim=-1)
     is_counted_N1 = (targets_N != IGNORE_INDEX).unsqueeze(1)
     columns_N1 = targets_N.clamp(min=0).unsqueeze(1)
     losses_N = -logp_NV.gather(1, columns_N1).where(is_counted_N1, 0.0).squeeze(1)

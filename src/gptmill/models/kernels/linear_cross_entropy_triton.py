@@ -12,8 +12,8 @@ goes over it twice, in blocks of BLOCK columns:
    first: what was read last is most likely still in the cache, and eviction hints help to keep it there. So about half
    of the 2 N V e bytes read come from memory; N V e are written.
 
-Columns that pad the vocabulary are overwritten with -inf first, so that they add nothing to the sum and get no
-gradient. A mask in both passes would cost more: with an end that is no multiple of 16 the loads are not vectorised.
+Columns that pad the vocabulary are left out of the sum, and their gradient is set to zero at the end. Full blocks are
+loaded without a mask and the last one with it: under a mask whose end is no multiple of 16, loads are not vectorised.
 
 Exponentials and logarithms are to base 2, as the hardware has them: exp(x - m) = exp2(x * log2(e) - m * log2(e)) is one
 fused multiply-add and one instruction. It matters, since this kernel is limited by arithmetic as much as by memory.
@@ -35,7 +35,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def cross_entropy_kernel(
     logits_ptr, targets_ptr, losses_ptr, gradient_ptr, vocab, unpadded_vocab, scale,
-    IGNORE_INDEX: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr, PADDING_BLOCK: tl.constexpr,
+    IGNORE_INDEX: tl.constexpr, WITH_GRADIENT: tl.constexpr, HAS_FULL_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    PADDING_BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     row_ptr, gradient_row_ptr = logits_ptr + row * vocab, gradient_ptr + row * vocab
@@ -48,23 +49,25 @@ def cross_entropy_kernel(
                 zeros = tl.zeros((BLOCK,), dtype=tl.float32).to(gradient_ptr.dtype.element_ty)
                 tl.store(gradient_row_ptr + columns, zeros, mask=columns < vocab)
         return
-    for start in range(unpadded_vocab, vocab, PADDING_BLOCK):
-        columns = start + tl.arange(0, PADDING_BLOCK)
-        infinities = tl.full((PADDING_BLOCK,), -float("inf"), dtype=tl.float32)
-        tl.store(row_ptr + columns, infinities.to(logits_ptr.dtype.element_ty), mask=columns < vocab)
-    tl.debug_barrier()  # the padding is stored before other threads load it
     # Loaded before the reductions, at which all threads synchronise: after them, another thread may already have
     # overwritten it with the gradient.
     logit = tl.load(row_ptr + target).to(tl.float32) * LOG2_E
     columns = tl.arange(0, BLOCK)
-    x = tl.load(row_ptr + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
+    if HAS_FULL_BLOCK:
+        x = tl.load(row_ptr + columns).to(tl.float32)
+    else:
+        x = tl.load(row_ptr + columns, mask=columns < unpadded_vocab, other=-float("inf")).to(tl.float32)
     maximum = tl.max(x, axis=0) * LOG2_E
     sums = tl.exp2(x * LOG2_E - maximum)
-    for start in range(BLOCK, vocab, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + columns, mask=columns < vocab, other=-float("inf"), eviction_policy="evict_last")
-        x = x.to(tl.float32)
-        sums += tl.exp2(x * LOG2_E - maximum)
+    if HAS_FULL_BLOCK:
+        end = unpadded_vocab // BLOCK * BLOCK
+        for start in range(BLOCK, end, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            x = tl.load(row_ptr + columns, eviction_policy="evict_last").to(tl.float32)
+            sums += tl.exp2(x * LOG2_E - maximum)
+        columns = end + tl.arange(0, BLOCK)
+        rest = tl.load(row_ptr + columns, mask=columns < unpadded_vocab, other=-float("inf"))
+        sums += tl.exp2(rest.to(tl.float32) * LOG2_E - maximum)
     total = tl.sum(sums, axis=0)
     if total == float("inf"):
         # A logit lies far above the first block's maximum. Again, with the running maximum of online softmax.
@@ -72,7 +75,7 @@ def cross_entropy_kernel(
         maximum = -float("inf")
         for start in range(0, vocab, BLOCK):
             columns = start + tl.arange(0, BLOCK)
-            x = tl.load(row_ptr + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32) * LOG2_E
+            x = tl.load(row_ptr + columns, mask=columns < unpadded_vocab, other=-float("inf")).to(tl.float32) * LOG2_E
             new_maximum = tl.maximum(maximum, tl.max(x, axis=0))
             total = total * tl.exp2(maximum - new_maximum) + tl.sum(tl.exp2(x - new_maximum), axis=0)
             maximum = new_maximum
@@ -88,7 +91,11 @@ def cross_entropy_kernel(
             x = x.to(tl.float32)
             gradient = tl.exp2(x * LOG2_E - scaled_total)
             tl.store(gradient_row_ptr + columns, gradient.to(gradient_ptr.dtype.element_ty), mask=columns < vocab)
-        tl.debug_barrier()  # all of the row is stored before the target's element is replaced
+        tl.debug_barrier()  # all of the row is stored before the target's element and the padding are replaced
+        for start in range(unpadded_vocab, vocab, PADDING_BLOCK):
+            padding = start + tl.arange(0, PADDING_BLOCK)
+            nothing = tl.zeros((PADDING_BLOCK,), dtype=tl.float32).to(gradient_ptr.dtype.element_ty)
+            tl.store(gradient_row_ptr + padding, nothing, mask=padding < vocab)
         gradient = (tl.exp2(logit - log_total) - 1.0) * scale
         tl.store(gradient_row_ptr + target, gradient.to(gradient_ptr.dtype.element_ty))
 
@@ -103,13 +110,13 @@ def run_cross_entropy(
 ) -> Tensor:
     """Returns the losses, and writes the gradient, times a scale, to `gradient_NV`, which may be `logits_NV` itself.
 
-    The logits from `vocab_size` on are padding, and overwritten.
+    The logits from `vocab_size` on are padding.
     """
     rows, vocab = logits_NV.shape
     losses_N = logits_NV.new_empty(rows, dtype=torch.float32)
     cross_entropy_kernel[(rows,)](
         logits_NV, targets_N, losses_N, logits_NV if gradient_NV is None else gradient_NV, vocab,
-        vocab_size, scale, IGNORE_INDEX=ignore_index, WITH_GRADIENT=gradient_NV is not None, BLOCK=BLOCK,
-        PADDING_BLOCK=PADDING_BLOCK, num_warps=WARPS,
+        vocab_size, scale, IGNORE_INDEX=ignore_index, WITH_GRADIENT=gradient_NV is not None,
+        HAS_FULL_BLOCK=vocab_size >= BLOCK, BLOCK=BLOCK, PADDING_BLOCK=PADDING_BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return losses_N

@@ -33,7 +33,7 @@ def count_zeros(path: Path) -> int:
 
 
 @pytest.mark.parametrize("flags", [["int8"], ["int4", "--group_size", "16"]], ids=["int8", "int4"])
-def test_a_compressed_run_samples_and_is_not_trained(straight: Path, gptmill: GptMill, flags: list[str]) -> None:
+def test_a_compressed_run_is_used_but_not_trained(straight: Path, gptmill: GptMill, flags: list[str]) -> None:
     table = gptmill("compress", "straight", "--method", *flags, *CPU).stdout
     before, after = read_row(table, "size (MB)")
     assert after < before
@@ -41,6 +41,8 @@ def test_a_compressed_run_samples_and_is_not_trained(straight: Path, gptmill: Gp
     assert after == pytest.approx(before, abs=0.05)
     name = f"straight-{flags[0]}"
     assert gptmill("sample", name, "--max_new_tokens", "5", *CPU).stdout
+    assert float(gptmill("eval", name, *CPU).stdout.split("loss")[1].split()[0]) == pytest.approx(after, abs=0.05)
+    assert "were dequantized" in gptmill("export", name, "--to", "onnx", *CPU).stdout
     shutil.rmtree(straight)
     process = gptmill("train", *TINY_FLAGS, "--data_dir", "words", "--init_from", name, check=False)
     assert process.returncode == 2

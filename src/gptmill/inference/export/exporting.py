@@ -71,7 +71,7 @@ def check_exportable(config: ModelConfig, to: ExportFormat) -> None:
 
 def write_export(source: ExportSource, request: ExportRequest, report: Report) -> Export:
     """Writes an opened model beside its target, verifies it there, and renames it."""
-    dtype, remarks = choose_dtype(request), list_remarks(source.config)
+    dtype, remarks = choose_dtype(request), list_remarks(source)
     target = Path(request.out) if request.out is not None else make_default_path(source.name, request.to, dtype)
     _check_target(target, request)
     count = sum(tensor.numel() for tensor in source.model.parameters())
@@ -100,12 +100,15 @@ def verify(path: Path, source: ExportSource, to: ExportFormat, dtype: str) -> Ve
     return verify_gguf(path, source, dtype) if to == "gguf" else verify_onnx(path, source)
 
 
-def list_remarks(config: ModelConfig) -> list[str]:
+def list_remarks(source: ExportSource) -> list[str]:
     """What of the model the export leaves out."""
-    if not config.mtp_heads:
-        return []
-    heads = f"{config.mtp_heads} MTP heads were" if config.mtp_heads > 1 else "1 MTP head was"
-    return [f"{heads} left out: they are used in training only"]
+    remarks, count = [], source.config.mtp_heads
+    if source.is_dequantized:
+        remarks.append("the quantized weights were dequantized: the format has no place for gptmill's integers")
+    if count:
+        heads = f"{count} MTP heads were" if count > 1 else "1 MTP head was"
+        remarks.append(f"{heads} left out: they are used in training only")
+    return remarks
 
 
 def make_default_path(name: str, to: ExportFormat, dtype: str) -> Path:

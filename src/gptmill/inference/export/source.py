@@ -13,6 +13,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.model import ModelConfig
 from gptmill.config.requests import LoadingOptions
 from gptmill.data.tokenizers import Tokenizer
+from gptmill.inference.compression import dequantize, list_quantized
 from gptmill.inference.export.run_facts import RunFacts, read_run_facts
 from gptmill.inference.huggingface_folder import holds_hf_model
 from gptmill.inference.loading import LoadedModel, is_checkpoint
@@ -34,6 +35,8 @@ class ExportSource:
     """raw or ema."""
     facts: RunFacts | None
     """None for a model that no run here has trained."""
+    is_dequantized: bool = False
+    """Whether the weights were integers before."""
 
     @property
     def config(self) -> ModelConfig:
@@ -74,7 +77,11 @@ def make_export_source(loaded: LoadedModel, name: str, weights_kind: str, facts:
             f"{name} has a part of a plug-in ({parts}), which other software does not know; export is for "
             f"models of built-in parts only"
         )
-    return ExportSource(name, loaded.model.float(), loaded.tokenizer, loaded.step, weights_kind, facts)
+    is_quantized = bool(list_quantized(loaded.model))
+    model = dequantize(loaded.model) if is_quantized else loaded.model
+    return ExportSource(
+        name, model.float(), loaded.tokenizer, loaded.step, weights_kind, facts, is_dequantized=is_quantized
+    )
 
 
 def find_run_of(source: str, logdir: str) -> RunDirectory | None:

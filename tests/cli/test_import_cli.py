@@ -51,6 +51,9 @@ def test_an_imported_run_is_used_like_any_other(published: Path, gptmill: GptMil
         assert gptmill("sample", source, "--prompt", "bal", "--max_new_tokens", "2").stdout.startswith("bal")
     again = gptmill("import", tmp_path / "absent", "--out", "llama", check=False)
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    resumed = gptmill("train", "--run_name", "llama", "--resume", "latest", check=False)
+    assert (resumed.returncode, resumed.stderr.count("\n")) == (2, 1)
+    assert "gptmill train runs/llama/config.toml --init_from llama" in resumed.stderr
 
 
 def test_training_goes_on_where_transformers_is(published: Path, gptmill: GptMill, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from gptmill.config.smoke import make_smoke_config
 from gptmill.config.validation import check_config
 from gptmill.data.files import find_cache_dir
 from gptmill.data.remote_fs import is_remote
-from gptmill.runs.checkpoints.manifest import MANIFEST
+from gptmill.runs.checkpoints.manifest import MANIFEST, read_manifest
 from gptmill.runs.checkpoints.mirror import fetch_checkpoint
 from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
 from gptmill.runs.checkpoints.tiers import TIER
@@ -123,6 +123,7 @@ def _make_resume(
 
 def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: StartOptions) -> RunRequest:
     """The run's saved config with the given flags on top. Its recipe may have changed since and is not read."""
+    _check_resumable(run)
     saved = load_saved_settings(run.config)
     location = {"run_name": run.path.name, "logdir": str(run.path.parent)}
     before = build_config(RunConfig, saved)
@@ -130,6 +131,20 @@ def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: 
     config = _set_fp8_layers(layer_config(saved, flags, location), before)
     changes = _find_changes(before, config, options)
     return RunRequest(config, run, wanted, None, changes, options.allow_changes)
+
+
+def _check_resumable(run: RunDirectory) -> None:
+    """Raises UserError for a run that was imported or compressed: it has weights, but no optimizer to go on with."""
+    try:
+        files = read_manifest(run.checkpoints / "latest").files
+    except UserError:  # absent or damaged: whether another one is valid is found out later
+        return
+    if "optimizer.safetensors" in files:
+        return
+    raise UserError(
+        f"run {run.path} is a model only, with no training to resume; train it further in a new run: "
+        f"gptmill train {run.config} --init_from {run.path.name} --corpus TEXT"
+    )
 
 
 def _check_source(flags: dict[str, Any], before: RunConfig, run: RunDirectory) -> dict[str, Any]:

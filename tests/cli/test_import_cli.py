@@ -47,7 +47,7 @@ def test_an_imported_run_is_used_like_any_other(published: Path, gptmill: GptMil
     shutil.rmtree(published)
     assert "model only" in gptmill("runs", "list").stdout
     assert "step_000000: valid" in gptmill("checkpoints", "verify", "llama").stdout
-    for source in ("llama", "runs/llama", "runs/llama/checkpoints/latest"):
+    for source in ("llama", "runs/llama/checkpoints/latest"):
         assert gptmill("sample", source, "--prompt", "bal", "--max_new_tokens", "2").stdout.startswith("bal")
     again = gptmill("import", tmp_path / "absent", "--out", "llama", check=False)
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)

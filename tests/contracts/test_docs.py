@@ -127,7 +127,7 @@ def write_inputs(folder: Path) -> None:
 
 def write_llmc(path: Path) -> None:
     """A checkpoint of llm.c: a GPT-2 of one layer, eight wide."""
-    layers, heads, width, context, vocab_size, padded = 1, 1, 8, 1024, 50_257, 50_304
+    layers, heads, width, context, vocab_size, padded = 1, 1, 8, 96, 50_257, 50_304
     header = np.zeros(256, "<i4")
     header[:8] = [20240326, 3, context, vocab_size, layers, heads, width, padded]
     count = (padded + context) * width + 12 * width**2 + 13 * width + 2 * width

@@ -19,34 +19,28 @@ def ask_for_prompts(sampler: TextSampler) -> None:
     """Continues each prompt until the end of the input; the text of prompt i has the seed + i."""
     with suppress(ImportError):  # Windows has none
         import readline  # noqa: F401, gives input() its history
-    is_terminal = sys.stdin.isatty()
+    is_terminal, number = sys.stdin.isatty(), 0
     if is_terminal:
         sys.stderr.write(HELP)
-    number = 0
-    while (prompt := ask("> " if is_terminal else "")) is not None:
-        try:
-            started = sampler.start([prompt], number)
-        except UserError as error:
-            sys.stderr.write(f"{error}\n")
-            continue
-        number += 1
-        write(prompt)
-        with suppress(KeyboardInterrupt):
-            for _, piece in started.batch.stream():
-                write(piece)
-        write("\n")
-
-
-def ask(question: str) -> str | None:
-    """A line of input; None at its end. Ctrl-C clears the line, as in a shell."""
     while True:
         try:
-            return input(question)
-        except EOFError:
-            if question:
-                write("\n")
-            return None
-        except KeyboardInterrupt:
-            if not question:
+            continue_prompt(sampler, input("> " if is_terminal else ""), number)
+            number += 1
+        except UserError as error:
+            sys.stderr.write(f"{error}\n")
+        except KeyboardInterrupt:  # ends the line or the text, as in a shell
+            if not is_terminal:
                 raise
             write("\n")
+        except EOFError:
+            if is_terminal:
+                write("\n")
+            return
+
+
+def continue_prompt(sampler: TextSampler, prompt: str, number: int) -> None:
+    started = sampler.start([prompt], number)
+    write(prompt)
+    for _, piece in started.batch.stream():
+        write(piece)
+    write("\n")

@@ -193,6 +193,7 @@ def test_a_signal_saves_and_exits_cleanly(
     assert_same_end(straight, tmp_path / "runs/stopped")
 
 
+@pytest.mark.torture
 def test_the_demo_killed_at_step_20_ends_with_the_same_weights(
     tmp_path: Path, gptmill: GptMill, kill_at_step: KillAtStep
 ) -> None:

@@ -142,7 +142,7 @@ def test_a_run_goes_back_behind_poisoned_data_and_leaves_it_out(
     assert_same_end("memory", "disk")
 
 
-@pytest.mark.parametrize("way", ["", "--precision fp16", "--num_epochs 1"])
+@pytest.mark.parametrize("way", ["", pytest.param("--precision fp16", marks=pytest.mark.torture), "--num_epochs 1"])
 def test_a_kill_around_a_rollback_changes_nothing(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     spoil(monkeypatch, 8.0 if "fp16" not in way else 4.0)
     flags = [*RUN, "--data_dir", "poisoned", *way.split()] + ([] if "epochs" in way else ["--max_steps", str(STEPS)])

@@ -156,7 +156,7 @@ def finish(victim: Victim, tmp_path: Path, gptmill: GptMill, flags: list[str]) -
 def test_some_kills_change_nothing(tmp_path: Path, gptmill: GptMill, make_victim: object) -> None:
     flags = [*SHORT_FLAGS, "--max_steps", "100"]
     victim = make_victim(flags, seed=1)  # type: ignore[operator]
-    torture(victim, kills=4, kills_in_saves=2)
+    torture(victim, kills=3, kills_in_saves=1)
     finish(victim, tmp_path, gptmill, flags)
 
 

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -52,6 +53,14 @@ EXACT_FLAGS = [
     *TINY_FLAGS,
     *f"--data_dir words --max_steps {EXACT_STEPS} --checkpoint_freq 8 --eval_freq 10 --dropout 0.1".split(),
 ]
+
+
+def pytest_configure() -> None:
+    """Gives what the tests start the signals of a program in the foreground: a background job and nohup ignore some of
+    them, and children inherit that. A handler that does nothing has the same effect here, and no child inherits it."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

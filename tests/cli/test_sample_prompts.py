@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import sys
 import time
@@ -175,15 +176,28 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def wait_for(self, text: str, count: int = 1) -> None:
+    def wait_for(self, text: str, count: int = 1, *, pressing: str = "") -> None:
+        """Returns once the text was shown so many times; presses a key again and again that may go unheard.
+
+        Ctrl-C may: readline shows its prompt, then listens, and an interrupt in between waits for the next key.
+        """
         deadline = time.monotonic() + 60
         while self.output.count(text) < count:
-            assert time.monotonic() < deadline, self.output
+            assert time.monotonic() < deadline, f"{text!r} not {count} times within 60 s:\n{self.output}"
+            if not select.select([self._master], [], [], 5)[0]:
+                self.type(pressing)
+                continue
             try:
                 self.output += os.read(self._master, 4096).decode(errors="replace").replace("\r", "")
-            except OSError:  # the other end is closed
-                break
-        assert self.output.count(text) >= count, self.output
+            except OSError:
+                pytest.fail(f"ended without {text!r}, {count} times:\n{self.output}")
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.process.kill()
+        os.close(self._master)
 
 
 def test_an_interactive_terminal_continues_each_prompt(
@@ -191,23 +205,23 @@ def test_an_interactive_terminal_continues_each_prompt(
 ) -> None:
     greedy = ("--temperature", "0", "--max_new_tokens", "8")
     expected = sample(capsys, "--prompt", "the quick", *greedy).split("\n")[0]
-    terminal = Terminal(zygote, folder, *greedy)
-    terminal.wait_for("> ")
-    terminal.type("the quick\n")
-    terminal.wait_for("> ", 2)
-    assert expected in terminal.output
-    terminal.type("half a li\x03")  # Ctrl-C clears the line
-    terminal.wait_for("> ", 3)
-    terminal.type("\x04")
-    assert terminal.process.wait(60) == 0
+    with Terminal(zygote, folder, *greedy) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("the quick\n")
+        terminal.wait_for("> ", 2)
+        assert expected in terminal.output
+        terminal.type("half a li\x03")  # Ctrl-C clears the line
+        terminal.wait_for("> ", 3, pressing="\x03")
+        terminal.type("\x04")
+        assert terminal.process.wait(60) == 0
 
 
 def test_ctrl_c_stops_a_text_and_asks_for_the_next_prompt(folder: Path, zygote: Zygote) -> None:
-    terminal = Terminal(zygote, folder, "--max_new_tokens", "1000000", "--context", "half")
-    terminal.wait_for("> ")
-    terminal.type("the\n")
-    terminal.wait_for("the", 2)
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.wait_for("> ", 2)
-    terminal.type("\x04")
-    assert terminal.process.wait(60) == 0
+    with Terminal(zygote, folder, "--max_new_tokens", "1000000", "--context", "half") as terminal:
+        terminal.wait_for("> ")
+        terminal.type("the\n")
+        terminal.wait_for("the", 2)
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for("> ", 2)
+        terminal.type("\x04")
+        assert terminal.process.wait(60) == 0

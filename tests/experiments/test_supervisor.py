@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,11 +51,10 @@ Plan = Callable[..., tuple[int, list[str], list[list[str]]]]
 
 
 @pytest.fixture
-def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plan]:
+def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Supervises a run that ends as planned: the exit code, what was said, and the arguments of each start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(supervision, "FIRST_PAUSE_SECONDS", 0.0)
-    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which these may run, has it ignored
 
     def follow(
         *plan: tuple[int, int, str], arguments: tuple[str, ...] = ("demo",), max_restarts: int = 10
@@ -66,8 +65,7 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plan]:
         code = supervise(list(arguments), RunDirectory(Path("run")), max_restarts, said.append, program)
         return code, said, [json.loads(line) for line in Path("starts.jsonl").read_text().splitlines()]
 
-    yield follow
-    signal.signal(signal.SIGHUP, hang_up)
+    return follow
 
 
 @pytest.mark.parametrize("code", [0, 2, 74, 75, 76, 130, 143, 138, 140, 129])

@@ -18,7 +18,7 @@ test-fast: $(VENV)/.installed-dev
 	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2 -m 'not slow and not torture'
 
 torture: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -m torture -s
+	$(VENV)/bin/python -m pytest -m torture -s --timeout 7200 -o faulthandler_timeout=0
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check

@@ -9,6 +9,7 @@ number, then its exit status. What a program itself starts with this interpreter
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import io
@@ -33,6 +34,7 @@ from typing import IO, Any, NoReturn
 
 IMPORTED = ("gptmill.cli.main", "gptmill.cli.train", "gptmill.training.loop", "torch._dynamo")
 STREAMS = (0, 1, 2)
+SHOW_STACKS = signal.SIGXCPU  # which nothing else sends
 
 
 class Process:
@@ -45,6 +47,8 @@ class Process:
         )
         self._news = news
         self._lines = news.makefile()
+        if not select.select([news], [], [], Zygote.LONGEST_SECONDS)[0]:
+            raise TimeoutError(f"{arguments}: not forked within {Zygote.LONGEST_SECONDS:.0f} s")
         self.pid = int(self._lines.readline())
         self.returncode: int | None = None
 
@@ -55,18 +59,21 @@ class Process:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises TimeoutExpired for a program that takes longer, and ends it."""
+        """Raises TimeoutError for a program that takes longer, and ends it once it has shown where it is."""
         seconds = Zygote.LONGEST_SECONDS if timeout is None else timeout
         if self.returncode is None:
             if not select.select([self._news], [], [], seconds)[0]:
+                self.send_signal(SHOW_STACKS)
+                time.sleep(1)
                 self.kill()
-                raise subprocess.TimeoutExpired(self.args, seconds)
+                self._read_status()
+                raise TimeoutError(f"{self.args} took more than {seconds:.0f} s")
             self._read_status()
         assert self.returncode is not None
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What is left of the output and of the errors, once the program has ended."""
+        """What is left of the output and of the errors, once the program has ended. A TimeoutError repeats it."""
         said: dict[str, str] = {"stdout": "", "stderr": ""}
 
         def read(name: str, stream: IO[str]) -> None:
@@ -77,9 +84,16 @@ class Process:
         readers = [threading.Thread(target=read, args=item, daemon=True) for item in streams.items()]
         for reader in readers:
             reader.start()
-        self.wait(timeout)
+        try:
+            self.wait(timeout)
+        except TimeoutError as error:
+            for reader in readers:
+                reader.join(1)
+            raise TimeoutError(f"{error}\n{said['stdout']}\n{said['stderr']}") from None
         for reader in readers:
-            reader.join()
+            reader.join(Zygote.LONGEST_OUTPUT_SECONDS)
+            if reader.is_alive():
+                raise TimeoutError(f"{self.args} has ended, but something that it started keeps its output open")
         return said["stdout"], said["stderr"]
 
     def send_signal(self, number: int) -> None:
@@ -109,7 +123,8 @@ class Process:
 class Zygote:
     """The process that forks, as the tests see it."""
 
-    LONGEST_SECONDS = 300.0
+    LONGEST_SECONDS = 200.0  # less than the limit of a test, whose message says less
+    LONGEST_OUTPUT_SECONDS = 60.0
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
@@ -173,7 +188,11 @@ class Zygote:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
 
 
 def _find_descriptor(stream: int | IO[Any], pipe: int | None, nothing: IO[bytes]) -> int:
@@ -197,7 +216,10 @@ def serve(requests: socket.socket) -> None:
             return
         line = b""
         while not line.endswith(b"\n"):
-            line += requests.recv(65536)
+            received = requests.recv(65536)
+            if not received:
+                return
+            line += received
         if os.fork() == 0:
             requests.close()
             attend(json.loads(line), *descriptors)
@@ -276,6 +298,7 @@ def _start_afresh(environment: Mapping[str, str]) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
+    faulthandler.register(SHOW_STACKS, file=2)
     os.environ.clear()
     os.environ.update(environment)
     encoding, _, errors = environment.get("PYTHONIOENCODING", "utf-8").partition(":")

@@ -48,6 +48,9 @@ SLOW_NAMES = frozenset(
     "subprocess multiprocessing ProcessPoolExecutor fork Zygote compile supervise PROGRAM transformers".split()
 )
 
+# What takes seconds to import. Tests that name it are the first ones of all, so that one worker runs most of them.
+LARGE_NAMES = frozenset("transformers lm_eval run_harness open_harness list_documented_commands".split())
+
 EXACT_STEPS = 40
 EXACT_FLAGS = [
     *TINY_FLAGS,
@@ -67,9 +70,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as slow what starts processes, compiles or reads real data, and puts it first: short tests fill up the end
     of a run."""
     for item in items:
-        if item.get_closest_marker("realdata") or (isinstance(item, pytest.Function) and is_slow(item)):
+        if item.get_closest_marker("realdata") or "compil" in item.nodeid or names(item, SLOW_NAMES):
             item.add_marker("slow")
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, not names(item, LARGE_NAMES)))
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -82,22 +85,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
-def is_slow(item: pytest.Function) -> bool:
+def names(item: pytest.Item, wanted: frozenset[str]) -> bool:
+    """Whether a test or one of its fixtures, or a function of the tests that these call, uses one of the names."""
+    if not isinstance(item, pytest.Function):
+        return False
     fixtures = item._fixtureinfo.name2fixturedefs.values()
     functions = [item.function, *(definition.func for each in fixtures for definition in each)]
-    return "compil" in item.nodeid or any(reaches_slow(function, set()) for function in functions)
+    return any(uses(function, wanted) for function in functions)
 
 
-def reaches_slow(called: object, seen: set[object]) -> bool:
-    """Whether a function of the tests, or one that it calls, names what starts processes or compiles."""
-    if isinstance(called, type):
-        return any(reaches_slow(method, seen) for method in vars(called).values() if callable(method))
+@cache
+def uses(function: object, wanted: frozenset[str]) -> bool:
+    return reaches(function, wanted, set())
+
+
+def reaches(called: object, wanted: frozenset[str], seen: set[int]) -> bool:
     called = getattr(called, "__wrapped__", called)
-    if not isinstance(called, FunctionType) or called in seen or not is_of_tests(called):
+    if id(called) in seen:
         return False
-    seen.add(called)
-    names = find_names(called.__code__)
-    return bool(names & SLOW_NAMES) or any(reaches_slow(called.__globals__.get(name), seen) for name in names)
+    seen.add(id(called))
+    if isinstance(called, type):
+        return any(reaches(method, wanted, seen) for method in vars(called).values() if callable(method))
+    if not isinstance(called, FunctionType) or not is_of_tests(called):
+        return False
+    used = find_names(called.__code__)
+    return bool(used & wanted) or any(reaches(called.__globals__.get(name), wanted, seen) for name in used)
 
 
 def is_of_tests(function: FunctionType) -> bool:
@@ -111,7 +123,8 @@ def find_names(code: CodeType) -> frozenset[str]:
 
 def list_names(code: CodeType) -> Iterator[str]:
     """The names that a function uses, also as strings and in the functions inside it."""
-    yield from code.co_names
+    for name in code.co_names:
+        yield from name.split(".")
     for constant in code.co_consts:
         if isinstance(constant, str):
             yield constant

@@ -27,8 +27,6 @@ from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import list_fields
-from gptmill.data.sources import resolver
-from gptmill.data.sources.named_corpora import find_stdlib
 from gptmill.evals import speed
 
 SOURCE = Path(gptmill.__file__).parent
@@ -100,19 +98,24 @@ def make_command(command: str) -> list[str]:
 def choose_sizes(words: list[str]) -> list[str]:
     """Flags that make a run short. A recipe for a GPU is tried as the README says: one step, with --force-cpu."""
     verb = words[words.index("gptmill") + 1]
-    if verb in ("tune", "bench"):
-        return "--steps 1".split()
     if verb == "compress" and "--recover_steps" in words:
         return "--recover_steps 2".split()
-    if verb != "train":
+    if verb not in ("train", "tune", "bench"):
         return []
-    sizes = "--eval_tokens 192 --sample_tokens 4 --total_batch_size 192 --mini_batch_size 1".split()
-    small = "--num_layers 1 --embd_size 32 --num_heads 1".split()
-    if any(word.startswith("gpt2-") for word in words):
-        return [*sizes, *small, "--force-cpu"]
-    sizes += ["--max_steps", "4" if "--max_steps" in words else "2"]
-    is_demo = bool({"demo", "continued-pretraining"} & {*words}) and "--size" not in words
-    return [*sizes, *small] if is_demo else sizes
+    is_demo = bool({"demo", "continued-pretraining"} & {*words})
+    is_recipe_for_gpu = any(word.startswith("gpt2-") for word in words)
+    sizes: list[str] = []
+    if is_demo and not {"--corpus", "--data_dir", "--mixture"} & {*words}:
+        sizes += "--corpus input.txt".split()  # not the ten megabytes of Python's standard library
+    if verb != "train":
+        return [*sizes, *"--steps 1".split()]
+    sizes += "--eval_tokens 192 --sample_tokens 4 --total_batch_size 192 --mini_batch_size 1".split()
+    if (is_demo or is_recipe_for_gpu) and "--size" not in words:
+        sizes += "--num_layers 1 --embd_size 32 --num_heads 1".split()
+    return [
+        *sizes,
+        *(["--force-cpu"] if is_recipe_for_gpu else ["--max_steps", "4" if "--max_steps" in words else "2"]),
+    ]
 
 
 def write_inputs(folder: Path) -> None:
@@ -153,7 +156,6 @@ def test_every_command_and_snippet_runs(
     """
     write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(resolver, "find_stdlib", lambda: find_stdlib()[:20])  # ten megabytes, read by others
     monkeypatch.setattr(speed, "SECONDS", 0.0)
     for name, value in make_environment().items():
         monkeypatch.setenv(name, value)

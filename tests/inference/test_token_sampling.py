@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 import torch
 from torch import Tensor
-from transformers.generation import logits_process as theirs
 
 from gptmill.inference.token_sampling import (
     SamplingConfig,
@@ -32,6 +31,8 @@ CONFIGS = {
 
 def filter_like_transformers(logits_BV: Tensor, sampling: SamplingConfig, seen_BT: Tensor) -> Tensor:
     """The probabilities after the processors, in the order of transformers' generate."""
+    from transformers.generation import logits_process as theirs
+
     processors = [theirs.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)]
     processors.append(theirs.TemperatureLogitsWarper(sampling.temperature))
     if sampling.top_k is not None:

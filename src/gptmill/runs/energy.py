@@ -12,7 +12,7 @@ JOULES_PER_WATT_HOUR = 3600.0
 def sum_energy(events: Iterable[Event]) -> float | None:
     """Watt-hours between the logged steps of each process, evaluations in between included; None if never measured.
 
-    Covers the GPUs on the machine of rank 0, and only the steps that the run kept: a resumed run has dropped the others.
+    Covers the GPUs on the machine of rank 0, and only the steps that the run kept: a resumed run drops the others.
     """
     joules, before = None, None
     for event in events:

@@ -10,6 +10,7 @@ from statistics import median
 
 MIN_STEPS = 10
 MIN_SECONDS = 30.0
+MAX_VALUES = 30  # in those seconds
 USUAL_STEPS = 256
 MIN_USUAL_STEPS = 20
 MIN_USUAL_SECONDS = 60.0
@@ -17,7 +18,10 @@ REPEAT_SECONDS = 600.0
 
 
 class Recent:
-    """The values of the last logged steps: as few as make up some steps and some seconds of training."""
+    """The values of the last logged steps: as few as make up some steps and some seconds of training.
+
+    Steps of milliseconds are merged into their mean, so that they cost no more than long ones.
+    """
 
     def __init__(self, min_steps: int = MIN_STEPS, min_seconds: float = MIN_SECONDS) -> None:
         self._min_steps, self._min_seconds = min_steps, min_seconds
@@ -29,8 +33,11 @@ class Recent:
 
     def add(self, value: float, seconds: float) -> list[tuple[float, float]]:
         """Adds a value that held for so long; returns the values that it pushes out, oldest first."""
-        self._values.append((value, seconds))
         self.seconds += seconds
+        if self._values and self._values[-1][1] < self._min_seconds / MAX_VALUES:
+            last, before = self._values.pop()
+            value, seconds = (last * before + value * seconds) / max(before + seconds, 1e-9), before + seconds
+        self._values.append((value, seconds))
         gone = []
         while len(self._values) > self._min_steps and self.seconds - self._values[0][1] >= self._min_seconds:
             gone.append(self._values.popleft())
@@ -60,15 +67,14 @@ class Usual:
         for value, seconds in values:
             self._values.append(value)
             self._seconds += seconds
+        if values and len(self._values) >= MIN_USUAL_STEPS and self._seconds >= self._min_seconds:
+            self.level = median(self._values)
 
     def clear(self) -> None:
         self._values: deque[float] = deque(maxlen=USUAL_STEPS)
         self._seconds = 0.0
-
-    def find(self) -> float | None:
+        self.level: float | None = None
         """None while too little of the run has been seen."""
-        is_known = len(self._values) >= MIN_USUAL_STEPS and self._seconds >= self._min_seconds
-        return median(self._values) if is_known else None
 
 
 class Alarm:

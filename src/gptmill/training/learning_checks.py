@@ -60,7 +60,7 @@ class GradNormCheck(Check):
         gone = self._recent.add(event.grad_norm, event.seconds)
         if not self._recent.is_full:
             return ""
-        now, usual = self._recent.find_median(), self._usual.find()
+        now, usual = self._recent.find_median(), self._usual.level
         limits = [self._limit] if self._limit is not None else []
         if self._rise is not None and usual:
             limits.append(self._rise * usual)

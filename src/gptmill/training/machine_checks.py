@@ -31,7 +31,7 @@ class ThroughputCheck(Check):
         self._usual.clear()
 
     def see_step(self, event: StepLogged) -> str:
-        gone, usual = self._recent.add(event.tokens_per_second, event.seconds), self._usual.find()
+        gone, usual = self._recent.add(event.tokens_per_second, event.seconds), self._usual.level
         now = self._recent.find_median()
         is_low = usual is not None and now < self._fraction * usual
         if not is_low:  # else the steps that leave are slow ones too, and not what is usual

@@ -59,6 +59,9 @@ class Recent:
 class Usual:
     """The median of the values that are no longer recent."""
 
+    level: float | None
+    """None while too little of the run has been seen."""
+
     def __init__(self, min_seconds: float = MIN_USUAL_SECONDS) -> None:
         self._min_seconds = min_seconds
         self.clear()
@@ -73,8 +76,7 @@ class Usual:
     def clear(self) -> None:
         self._values: deque[float] = deque(maxlen=USUAL_STEPS)
         self._seconds = 0.0
-        self.level: float | None = None
-        """None while too little of the run has been seen."""
+        self.level = None
 
 
 class Alarm:

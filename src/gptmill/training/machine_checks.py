@@ -14,6 +14,7 @@ FINE_MEMORY = 0.97
 FINE_CELSIUS = 3.0
 FINE_THROTTLING = 0.2
 FINE_UTILIZATION = 1.1
+SLOW_SECONDS = 60.0  # shorter dips come from neighbours and checkpoints, and cost nothing worth a warning
 SETTLING_SECONDS = 3.0  # after an evaluation, until no sample of it is left
 
 
@@ -24,7 +25,7 @@ class ThroughputCheck(Check):
 
     def __init__(self, fraction: float) -> None:
         self._fraction = fraction
-        self._recent, self._usual, self._alarm = Recent(), Usual(), Alarm()
+        self._recent, self._usual, self._alarm = Recent(min_seconds=SLOW_SECONDS), Usual(), Alarm()
 
     def reset(self) -> None:
         self._recent.clear()

@@ -31,6 +31,7 @@ EXAMPLES: list[Event] = [
     ScoresDone(4, {"probe/loss": 2.5, "rhymes": 0.5}, 0.25, time=1.5),
     RunStarted(0, "runs/a", 10, 128, 999, "CPU", "fp32", 1, "data/x", "byte:1", "0.1", "2.9", 3.5, time=1.5),
     StepLogged(3, 0.25, 2.5, 6e-4, 1.25, 1000.0, 60.0, by_corpus={"data/ä": 2.5}, objective=2.75, mfu=0.4, time=2.5),
+    StepLogged(4, 0.25, 2.5, 6e-4, 1.25, 1000.0, 60.0, telemetry={"gpu_power_watts": 612.5}, time=2.6),
     EvalDone(4, 2.25, 4096, 0.5, {"data/a": 2.0, "data/b": 2.5}, 2.125, time=3.5),
     SampleDrawn(4, "Once ", 'a "fox"\n\u2028\x00 \U0001f98a', time=4.5),
     CheckpointSaved(5, "runs/a/checkpoints/step_000005", 12345, 0.1, time=5.5),
@@ -131,3 +132,9 @@ def test_perplexity_of_nan_is_nan() -> None:
 def test_every_field_of_an_event_can_be_read_back() -> None:
     types = {str(item.type) for kind in EVENTS.values() for item in fields(kind)}
     assert types <= READERS.keys()
+
+
+def test_a_step_from_before_telemetry_was_measured_has_none() -> None:
+    record = json.loads(to_json(STEP))
+    del record["telemetry"]
+    assert from_json(json.dumps(record)) == STEP

@@ -33,7 +33,7 @@ from gptmill.runs.events import (
     from_json,
 )
 from gptmill.runs.trackers import TrackerGroup, open_trackers
-from gptmill.runs.trackers.console import LiveDisplay, PlainLines
+from gptmill.runs.trackers.console import LiveDisplay, PlainLines, describe_step
 from gptmill.runs.trackers.run_files import JsonLines, SampleFiles, TextLog
 from gptmill.runs.trackers.tensorboard import TensorBoard
 
@@ -480,6 +480,22 @@ def test_plain_lines_do_not_print_every_fast_step() -> None:
     assert shown[0] == "1/1000"
     assert shown[-1] == "1000/1000"
     assert len(shown) < 100
+
+
+@pytest.mark.parametrize(
+    ("telemetry", "shown"),
+    [
+        (
+            {"gpu_utilization": 0.968, "gpu_power_watts": 611.7, "gpu_temperature_celsius": 61.0},
+            ["GPU 97% 612 W 61 °C"],
+        ),
+        ({"gpu_temperature_celsius": 61.0, "host_memory_gb": 2.0}, ["GPU 61 °C"]),
+        ({"host_memory_gb": 2.0}, []),
+    ],
+)
+def test_the_step_line_shows_the_gpu_where_there_is_one(telemetry: dict[str, float], shown: list[str]) -> None:
+    line = describe_step(replace(make_step(5), telemetry=telemetry), None)
+    assert [part for part in line.split(" | ") if part.startswith("GPU")] == shown
 
 
 def test_a_loss_that_explodes_still_fits_on_a_line() -> None:

@@ -12,7 +12,8 @@ from tiny import CPU, make_config, make_shards, plan_for
 
 from gptmill.config.run import GuardConfig
 from gptmill.config.value_syntax import Stage
-from gptmill.runs.events import StepLogged
+from gptmill.runs.events import Event, StepLogged, Warned
+from gptmill.runtime.telemetry import Telemetry
 from gptmill.runtime.timing import DeviceTimestamp
 from gptmill.training.metrics import Metrics
 from gptmill.training.plan import TrainPlan
@@ -62,6 +63,22 @@ def test_every_step_is_logged_once_and_in_order(plan: TrainPlan, on_gpu: bool, f
         assert event.grad_norm == event.step / 4
         assert event.lr == event.step * 1e-4
         assert event.epoch == event.step / 8
+
+
+def test_telemetry_and_its_warnings_come_with_the_logged_step(plan: TrainPlan) -> None:
+    logged: list[Event] = []
+    telemetry = Telemetry()
+    metrics = Metrics(plan, 2, SpikeDetector(GuardConfig()), logged.append, telemetry=telemetry)
+    telemetry.add({"gpu_power_watts": 600.0})
+    metrics.push(make_stats(1))
+    telemetry.add({"gpu_power_watts": 500.0})
+    telemetry.warn("GPU telemetry is off")
+    metrics.push(make_stats(2))
+    step, warning = logged
+    assert isinstance(step, StepLogged)
+    assert isinstance(warning, Warned)
+    assert step.telemetry == {"gpu_power_watts": 550.0}
+    assert (warning.step, warning.about, warning.message) == (2, "gpu", "GPU telemetry is off")
 
 
 def test_on_the_cpu_a_step_is_logged_at_once(plan: TrainPlan) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gptmill.config.model import ModelConfig as ModelConfig
+from gptmill.config.monitor import MonitorConfig
 from gptmill.config.optimizer import OptimizerConfig as OptimizerConfig
 from gptmill.config.plugins import EvaluatorPartOptions, PluginConfig, ReadingPartOptions, TrackerPartOptions
 
@@ -214,6 +215,7 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     plugins: PluginConfig = field(default_factory=PluginConfig)

@@ -111,6 +111,18 @@ RANGES = (
         lambda value: 0 <= value < 1,
         "must be at least 0 and below 1",
     ),
+    Range(
+        "warn_throughput warn_data_wait warn_memory warn_throttling warn_utilization",
+        lambda value: 0 < value < 1,
+        'must be a fraction between 0 and 1, or "none"',
+    ),
+    Range(
+        "warn_grad_norm warn_overfitting warn_temperature",
+        lambda value: 0 < value < math.inf,
+        'must be finite and greater than 0, or "none"',
+    ),
+    Range("warn_grad_norm_rise", lambda value: 1 < value < math.inf, 'must be greater than 1, or "none"'),
+    Range("warn_plateau_steps", lambda value: value >= 20, 'must be at least 20, or "none"'),
     Range("val_fraction", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must be between 0 and {MAX_SEED}"),
     Range("logdir data_dir corpus tokenizer mirror_to init_from", lambda value: value != "", "must not be empty"),

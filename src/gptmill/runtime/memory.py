@@ -32,14 +32,17 @@ def read_host_memory(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> in
 
     None if the system does not report it.
     """
-    limits = list(_list_limits(membership, groups))
+    limits = []
+    for path in list_limit_files(membership, groups):
+        with suppress(OSError, ValueError):  # no limit, or "max"
+            limits.append(int(path.read_text(encoding="utf-8")))
     with suppress(AttributeError, OSError, ValueError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits, default=None)
 
 
-def _list_limits(membership: Path, groups: Path) -> Iterator[int]:
-    """Memory limits of this process's cgroups (v1 or v2) and of all their ancestors."""
+def list_limit_files(membership: Path, groups: Path) -> Iterator[Path]:
+    """Where this process's cgroups (v1 or v2) and all their ancestors keep a memory limit; some have none."""
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:  # no cgroups on this system
@@ -51,10 +54,7 @@ def _list_limits(membership: Path, groups: Path) -> Iterator[int]:
         top, name = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
         path = PurePosixPath(inside.lstrip("/"))
         for group in (path, *path.parents):
-            try:
-                yield int((top / group / name).read_text(encoding="utf-8"))
-            except (OSError, ValueError):  # no limit, or "max"
-                continue
+            yield top / group / name
 
 
 def read_peak_memory(device: torch.device) -> int:

@@ -52,8 +52,9 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
             session.plan,
             session.config.tracking.log_freq,
             state.spike_detector,
-            session.trackers.track,
+            session.track,
             partial(read_peak_memory, session.world.device),
+            session.telemetry,
         )
         loader = session.open_data_loader(state)
         stack.callback(lambda: loader.close())
@@ -139,7 +140,7 @@ def evaluate(session: Session, state: TrainState) -> bool:
             state.val_loss = event.val_loss
             if state.step > 0:
                 state.early_stop.note(state.step, event.val_loss)
-        session.trackers.track(event)
+        session.track(event)
     state.evaluated_at = state.step
     return True
 
@@ -161,7 +162,7 @@ def roll_back(session: Session, state: TrainState, metrics: Metrics) -> bool:
     checkpointer.roll_back(state.step)
     metrics.roll_back()
     session.trackers.rewind(state.step)
-    session.trackers.track(
+    session.track(
         RolledBack(state.step, spike.step, verdict.reason, spike.loss, spike.grad_norm, list(verdict.windows))
     )
     return True

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gptmill.runs.events import Event, StepLogged, UpdateSkipped, Warned
+from gptmill.runtime.telemetry import Telemetry
 from gptmill.runtime.timing import DeviceTimestamp
 from gptmill.training.plan import TrainPlan
 from gptmill.training.spike_detector import Observation, SpikeDetector, Verdict
@@ -30,6 +31,7 @@ class Metrics:
         spike_detector: SpikeDetector,
         emit: Callable[[Event], None],
         measure_memory: Callable[[], int] = lambda: 0,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.stop_requested = False
         self.newest: Observation | None = None
@@ -41,6 +43,7 @@ class Metrics:
         self._spike_detector = spike_detector
         self._emit = emit
         self._measure_memory = measure_memory
+        self._telemetry = Telemetry() if telemetry is None else telemetry
         self._pending: StepStats | None = None
         self._last_arrival: DeviceTimestamp | None = None
         self._step_seconds: deque[float] = deque(maxlen=REMEMBERED_STEPS)
@@ -127,8 +130,11 @@ class Metrics:
                 objective=None if metrics.objective == metrics.loss else metrics.objective,
                 tflops=flops_per_second / 1e12,
                 mfu=None if peak is None else flops_per_second / peak,
+                telemetry=self._telemetry.read(),
             )
         )
+        for message in self._telemetry.take_warnings():
+            self._emit(Warned(stats.step, "gpu", message))
 
 
 def _describe_loads(loads: tuple[float, ...]) -> dict[str, float]:

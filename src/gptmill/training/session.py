@@ -25,15 +25,17 @@ from gptmill.evals.task_evaluator import describe_cropped, load_eval_tasks
 from gptmill.inference.loading import check_size
 from gptmill.runs.checkpoints.disk_space import check_disk_space
 from gptmill.runs.directory import RunDirectory, create_run, save_config
-from gptmill.runs.events import Warned
+from gptmill.runs.events import Event, Warned
 from gptmill.runs.history import record_crash
 from gptmill.runs.slow_notice import say_if_slow
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
+from gptmill.runtime.memory import read_device_memory
 from gptmill.runtime.precision import set_matmul_precision
 from gptmill.runtime.signals import StopFlag, listen_for_stop
+from gptmill.runtime.telemetry import Telemetry, open_telemetry
 from gptmill.runtime.torch_settings import restore_torch_settings
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
@@ -46,6 +48,7 @@ from gptmill.training.initial_weights import (
     record_source,
 )
 from gptmill.training.micro_batch import check_cuda_graphs
+from gptmill.training.monitor import Monitor, build_monitor
 from gptmill.training.plan import TrainPlan, check_step_time, make_plan
 from gptmill.training.plugin_fingerprints import check_plugins
 from gptmill.training.provenance import describe_run, make_origin
@@ -71,12 +74,20 @@ class Session:
     stop: StopFlag
     watchdog: Watchdog
     trackers: TrackerGroup
+    monitor: Monitor
+    telemetry: Telemetry
     shows_progress: bool
     """Whether this process prints what it is doing."""
     first_step: int
     """The step at which this process started."""
     started: float
     """time.monotonic() at the start of this process."""
+
+    def track(self, event: Event) -> None:
+        """Passes an event to the trackers, followed by what the monitor has to say about it."""
+        self.trackers.track(event)
+        for warning in self.monitor.check(event):
+            self.trackers.track(warning)
 
     def measure_seconds(self) -> float:
         """Seconds since this process started."""
@@ -158,9 +169,11 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         trackers.track(Warned(state.step, "tasks", cropped))
     for warning in warn_of_schedule(config, plan, state, resume_point):
         trackers.track(warning)
+    monitor = build_monitor(config, plan, read_device_memory(world.device))
+    telemetry = stack.enter_context(open_telemetry(world))
     session = Session(
         config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, trackers,
-        shows_progress=shows_progress, first_step=state.step, started=started,
+        monitor, telemetry, shows_progress=shows_progress, first_step=state.step, started=started,
     )  # fmt: skip
     return session, state
 

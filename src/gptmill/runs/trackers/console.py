@@ -235,11 +235,19 @@ def describe_step(event: StepLogged, val_loss: float | None, *, eta: bool = True
         format_rate(event.tflops) if event.tflops else "",
         f"MFU {event.mfu:.1%}" if event.mfu is not None else "",
         f"{event.memory_gb:.1f} GB" if event.memory_gb else "",
+        _describe_gpu(event.telemetry),
         f"busiest expert {event.experts['busiest']:.2f}x" if "busiest" in event.experts else "",
         f"skipped {event.skipped:,}" if event.skipped else "",
         f"eta {_format_seconds(event.seconds_left)}" if eta else "",
     ]
     return " | ".join(part for part in parts if part)
+
+
+def _describe_gpu(telemetry: dict[str, float]) -> str:
+    """Such as GPU 97% 612 W 61 °C; empty without a GPU that was measured."""
+    formats = {"gpu_utilization": "{:.0%}", "gpu_power_watts": "{:.0f} W", "gpu_temperature_celsius": "{:.0f} °C"}
+    found = [text.format(telemetry[name]) for name, text in formats.items() if name in telemetry]
+    return " ".join(["GPU", *found]) if found else ""
 
 
 def describe_eval(event: EvalDone) -> str:

@@ -1,0 +1,97 @@
+"""The monitor: events in, warnings out. It reads no clock and no device, and never changes what is trained.
+
+Each warning is one sentence with the run's numbers and what to do. A process compares its steps with its own only: the
+ones before may have run on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gptmill.config.run import RunConfig
+from gptmill.runs.events import EvalDone, Event, RolledBack, RunStarted, SampleDrawn, ScoresDone, StepLogged, Warned
+from gptmill.training.learning_checks import Check, GradNormCheck, OverfittingCheck, PlateauCheck
+from gptmill.training.machine_checks import (
+    DataWaitCheck,
+    MemoryCheck,
+    TemperatureCheck,
+    ThrottlingCheck,
+    ThroughputCheck,
+    UtilizationCheck,
+)
+from gptmill.training.plan import TrainPlan
+
+UNUSUAL_STEPS = 3  # at the start and after a reset: compilation, an empty prefetch queue, cold caches
+
+
+class Monitor:
+    """Shows every event of a process to every check; one that fails is reported and removed."""
+
+    def __init__(self, checks: Sequence[Check], stage_ends: Sequence[int] = ()) -> None:
+        self._checks = list(checks)
+        self._stage_ends = stage_ends
+        self._stage: int | None = None
+        self._unusual_steps = UNUSUAL_STEPS
+
+    def check(self, event: Event) -> list[Warned]:
+        """What to warn of after this event."""
+        if isinstance(event, RunStarted | RolledBack):
+            self._reset()
+        elif isinstance(event, StepLogged):
+            return self._ask(event, lambda check: check.see_step(event)) if self._is_usual(event) else []
+        elif isinstance(event, EvalDone):
+            return self._ask(event, lambda check: check.see_eval(event))
+        elif isinstance(event, ScoresDone | SampleDrawn):
+            return self._ask(event, lambda check: check.see_pause(event.time))
+        return []
+
+    def _is_usual(self, event: StepLogged) -> bool:
+        """Whether the step can be compared with others; in another stage of a warm-up, only with those to come."""
+        stage = sum(event.step > end for end in self._stage_ends)
+        if self._stage not in (None, stage):
+            self._reset()
+        self._stage = stage
+        self._unusual_steps -= 1
+        return self._unusual_steps < 0
+
+    def _reset(self) -> None:
+        self._unusual_steps = UNUSUAL_STEPS
+        for check in self._checks:
+            check.reset()
+
+    def _ask(self, event: Event, see: Callable[[Check], str]) -> list[Warned]:
+        warnings = []
+        for check in list(self._checks):
+            try:
+                text = see(check)
+            except Exception as error:  # a monitor never hurts the run
+                self._checks.remove(check)
+                text = f"{type(check).__name__} failed ({error}) and is off for the rest of this process"
+            if text:
+                warnings.append(Warned(event.step, check.about, f"step {event.step:,}: {text}"))
+        return warnings
+
+
+def build_monitor(config: RunConfig, plan: TrainPlan, device_bytes: int | None) -> Monitor:
+    """The checks that the config asks for; `device_bytes` is the memory of the GPU, None without one."""
+    options = config.monitor
+    checks: list[Check] = []
+    norm_limits = options.warn_grad_norm, options.warn_grad_norm_rise
+    if norm_limits != (None, None):
+        checks.append(GradNormCheck(*norm_limits, config.optimizer.warmup_steps))
+    # In any other order the loss follows the data.
+    if options.warn_plateau_steps is not None and config.data.order == "shuffle":
+        checks.append(PlateauCheck(options.warn_plateau_steps, plan.max_steps, config.optimizer.max_lr))
+    if options.warn_memory is not None:
+        checks.append(MemoryCheck(options.warn_memory, device_bytes))
+    by_limit: list[tuple[Callable[[float], Check], float | None]] = [
+        (OverfittingCheck, options.warn_overfitting),
+        (ThroughputCheck, options.warn_throughput),
+        (DataWaitCheck, options.warn_data_wait),
+        (TemperatureCheck, options.warn_temperature),
+        (ThrottlingCheck, options.warn_throttling),
+        (UtilizationCheck, options.warn_utilization),
+    ]
+    checks += [build(limit) for build, limit in by_limit if limit is not None]
+    stages = *plan.context_warmup, *plan.batch_size_warmup
+    return Monitor(checks, [stage.last_step for stage in stages])

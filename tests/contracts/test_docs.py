@@ -20,6 +20,7 @@ import gptmill
 from gptmill.cli.main import run_guarded
 from gptmill.config import requests
 from gptmill.config.compress_request import CompressRequest
+from gptmill.config.doctor_request import DoctorRequest
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.export_request import ExportRequest
 from gptmill.config.import_request import ImportRequest
@@ -50,6 +51,7 @@ REQUESTS = (
     requests.BenchRequest,
     ExportRequest,
     CompressRequest,
+    DoctorRequest,
 )
 OTHER_FLAGS = {"help", "from", "check", "standalone", "nproc_per_node"}  # aliases, and flags of other programs
 

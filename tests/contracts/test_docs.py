@@ -34,7 +34,7 @@ README, ARCHITECTURE = PROJECT / "README.md", PROJECT / "docs" / "architecture.m
 PAGES = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
 # Commands that install, that run the tests themselves, or that measure for minutes.
 NOT_RUN = ("make ", "pip install", "python benchmarks/")
-STARTING_OTHERS = ("tune", "bench", "verify-resume")
+STARTING_OTHERS = ("tune", "bench", "verify-resume", "doctor")
 REQUESTS = (
     requests.StartOptions,
     requests.PresetOptions,

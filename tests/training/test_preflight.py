@@ -126,10 +126,11 @@ def test_fused_kernels_need_a_compiler_unless_triton_has_compiled_before(
     monkeypatch.setattr(preflight, "has_kernels", lambda _: True)
     monkeypatch.setattr(preflight, "_has_built_triton", lambda: False)
     with pytest.raises(UserError, match="--kernels auto: there is no C compiler"):
-        preflight.check_compiler(CONFIG, CUDA)
-    preflight.check_compiler(replace(CONFIG, machine=MachineConfig(kernels="none")), CUDA)
+        preflight.check_compiler(CONFIG, "bf16", CUDA)
+    preflight.check_compiler(replace(CONFIG, machine=MachineConfig(kernels="none")), "bf16", CUDA)
+    preflight.check_compiler(CONFIG, "fp16", CUDA)  # for which there are none
     monkeypatch.setattr(preflight, "_has_built_triton", lambda: True)
-    preflight.check_compiler(CONFIG, CUDA)
+    preflight.check_compiler(CONFIG, "bf16", CUDA)
 
 
 def test_a_machine_that_can_do_what_is_asked_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

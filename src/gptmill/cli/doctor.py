@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
         print_line(json.dumps(report, indent=2))
     else:
         for line in make_table(findings, shutil.get_terminal_size((100, 0)).columns):
-            print_line(make_printable(line))
+            print_line(line)
     return 0 if is_ready else exit_codes.FAILED
 
 
@@ -69,7 +69,7 @@ def wrap(start: str, text: str, width: int) -> list[str]:
     """The text behind its start, wrapped and indented; commands with long addresses stay whole."""
     width = max(40 + len(start), min(width, MAX_WIDTH))
     return textwrap.wrap(
-        text, width, initial_indent=start, subsequent_indent=" " * len(start),
+        make_printable(text), width, initial_indent=start, subsequent_indent=" " * len(start),
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ import torch
 from gptmill.config.errors import UserError
 from gptmill.config.optimizer import AdamW8bit
 from gptmill.config.run import AttentionBackend, PrecisionName, RunConfig
+from gptmill.models.fused.dispatch import PRECISIONS
 from gptmill.models.kernels.support import has_kernels
 from gptmill.models.parameters import count_parameters
 from gptmill.runs.checkpoints.disk_space import MARGIN_BYTES, format_bytes, free_bytes
@@ -31,16 +32,16 @@ def check_machine(config: RunConfig, world: World, *, is_new: bool) -> None:
     """Raises UserError with the fix for what this machine cannot do."""
     precision = choose_precision(config.machine.precision, world.device)
     check_attention_backend(config, precision, world.device)
-    check_compiler(config, world.device)
+    check_compiler(config, precision, world.device)
     check_libraries(config)
     world.run_on_main(partial(check_logdir, config, is_new=is_new))
     if world.is_main and (warning := find_slow_precision(precision, world.device)):
         sys.stderr.write(f"warning: {warning}\n")
 
 
-def check_compiler(config: RunConfig, device: torch.device) -> None:
+def check_compiler(config: RunConfig, precision: PrecisionName, device: torch.device) -> None:
     """torch.compile needs a compiler; on a GPU, so do the fused kernels."""
-    uses_kernels = config.machine.kernels != "none" and has_kernels(device)
+    uses_kernels = config.machine.kernels != "none" and precision in PRECISIONS and has_kernels(device)
     if not (config.machine.compile or uses_kernels) or device.type == "mps":
         return
     obstacle = find_obstacle(device.type)

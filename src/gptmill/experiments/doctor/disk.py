@@ -21,8 +21,10 @@ def judge_disk(result: Result, logdir: str) -> list[Finding]:
         what = f"cannot write {logdir}: {result.error.partition(': ')[2] or result.error}"
         return [Finding(GROUP, "log directory", "failed", what, "no run can be saved", ELSEWHERE)]
     measured = result.value
-    room, speed = _judge_room(measured["free"], logdir), _judge_speed(measured["bytes_per_second"])
-    return [room, speed, _judge_file_system(measured)]
+    room, file_system = _judge_room(measured["free"], logdir), _judge_file_system(measured)
+    if room.state == "failed":  # too little was written to measure a speed
+        return [room, file_system]
+    return [room, _judge_speed(measured["bytes_per_second"]), file_system]
 
 
 def _judge_room(free: int, logdir: str) -> Finding:

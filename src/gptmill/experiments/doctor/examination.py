@@ -20,14 +20,15 @@ def examine(logdir: str = "runs", *, quick: bool = False, say: Say = lambda _doi
     with ExitStack() as stack:
         main = ProbeGroup(list_main_probes(quick=quick), stack)
         folder = ProbeGroup([Probe("disk", "disk_probes", "measure_folder", {"logdir": logdir})], stack)
-        # Without a compiler there is nothing to try; which device it is for is known later.
-        compiling = [] if quick or find_obstacle("cpu") else [ProbeGroup([probe_findings.COMPILE], stack)]
+        # Without a compiler there is nothing to try; for which device it compiles is known later.
+        can_compile = not all(find_obstacle(device_type) for device_type in ("cpu", "cuda"))
+        compiling = [ProbeGroup([probe_findings.COMPILE], stack)] if can_compile and not quick else []
         installed = check_software()
         wait_for([main], [folder, *compiling], say)
         result = main.results["torch"]
         if result.error:
             wait_for([folder], [], say)
-            return [*installed, _report_broken_torch(result), *disk.judge_disk(folder.results["disk"], logdir)]
+            return [*installed, _report_broken_torch(result), *check_environment(), *check_disk(folder, logdir)]
         facts = MachineFacts.parse(result.value)
         # A process for each GPU, so that a broken one is found.
         probes = [] if quick else [probe_findings.list_gpu_probes(*each) for each in enumerate(facts.gpus)]
@@ -39,7 +40,7 @@ def examine(logdir: str = "runs", *, quick: bool = False, say: Say = lambda _doi
             gpu.judge_torch(facts),
             *check_environment(),
             *check_machine(facts),
-            *disk.judge_disk(folder.results["disk"], logdir),
+            *check_disk(folder, logdir),
             gpu.judge_driver(facts),
             gpu.judge_device(facts),
             *gpu.judge_gpus(facts),
@@ -65,6 +66,10 @@ def check_software() -> list[Finding]:
 
 def check_environment() -> list[Finding]:
     return run_check(environment.GROUP, "variables", lambda: environment.check_environment(os.environ))
+
+
+def check_disk(folder: ProbeGroup, logdir: str) -> list[Finding]:
+    return run_check(disk.GROUP, "log directory", lambda: disk.judge_disk(folder.results["disk"], logdir))
 
 
 def check_machine(facts: MachineFacts) -> list[Finding]:

@@ -14,6 +14,8 @@ class GpuFacts:
     capability: tuple[int, int]
     total_bytes: int
     free_bytes: int
+    error: str = ""
+    """Why it cannot be used, where it cannot."""
 
 
 @dataclass(frozen=True)

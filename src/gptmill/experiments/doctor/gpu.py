@@ -14,7 +14,7 @@ OLD_WHEEL, NEW_WHEEL = "cu126", "cu130"
 LEAST_DRIVERS = {12: "525.60", 13: "580.65"}  # for any minor version, by NVIDIA's CUDA compatibility table
 FIRST_BLACKWELL, FIRST_TURING = (10, 0), (7, 5)  # the old wheel has no Blackwell, the new one nothing before Turing
 LEAST_TORCH = (2, 9)
-LEAST_FREE = 0.9
+LEAST_FREE = 0.8  # a display, and the doctor's other processes, take some
 UPDATE_DRIVER = "sudo apt install nvidia-driver-580 and reboot"
 
 
@@ -82,6 +82,9 @@ def judge_gpus(facts: MachineFacts) -> list[Finding]:
 def _judge_gpu(facts: MachineFacts, index: int, gpu: GpuFacts) -> list[Finding]:
     number = f"{gpu.capability[0]}.{gpu.capability[1]}"
     what, name = f"{gpu.name}, {gpu.total_bytes / 1e9:,.0f} GB, capability {number}", f"GPU {index}"
+    if gpu.error:
+        fix = "CUDA_VISIBLE_DEVICES with the other GPUs, or a reset: sudo nvidia-smi --gpu-reset"
+        return [Finding(GROUP, name, "failed", what, gpu.error, fix)]
     if facts.architectures and not is_supported(gpu.capability, facts.architectures):
         meaning = f"torch {facts.torch} has no kernels for it (it has {', '.join(facts.architectures)})"
         return [Finding(GROUP, name, "failed", what, meaning, choose_wheel(facts.driver_cuda, gpu.capability))]
@@ -95,7 +98,6 @@ def _judge_memory(facts: MachineFacts, index: int, gpu: GpuFacts) -> Finding:
     what, name = f"{gpu.free_bytes / 1e9:,.1f} of {gpu.total_bytes / 1e9:,.1f} GB free", f"GPU {index} memory"
     if gpu.free_bytes >= LEAST_FREE * gpu.total_bytes:
         return Finding(GROUP, name, "ok", what)
-    # The driver counts all GPUs, torch only the visible ones; with equal numbers, the indices agree.
     users = [
         f"process {process} ({size / 1e9:,.1f} GB)" for gpu_index, process, size in facts.others if gpu_index == index
     ]

@@ -11,7 +11,7 @@ import socket
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -63,30 +63,36 @@ def read_facts() -> dict[str, Any]:
 
 def _read_gpu(index: int) -> GpuFacts:
     properties = torch.cuda.get_device_properties(index)
-    free, total = torch.cuda.mem_get_info(index)
-    return GpuFacts(properties.name, torch.cuda.get_device_capability(index), total, free)
+    facts = GpuFacts(properties.name, torch.cuda.get_device_capability(index), properties.total_memory, 0)
+    try:  # needs a context: it fails on a GPU that is broken or reserved
+        return replace(facts, free_bytes=torch.cuda.mem_get_info(index)[0])
+    except RuntimeError as error:
+        return replace(facts, error=" ".join(str(error).split()))
 
 
 def _read_driver() -> tuple[str, tuple[int, int] | None, str, tuple[tuple[int, int, int], ...]]:
     """The driver's version, the newest CUDA it supports, why it does not answer, and the processes on the GPUs."""
-    import pynvml
-
+    try:
+        import pynvml
+    except ImportError:
+        return "", None, "nvidia-ml-py is not installed", ()
     try:
         pynvml.nvmlInit()
+        version = str(pynvml.nvmlSystemGetDriverVersion())
+        number = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
     except pynvml.NVMLError as error:
         return "", None, str(error), ()
-    version = pynvml.nvmlSystemGetDriverVersion()
-    number = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
     others = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        with suppress(pynvml.NVMLError):  # not every GPU, and not every container, tells
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    for index in range(torch.cuda.device_count()):
+        # By UUID: the driver numbers all GPUs, torch only those that it is shown. Not every container tells.
+        with suppress(pynvml.NVMLError, AttributeError):
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
             others += [
                 (index, int(each.pid), int(each.usedGpuMemory or 0)) for each in running if each.pid != os.getpid()
             ]
     pynvml.nvmlShutdown()
-    return str(version), (number // 1000, number % 1000 // 10), "", tuple(others)
+    return version, (number // 1000, number % 1000 // 10), "", tuple(others)
 
 
 def shake_hands(backend: str, ranks: int) -> float:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gptmill.api.compression import Compressed, compress
     from gptmill.api.configuration import make_config
     from gptmill.api.corpus import Corpus, open_corpus, prepare
+    from gptmill.api.doctor import doctor
     from gptmill.api.evaluation import evaluate
     from gptmill.api.exporting import export_model
     from gptmill.api.importing import import_model
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gptmill.config.errors import ConfigError, UserError
     from gptmill.config.run import ModelConfig, OptimizerConfig, RunConfig
     from gptmill.data.batches.batch import Batch
+    from gptmill.experiments.doctor.finding import Finding
     from gptmill.inference.model import Model
     from gptmill.models.attention import Attention, BlockContext
     from gptmill.models.kv_cache import LayerKVCache
@@ -34,6 +36,7 @@ __all__ = [
     "ConfigError",
     "Corpus",
     "Event",
+    "Finding",
     "LayerKVCache",
     "Model",
     "ModelConfig",
@@ -44,6 +47,7 @@ __all__ = [
     "UserError",
     "__version__",
     "compress",
+    "doctor",
     "evaluate",
     "export_model",
     "import_model",
@@ -60,6 +64,7 @@ _MODULES = {
     "api.compression": ("Compressed", "compress"),
     "api.configuration": ("make_config",),
     "api.corpus": ("Corpus", "open_corpus", "prepare"),
+    "api.doctor": ("doctor",),
     "api.evaluation": ("evaluate",),
     "api.importing": ("import_model",),
     "api.exporting": ("export_model",),
@@ -69,6 +74,7 @@ _MODULES = {
     "config.errors": ("ConfigError", "UserError"),
     "config.run": ("ModelConfig", "OptimizerConfig", "RunConfig"),
     "data.batches.batch": ("Batch",),
+    "experiments.doctor.finding": ("Finding",),
     "inference.model": ("Model",),
     "models.attention": ("Attention", "BlockContext"),
     "models.kv_cache": ("LayerKVCache",),

@@ -19,6 +19,7 @@ from zygote import Zygote
 import gptmill as package
 from gptmill.cli.main import VERBS, run_guarded
 from gptmill.config.compress_request import CompressRequest
+from gptmill.config.doctor_request import DoctorRequest
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.export_request import ExportRequest
 from gptmill.config.import_request import ImportRequest
@@ -51,6 +52,7 @@ CONFIGS = {
     "export": (ExportRequest,),
     "compress": (CompressRequest,),
     "config": (PresetOptions, RunConfig),
+    "doctor": (DoctorRequest,),
     "data": (DataRequest,),
     "runs": (RunsRequest,),
     "checkpoints": (CheckpointsRequest,),

@@ -20,6 +20,7 @@ import gptmill
 from gptmill.cli.main import run_guarded
 from gptmill.config import requests
 from gptmill.config.compress_request import CompressRequest
+from gptmill.config.doctor_request import DoctorRequest
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.export_request import ExportRequest
 from gptmill.config.import_request import ImportRequest
@@ -34,7 +35,7 @@ README, ARCHITECTURE = PROJECT / "README.md", PROJECT / "docs" / "architecture.m
 PAGES = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
 # Commands that install, that run the tests themselves, or that measure for minutes.
 NOT_RUN = ("make ", "pip install", "python benchmarks/")
-STARTING_OTHERS = ("tune", "bench", "verify-resume")
+STARTING_OTHERS = ("tune", "bench", "verify-resume", "doctor")
 REQUESTS = (
     requests.StartOptions,
     requests.PresetOptions,
@@ -51,6 +52,7 @@ REQUESTS = (
     requests.BenchRequest,
     ExportRequest,
     CompressRequest,
+    DoctorRequest,
 )
 OTHER_FLAGS = {"help", "from", "check", "standalone", "nproc_per_node"}  # aliases, and flags of other programs
 

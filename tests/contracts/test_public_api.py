@@ -13,9 +13,9 @@ import pytest
 import gptmill
 
 NAMES = """
-Attention Batch BlockContext Compressed ConfigError Corpus Event LayerKVCache Model ModelConfig OptimizerConfig Run
-RunConfig Tracker UserError __version__ compress evaluate export_model import_model load make_config open_corpus
-open_run prepare register resume train
+Attention Batch BlockContext Compressed ConfigError Corpus Event Finding LayerKVCache Model ModelConfig OptimizerConfig
+Run RunConfig Tracker UserError __version__ compress doctor evaluate export_model import_model load make_config
+open_corpus open_run prepare register resume train
 """.split()
 
 

@@ -33,6 +33,7 @@ VERBS = {
     "verify-resume": "check on this machine that a killed run resumes bit-identically",
     "tune": "find the fastest micro-batch size and compile mode for a recipe",
     "bench": "benchmark training throughput, and ablate each optimization",
+    "doctor": "try out what training needs of this machine, and say how to fix what fails",
     "config": "list recipes and model sizes, show resolved configs",
 }
 MODULES = {"import": "import_model"}  # a module cannot be called import
@@ -95,7 +96,8 @@ def run_command(arguments: list[str]) -> int:
 def run_verb(verb: str, arguments: list[str]) -> int:
     if verb not in VERBS:
         raise UserError(f"unknown verb {verb!r}{suggest(verb, VERBS)}; the verbs are {', '.join(VERBS)}")
-    load_installed_plugins()
+    if verb != "doctor":  # to which a broken plug-in is a finding
+        load_installed_plugins()
     for names in find_plugin_flags(arguments):
         load_plugins(names)  # before the flags are parsed: their options are flags too
     module = importlib.import_module(f"gptmill.cli.{MODULES.get(verb, verb.replace('-', '_'))}")

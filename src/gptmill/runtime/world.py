@@ -69,7 +69,7 @@ class World:
 
 def read_world_size() -> int:
     """The number of ranks that torchrun started; 1 without torchrun."""
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
+    return _read_variable("WORLD_SIZE") if "RANK" in os.environ else 1
 
 
 @contextmanager
@@ -78,7 +78,9 @@ def open_world(device_name: DeviceName) -> Iterator[World]:
     if "RANK" not in os.environ:
         yield World(0, 1, choose_device(device_name))
         return
-    device = choose_device(device_name, local_rank=int(os.environ["LOCAL_RANK"]))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        _read_variable(name)
+    device = choose_device(device_name, local_rank=_read_variable("LOCAL_RANK"))
     if device.type == "mps":
         raise UserError("several ranks cannot share one MPS device; start one process, or add --device cpu")
     on_gpu = device.type == "cuda"
@@ -91,3 +93,14 @@ def open_world(device_name: DeviceName) -> Iterator[World]:
         if not on_gpu:
             time.sleep(GLOO_DRAIN_SECONDS)
         dist.destroy_process_group()
+
+
+def _read_variable(name: str) -> int:
+    """A variable of torchrun; raises UserError where RANK is left over or was set by hand, without the others."""
+    value = os.environ.get(name, "")
+    if not value.isdecimal():
+        raise UserError(
+            f"RANK is set in the environment, as torchrun does it, but {name} is {value or 'not set'}; "
+            f"start several processes with torchrun, or one without RANK: unset RANK"
+        )
+    return int(value)

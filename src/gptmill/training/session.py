@@ -51,6 +51,7 @@ from gptmill.training.micro_batch import check_cuda_graphs
 from gptmill.training.monitor import Monitor, build_monitor
 from gptmill.training.plan import TrainPlan, check_step_time, make_plan
 from gptmill.training.plugin_fingerprints import check_plugins
+from gptmill.training.preflight import check_machine
 from gptmill.training.provenance import describe_run, make_origin
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
@@ -128,6 +129,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     """Builds or restores the state and opens the run. Writes nothing before everything has been validated."""
     config, started = request.config, time.monotonic()
     world = open_machine(config, stack)
+    check_machine(config, world, is_new=request.resumed is None)
     source = read_initial_source(request, world)
     world.run_on_main(partial(prepare_if_needed, request, report_preparing))
     corpora = open_corpora(config.data)

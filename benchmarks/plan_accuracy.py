@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+ERRORS = ("time_error", "memory_error")
 GPTMILL = [sys.executable, "-m", "gptmill"]
 
 
@@ -37,11 +38,9 @@ def main() -> None:
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     for recipe in options.recipes:
-        errors = [row["time_error"] for row in rows if row["recipe"] == recipe]
-        memory = [row["memory_error"] for row in rows if row["recipe"] == recipe]
-        print(
-            f"{recipe}: median error of time {statistics.median(errors):+.1%}, of memory {statistics.median(memory):+.1%}"
-        )
+        found = [row for row in rows if row["recipe"] == recipe]
+        time_error, memory_error = (statistics.median(row[name] for row in found) for name in ERRORS)
+        print(f"{recipe}: median error of time {time_error:+.1%}, of peak memory {memory_error:+.1%}")
 
 
 def measure(recipe: str, flags: list[str], number: int) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def read_planned_corpus(config: RunConfig, given_tokens: float | None) -> Planne
             tokenizer.vocab_size, sampler.samples_per_epoch, sampler.samples_per_batch, tokenizer.end_of_text
         )
         total = sum(shards.manifest.train.tokens for shards in corpora.shards)
-        return PlannedCorpus(corpora.name, size, total, "prepared", _find_median_length(corpora))
+        return PlannedCorpus(corpora.name, size, total, "prepared", find_median_length(corpora))
     tokens, source = _find_tokens(config.data, given_tokens)
     advice = "" if source == "given" else _advise(config.data)
     training = config.training
@@ -110,7 +110,7 @@ def _guess_vocab_size(data: DataConfig) -> int:
     return VOCAB_SIZES[name] if name in VOCAB_SIZES else build_tokenizer(name, ()).vocab_size
 
 
-def _find_median_length(corpora: Corpora) -> int | None:
+def find_median_length(corpora: Corpora) -> int | None:
     """The median length of the documents in the first shards; None for a remote corpus, which would be downloaded."""
     lengths = []
     for shards in corpora.shards:

@@ -23,6 +23,7 @@ from gptmill.config.doctor_request import DoctorRequest
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.export_request import ExportRequest
 from gptmill.config.import_request import ImportRequest
+from gptmill.config.plan_request import PlanRequest
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.requests import (
     BenchRequest,
@@ -58,6 +59,7 @@ CONFIGS = {
     "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
     "verify-resume": (VerifyResumeRequest, PresetOptions, RunConfig),
+    "plan": (PlanRequest, PresetOptions, RunConfig),
     "tune": (TuneRequest, PresetOptions, RunConfig),
     "bench": (BenchRequest, PresetOptions, RunConfig),
 }

@@ -24,6 +24,7 @@ from gptmill.config.doctor_request import DoctorRequest
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.export_request import ExportRequest
 from gptmill.config.import_request import ImportRequest
+from gptmill.config.plan_request import PlanRequest
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.sample_request import SampleRequest
@@ -48,6 +49,7 @@ REQUESTS = (
     EvalRequest,
     ImportRequest,
     requests.TokenizerRequest,
+    PlanRequest,
     requests.TuneRequest,
     requests.BenchRequest,
     ExportRequest,

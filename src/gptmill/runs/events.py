@@ -175,8 +175,8 @@ class Warned(Event):
     """Something that the user should know, while the run continues."""
 
     about: str
-    """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, schedule, tasks or validation; of the monitor:
-    grad_norm, plateau, overfitting, throughput, data_wait, memory or gpu."""
+    """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, plan, schedule, tasks or validation; of the
+    monitor: grad_norm, plateau, overfitting, throughput, data_wait, memory or gpu."""
     message: str
 
 

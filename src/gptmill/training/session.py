@@ -50,6 +50,7 @@ from gptmill.training.initial_weights import (
 from gptmill.training.micro_batch import check_cuda_graphs
 from gptmill.training.monitor import Monitor, build_monitor
 from gptmill.training.plan import TrainPlan, check_step_time, make_plan
+from gptmill.training.plan_warnings import warn_of_plan
 from gptmill.training.plugin_fingerprints import check_plugins
 from gptmill.training.preflight import check_machine
 from gptmill.training.provenance import describe_run, make_origin
@@ -171,6 +172,9 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         trackers.track(Warned(state.step, "tasks", cropped))
     for warning in warn_of_schedule(config, plan, state, resume_point):
         trackers.track(warning)
+    if resume_point is None and world.is_main:
+        for warning in warn_of_plan(config, plan, corpora):
+            trackers.track(warning)
     monitor = build_monitor(config, plan, read_device_memory(world.device))
     telemetry = stack.enter_context(open_telemetry(world))
     session = Session(

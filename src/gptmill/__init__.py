@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gptmill.api.exporting import export_model
     from gptmill.api.importing import import_model
     from gptmill.api.registration import register
+    from gptmill.api.reporting import report
     from gptmill.api.run import Run, load, open_run
     from gptmill.api.training import resume, train
     from gptmill.config.errors import ConfigError, UserError
@@ -53,6 +54,7 @@ __all__ = [
     "open_run",
     "prepare",
     "register",
+    "report",
     "resume",
     "train",
 ]
@@ -64,6 +66,7 @@ _MODULES = {
     "api.importing": ("import_model",),
     "api.exporting": ("export_model",),
     "api.registration": ("register",),
+    "api.reporting": ("report",),
     "api.run": ("Run", "load", "open_run"),
     "api.training": ("resume", "train"),
     "config.errors": ("ConfigError", "UserError"),

@@ -23,6 +23,7 @@ from gptmill.config.eval_request import EvalRequest
 from gptmill.config.export_request import ExportRequest
 from gptmill.config.import_request import ImportRequest
 from gptmill.config.recipes import list_recipes, load_recipe
+from gptmill.config.report_request import ReportRequest
 from gptmill.config.requests import (
     BenchRequest,
     CheckpointsRequest,
@@ -53,6 +54,7 @@ CONFIGS = {
     "config": (PresetOptions, RunConfig),
     "data": (DataRequest,),
     "runs": (RunsRequest,),
+    "report": (ReportRequest,),
     "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
     "verify-resume": (VerifyResumeRequest, PresetOptions, RunConfig),

@@ -27,9 +27,9 @@ def read_events(path: Path, *, missing_ok: bool = False) -> list[Event]:
 
 
 def iterate_events(path: Path, report: Callable[[int, int], None] | None = None) -> Iterator[Event]:
-    """Yields what `read_events` returns, one by one, for logs of millions of lines; reports bytes read, and of how many.
+    """Yields what `read_events` returns, one by one, for logs of millions of lines.
 
-    Raises OSError if the file cannot be read.
+    Reports the bytes read, and how many there are. Raises OSError if the file cannot be read.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size

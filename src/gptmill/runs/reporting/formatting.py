@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+import unicodedata
 
-from gptmill.runs.display import make_plain
+from gptmill.runs.display import MARK
 
 NOT_RECORDED = "not recorded"
+BROKEN = "\ufffd"
+UNSAFE = ("Cc", "Cf", "Cs", "Cn", "Zl", "Zp")  # controls, directions, surrogates, unassigned, separators
+HARMLESS = "\n\t\u200c\u200d"  # the last two join letters, as in Persian and emoji
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
@@ -67,6 +71,13 @@ def format_date(moment: float) -> str:
 
 
 def clean(text: str, max_chars: int = 4000) -> str:
-    """The text without control, direction and zero-width characters, and not longer than a page can show."""
-    plain = make_plain(text[: max_chars + 1])
-    return plain if len(text) <= max_chars else plain[:max_chars] + " …"
+    """The text with marks for control and direction characters and broken Unicode, no longer than a page can show."""
+    shown = text[:max_chars].replace("\r\n", "\n")
+    if not shown.isprintable() or BROKEN in shown:
+        shown = "".join(MARK if _is_unsafe(character) else character for character in shown)
+    return shown if len(text) <= max_chars else shown + " …"
+
+
+def _is_unsafe(character: str) -> bool:
+    category = unicodedata.category(character)
+    return character == BROKEN or (category in UNSAFE and character not in HARMLESS)

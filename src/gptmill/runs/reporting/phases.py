@@ -1,5 +1,6 @@
 """The phases of a run, read from its logged learning rates: warm-up, main and decay.
 
+Decay is what follows a stable learning rate, as in WSD; of a rate that always falls, the steps below half its peak.
 A plug-in's schedule, and one that a restart changed, are read as well as the built-in ones.
 """
 
@@ -41,11 +42,10 @@ def find_phases(record: RunRecord) -> list[Phase]:
     at_peak = [group for group in rates if group.high >= AT_PEAK * peak]
     warm, first, last = at_peak[0].last, rates[0].first, rates[-1].last
     planned = max([last, *(start.max_steps for start in record.starts[-1:])])
-    stable_end, decay = at_peak[-1].last, "decay"
+    stable_end = at_peak[-1].last
     if stable_end - warm < STABLE_FRACTION * planned:
         stable_end = max(group.last for group in rates if group.high >= peak / 2)
-        decay = "decay below half the peak"
-    spans = [("warm-up", first, warm), ("main", warm + 1, stable_end), (decay, stable_end + 1, last)]
+    spans = [("warm-up", first, warm), ("main", warm + 1, stable_end), ("decay", stable_end + 1, last)]
     if warm == first:  # no warm-up
         spans = [("main", first, stable_end), spans[2]]
     return [_make_phase(record, name, start, end) for name, start, end in spans if end > start]

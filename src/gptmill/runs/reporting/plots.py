@@ -11,6 +11,7 @@ from gptmill.runs.reporting.document import Plot
 from gptmill.runs.reporting.facts import RunFacts
 from gptmill.runs.reporting.formatting import format_amount, format_number
 from gptmill.runs.reporting.series import Series
+from gptmill.runs.reporting.style import STYLES
 from gptmill.runs.reporting.svg import Axis, Chart, Line, Points, make_axis
 from gptmill.runs.terminal_report import draw_chart
 
@@ -19,6 +20,7 @@ NARROW, NARROW_HEIGHT = 356.0, 250.0
 SMALL_HEIGHT = 180.0
 MAX_BAND = 500
 WIDE_RANGE = 50.0  # between the largest and the smallest value, from which on an axis is logarithmic
+NEAR_ZERO = 0.05  # of the last step: an axis that begins before that begins at 0
 CUT_FACTOR = 1.6  # of the largest smoothed loss, above which spikes leave the frame
 
 
@@ -29,12 +31,11 @@ class Metric:
     name: str
     title: str
     format: Callable[[float], str]
-    from_zero: bool = True
 
 
 METRICS = (
     Metric("lr", "Learning rate", lambda value: f"{value:.2g}"),
-    Metric("grad_norm", "Gradient norm", format_number, from_zero=False),
+    Metric("grad_norm", "Gradient norm", format_number),
     Metric("tokens_per_second", "Tokens per second", format_amount),
     Metric("mfu", "Model FLOPs utilisation (MFU)", lambda value: f"{value:.0%}"),
 )
@@ -45,6 +46,8 @@ TELEMETRY = {
     "gpu_temperature_celsius": "GPU temperature, °C",
     "host_memory_gb": "Host memory, GB",
 }
+
+TELEMETRY_FORMATS: dict[str, Callable[[float], str]] = {"gpu_utilization": lambda value: f"{value:.0%}"}
 
 
 def plot_loss(facts: RunFacts, *, is_log: bool) -> list[Plot]:
@@ -62,22 +65,25 @@ def plot_loss(facts: RunFacts, *, is_log: bool) -> list[Plot]:
         return []
     top = max(y for line in lines for _, y in line.points)
     extremes = [group.high for group in series.groups] + [group.low for group in series.groups]
-    note = ""
+    note = "A dotted line is a restart." if len(facts.record.starts) > 1 else ""
     if extremes and max(extremes) > CUT_FACTOR * top > 0:
-        note = f"The largest training loss, {format_number(max(extremes))}, is above the frame."
+        note += f" The largest training loss, {format_number(max(extremes))}, is above the frame."
         extremes = [value for value in extremes if value <= CUT_FACTOR * top]
     values = [*extremes, *(y for line in lines for _, y in line.points)]
     marks = [(float(start.step), f"restart at step {start.step:,}") for start in facts.record.starts[1:]]
     chart = _make_chart(lines, values, format_number, "Loss by step", marks, is_log=is_log)
     text = draw_chart(smooth or validation, validation)
-    return [Plot("Loss by step", *_draw_both(chart), text=text, note=note)]
+    return [Plot("Loss by step", *_draw_both(chart), text=text, note=note.strip())]
 
 
 def plot_metrics(facts: RunFacts) -> list[Plot]:
     """Returns the other metrics, as small plots."""
     curves = [(metric, facts.record.curves[metric.name]) for metric in METRICS]
     curves += [
-        (Metric(name, title, lambda value: f"{value:.0%}" if name == "gpu_utilization" else format_number(value)), curve)
+        (
+            Metric(name, title, TELEMETRY_FORMATS.get(name, format_number)),
+            curve,
+        )
         for name, title in TELEMETRY.items()
         if (curve := facts.record.telemetry.get(name)) is not None
     ]
@@ -94,7 +100,7 @@ def plot_overlaid(runs: Sequence[RunFacts], letters: Sequence[str], *, is_log: b
     trained = [facts.record.curves["loss"].smooth(logarithmic=is_log) for facts in runs]
     for title, curves in (("Validation loss by step", evaluated), ("Training loss by step, smoothed", trained)):
         lines = [
-            Line(_limit_to_positive(points, is_log=is_log), letter, style, is_marked=curves is evaluated)
+            Line(_limit_to_positive(points, is_log=is_log), letter, style % STYLES, is_marked=curves is evaluated)
             for style, (letter, points) in enumerate(zip(letters, curves, strict=True))
         ]
         lines = [line for line in lines if line.points]
@@ -106,11 +112,11 @@ def plot_overlaid(runs: Sequence[RunFacts], letters: Sequence[str], *, is_log: b
 
 def _plot_metric(metric: Metric, series: Series) -> Plot:
     values = [value for group in series.groups for value in (group.low, group.high)]
-    is_log = not metric.from_zero and min(values) > 0 and max(values) > WIDE_RANGE * min(values)
+    is_log = metric.name == "grad_norm" and min(values) > 0 and max(values) > WIDE_RANGE * min(values)
     lines = [Line(series.smooth(), style=0, band=_make_band(series))]
     if metric.name == "lr":
         lines = [Line([(float(group.last), group.mean) for group in series.groups][:: _find_stride(series)])]
-    chart = _make_chart(lines, values, metric.format, metric.title, is_log_y=is_log, from_zero=metric.from_zero)
+    chart = _make_chart(lines, values, metric.format, metric.title, is_log_y=is_log, from_zero=True)
     drawn = chart.draw(NARROW, SMALL_HEIGHT)
     return Plot(metric.title, drawn, drawn, is_small=True)
 
@@ -130,6 +136,8 @@ def _make_chart(
     first, last = min(steps), max(steps)
     if first == last:
         first, last = first - 1, last + 1
+    elif first < NEAR_ZERO * last:
+        first = 0.0
     x = Axis(max(first, 1.0) if is_log else first, last, is_log=is_log, format=lambda value: f"{value:,.0f}")
     if not is_log and x.high >= 10_000:
         x = Axis(x.low, x.high, format=lambda value: re.sub(r"\.0(?=[KMBT])", "", format_amount(value)))

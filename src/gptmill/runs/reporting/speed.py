@@ -70,8 +70,8 @@ def explain_speed(speed: Speed, goodput: Goodput, start: RunStarted | None) -> l
     slow = speed.slow_tokens_per_second or 0.0
     if slow < STEADY * speed.tokens_per_second:
         sentences.append(
-            f"The speed was not steady: one step in ten was slower than {format_amount(slow)} tokens/s, against a median "
-            f"of {format_amount(speed.tokens_per_second)}; other processes on the machine are the usual cause."
+            f"The speed was not steady: one step in ten was slower than {format_amount(slow)} tokens/s, against a "
+            f"median of {format_amount(speed.tokens_per_second)}; other processes on the machine are the usual cause."
         )
     return [sentence for sentence in sentences if sentence]
 
@@ -80,8 +80,8 @@ def _name_bound(speed: Speed, start: RunStarted | None) -> str:
     waited = format_percent(speed.data_wait)
     if speed.data_wait >= NOTABLE:
         return (
-            f"Data bounds it: steps waited {waited} of their time for tokens. A larger --prefetch_batches, a local disk "
-            "or --data_on_device shortens that."
+            f"Data bounds it: steps waited {waited} of their time for tokens. A larger --prefetch_batches, a local "
+            "disk or --data_on_device shortens that."
         )
     if speed.step_share < 0.5:
         return (
@@ -93,8 +93,10 @@ def _name_bound(speed: Speed, start: RunStarted | None) -> str:
             f"The host bounds it: the GPU was busy {format_percent(speed.gpu_utilization)} of the time and waited for "
             "the CPU to launch its work. --compile or --cuda_graphs on shortens that."
         )
-    device = start.device if start else "the device"
-    return f"Compute bounds it: {device} did arithmetic, and steps waited {waited} of their time for data."
+    kept = f"steps waited {waited} of their time for data, and took {format_percent(speed.step_share)} of all time"
+    if speed.gpu_utilization is None and start is not None and not start.device.startswith("CPU"):
+        return f"Neither data nor overhead bounds it: {kept}. How busy the GPU was is not recorded."
+    return f"Compute bounds it: {kept}."
 
 
 def _explain_mfu(speed: Speed, start: RunStarted | None) -> str:
@@ -131,18 +133,17 @@ def _explain_time(speed: Speed) -> str:
         (speed.other_share, "startup, samples and steps that were lost"),
     ]
     listed = [f"{format_percent(share)} into {name}" for share, name in shares if share >= 0.001]
-    return f"Of {format_duration(speed.running_seconds)} running time, {', '.join(listed)}." if listed else ""
+    return f"Of {format_duration(speed.running_seconds)} running time went {', '.join(listed)}." if listed else ""
 
 
 def _explain_restarts(goodput: Goodput) -> str:
     if not goodput.restarts and not goodput.lost_steps:
         return ""
-    restarts, lost = count(goodput.restarts, "restart"), count(goodput.lost_steps, "step")
-    rollbacks = f" and {count(goodput.rollbacks, 'rollback')}" if goodput.rollbacks else ""
-    return f"There were {restarts}{rollbacks}; {lost} had to be repeated."
+    counts = ((goodput.restarts, "restart"), (goodput.rollbacks, "rollback"))
+    interruptions = " and ".join(count(number, noun) for number, noun in counts if number)
+    lost = count(goodput.lost_steps, "step")
+    return f"{interruptions} interrupted it, and {lost} had to be repeated."
 
 
 def _find_median(series: Series | None) -> float | None:
     return compute_median(series.groups) if series is not None and series.groups else None
-
-

@@ -37,16 +37,16 @@ h1{font-size:1.9rem;line-height:1.2;margin:.15rem 0 .2rem;font-weight:650;overfl
 p.subtitle{margin:0 0 1.2rem;color:var(--soft)}
 h2{font-size:1.15rem;margin:2.6rem 0 .7rem;padding-top:.7rem;border-top:1px solid var(--rule);font-weight:650}
 p{margin:.6rem 0;max-width:42rem;overflow-wrap:anywhere}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.4rem,1fr));gap:1.1rem 1.2rem;margin:1.6rem 0}
+.figures{display:grid;grid-template-columns:repeat(3,1fr);gap:1.1rem 1.2rem;margin:1.6rem 0}
 .figures div{border-top:2px solid var(--ink);padding-top:.35rem}
 .figures b{display:block;font-size:1.35rem;line-height:1.3;font-weight:600}
 .figures span{display:block;font-size:.85rem}
 .figures small{display:block;color:var(--soft);font-size:.8rem;line-height:1.35}
 .scroll{overflow-x:auto;margin:.8rem 0}
-table{border-collapse:collapse;font-size:.9rem;min-width:60%}
+table{border-collapse:collapse;font-size:.875rem;min-width:60%}
 th{font-weight:600;color:var(--soft);text-align:right;vertical-align:bottom;border-bottom:1px solid var(--ink)}
 td{text-align:right;border-bottom:1px solid var(--rule)}
-th,td{padding:.28rem 0 .28rem 1.4rem;white-space:nowrap}
+th,td{padding:.28rem 0 .28rem 1.15rem;white-space:nowrap}
 th:first-child,td:first-child{padding-left:0}
 th.words,td.words{text-align:left}
 td.long{white-space:normal;overflow-wrap:anywhere;min-width:14rem}
@@ -78,6 +78,7 @@ footer{margin-top:3rem;padding-top:.7rem;border-top:1px solid var(--rule);color:
 @media (max-width:40rem){main{padding:1.5rem 1rem 3rem}h1{font-size:1.5rem}.wide{display:none}.narrow{display:block}
 .pair{grid-template-columns:1fr}.figures{grid-template-columns:1fr 1fr}th,td{padding-left:1rem}}
 @media print{:root{color-scheme:light;--paper:#fff;--ink:#000;--soft:#444;--rule:#ccc;--tint:#f6f6f6;/*light*/}
-main{max-width:none;padding:0}body{font-size:10.5pt}h2{break-after:avoid}.quote pre{max-height:none}tr{break-inside:avoid}
+main{max-width:none;padding:0}body{font-size:10.5pt}h2{break-after:avoid}.quote pre{max-height:none}
+tr{break-inside:avoid}
 .scroll{overflow:visible}td.long{min-width:0}}
 """

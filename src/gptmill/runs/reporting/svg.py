@@ -13,8 +13,8 @@ from gptmill.runs.reporting.formatting import clean
 TOP, BOTTOM, LEFT = 14.0, 30.0, 50.0
 LABEL_GAP = 14.0
 CHAR_WIDTH = 6.4
-ROUND = (1.0, 2.0, 5.0, 10.0)
-TALL_TICKS, WIDE_TICK_PIXELS = 5, 90.0
+ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
+TALL_TICKS, WIDE_TICK_PIXELS = 5, 75.0
 PADDING = 0.04
 
 Points = Sequence[tuple[float, float]]
@@ -56,7 +56,7 @@ class Axis:
             return self._list_log_ticks(about)
         rough = (self.high - self.low) / max(1, about)
         magnitude = 10.0 ** math.floor(math.log10(rough))
-        step = next(magnitude * factor for factor in ROUND if magnitude * factor >= rough * 0.999)
+        step = next(magnitude * factor for factor in ROUND if magnitude * factor >= rough * 0.75)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 
@@ -86,7 +86,7 @@ class Chart:
         """Returns an svg element; its text has the size of the page's if it is shown `width` pixels wide."""
         right = max([10.0, *(CHAR_WIDTH * len(line.label) + 12 for line in self.lines if line.label)])
         frame = _Frame(self, width - right, height)
-        identity = f"c{crc32(f"{self.title}{width}{height}".encode()):x}"
+        identity = f"c{crc32(f'{self.title}{width}{height}'.encode()):x}"
         parts = [
             f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{_escape(self.title)}">',
             f'<clipPath id="{identity}"><rect x="{LEFT:g}" y="{TOP - 4:g}" width="{width - right - LEFT + 4:g}" '

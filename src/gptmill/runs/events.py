@@ -101,6 +101,10 @@ class StepLogged(Event):
     """Model TFLOP/s per device."""
     mfu: float | None = None
     """Model FLOPs utilisation: `tflops` as a fraction of the device's peak; None if that is unknown."""
+    telemetry: dict[str, float] = field(default_factory=dict)
+    """Means since the last logged step, by NVML and the host: gpu_utilization (0 to 1), gpu_memory_gb, gpu_power_watts,
+    gpu_temperature_celsius, gpu_throttled_thermal and gpu_throttled_power (0 to 1), host_memory_gb (this process),
+    host_memory_used (0 to 1). What was not measured is absent."""
 
 
 @dataclass(frozen=True)

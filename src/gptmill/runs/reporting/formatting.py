@@ -53,7 +53,7 @@ def format_duration(seconds: float) -> str:
 
 def format_percent(fraction: float) -> str:
     percent = 100 * fraction
-    return f"{percent:.0f} %" if abs(percent) >= 10 or percent == 0 else f"{percent:.1f} %"
+    return f"{percent:.0f} %" if abs(percent) >= 9.95 or percent == 0 else f"{percent:.1f} %"
 
 
 def format_dollars(dollars: float) -> str:

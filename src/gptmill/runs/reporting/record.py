@@ -124,7 +124,7 @@ class Recorder:
             value = getattr(event, name)
             if value is not None:
                 curve.add(event.step, value)
-        for name, value in getattr(event, "telemetry", {}).items():
+        for name, value in event.telemetry.items():
             record.telemetry.setdefault(name, Series()).add(event.step, value)
         record.elapsed.add(event.step, self._measure_elapsed(event))
         record.tokens += _make_positive(event.tokens_per_second) * seconds
@@ -134,7 +134,7 @@ class Recorder:
         self._add_energy(event)
 
     def _add_energy(self, event: StepLogged) -> None:
-        watts = getattr(event, "telemetry", {}).get("gpu_power_watts")
+        watts = event.telemetry.get("gpu_power_watts")
         if watts is not None and math.isfinite(watts):
             seconds = max(0.0, event.time - self._last_step_time)
             self.record.joules = (self.record.joules or 0.0) + watts * seconds

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gptmill.api.importing import import_model
     from gptmill.api.planning import plan
     from gptmill.api.registration import register
+    from gptmill.api.reporting import report
     from gptmill.api.run import Run, load, open_run
     from gptmill.api.training import resume, train
     from gptmill.config.errors import ConfigError, UserError
@@ -59,6 +60,7 @@ __all__ = [
     "plan",
     "prepare",
     "register",
+    "report",
     "resume",
     "train",
 ]
@@ -72,6 +74,7 @@ _MODULES = {
     "api.exporting": ("export_model",),
     "api.planning": ("plan",),
     "api.registration": ("register",),
+    "api.reporting": ("report",),
     "api.run": ("Run", "load", "open_run"),
     "api.training": ("resume", "train"),
     "config.errors": ("ConfigError", "UserError"),

@@ -25,6 +25,7 @@ from gptmill.config.export_request import ExportRequest
 from gptmill.config.import_request import ImportRequest
 from gptmill.config.plan_request import PlanRequest
 from gptmill.config.recipes import list_recipes, load_recipe
+from gptmill.config.report_request import ReportRequest
 from gptmill.config.requests import (
     BenchRequest,
     CheckpointsRequest,
@@ -56,6 +57,7 @@ CONFIGS = {
     "doctor": (DoctorRequest,),
     "data": (DataRequest,),
     "runs": (RunsRequest,),
+    "report": (ReportRequest,),
     "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
     "verify-resume": (VerifyResumeRequest, PresetOptions, RunConfig),

@@ -26,6 +26,7 @@ from gptmill.config.export_request import ExportRequest
 from gptmill.config.import_request import ImportRequest
 from gptmill.config.plan_request import PlanRequest
 from gptmill.config.renamed import RENAMED_FIELDS
+from gptmill.config.report_request import ReportRequest
 from gptmill.config.run import RunConfig
 from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import list_fields
@@ -55,6 +56,7 @@ REQUESTS = (
     ExportRequest,
     CompressRequest,
     DoctorRequest,
+    ReportRequest,
 )
 OTHER_FLAGS = {"help", "from", "check", "standalone", "nproc_per_node"}  # aliases, and flags of other programs
 

@@ -42,6 +42,7 @@ INSIDE = {
     "models.fused": {"models", "models.kernels"},
     "runs": {"runs.checkpoints"},
     "runs.checkpoints": {"runs"},
+    "runs.reporting": {"runs"},
     "runs.trackers": {"runs"},
     "inference": set(),
     "inference.export": {"inference"},

@@ -29,6 +29,7 @@ VERBS = {
     "compress": "quantize or prune a trained model, and show size, speed and loss before and after",
     "data": "inspect and verify a prepared corpus, score its documents",
     "runs": "list, compare and remove runs",
+    "report": "report what a run did, or compare several, as a page, Markdown or JSON",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",
     "verify-resume": "check on this machine that a killed run resumes bit-identically",
     "plan": "print what a run will take: tokens, memory, disk, time and cost, with warnings",

@@ -113,7 +113,7 @@ def asks_to_resume(recipe: str | None, flags: dict[str, Any]) -> bool:
 
 def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     """Prints the report and what to try next; after an early stop, only how to resume."""
-    from gptmill.runs.report import make_report
+    from gptmill.runs.terminal_report import make_report
 
     program = find_program()
     logdir = outcome.config.tracking.logdir

@@ -6,6 +6,7 @@ The last line may be incomplete: it is being written, or a kill cut it short. It
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gptmill.data.regular_files import open_regular
 from gptmill.runs.events import Event, StepLogged, from_json
 
 TAIL_BYTES = 1 << 16
+REPORTED_LINES = 1000
 
 
 def read_events(path: Path, *, missing_ok: bool = False) -> list[Event]:
@@ -22,6 +24,20 @@ def read_events(path: Path, *, missing_ok: bool = False) -> list[Event]:
     Raises OSError if the file cannot be read, unless `missing_ok`: then there are no events.
     """
     return _parse_lines(_read_lines(path, missing_ok=missing_ok))
+
+
+def iterate_events(path: Path, report: Callable[[int, int], None] | None = None) -> Iterator[Event]:
+    """Yields what `read_events` returns, one by one, for logs of millions of lines.
+
+    Reports the bytes read, and how many there are. Raises OSError if the file cannot be read.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        for number, line in enumerate(file):
+            if (event := parse_event(line.decode(errors="replace"))) is not None:
+                yield event
+            if report is not None and number % REPORTED_LINES == 0:
+                report(min(file.tell(), size), size)
 
 
 def read_recent_events(path: Path) -> list[Event]:

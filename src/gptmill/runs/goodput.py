@@ -45,18 +45,23 @@ def make_goodput(run: RunDirectory) -> Goodput:
     crash = find_crash(run)  # a process that is still running counts as ending now
     if crash is not None:
         entries.append(crash)
-    processes = split_processes(entries)
-    running = sum(max(0.0, process[-1].time - process[0].time) for process in processes)
 
     def sum_seconds(kind: type[StepLogged | EvalDone]) -> float:
-        # The seconds of a step are estimates where steps differ in their tokens.
-        return min(sum(max(0.0, event.seconds) for event in events if isinstance(event, kind)), running)
+        return sum(max(0.0, event.seconds) for event in events if isinstance(event, kind))
 
+    return compute_goodput(entries, sum_seconds(StepLogged), sum_seconds(EvalDone))
+
+
+def compute_goodput(entries: list[Event], step_seconds: float, evaluation_seconds: float) -> Goodput:
+    """Computes the goodput from starts and ends, and the time of the steps and evaluations that were kept."""
+    processes = split_processes(entries)
+    running = sum(max(0.0, process[-1].time - process[0].time) for process in processes)
     return Goodput(
         wall_seconds=max(0.0, processes[-1][-1].time - processes[0][0].time) if processes else 0.0,
         running_seconds=running,
-        kept_seconds=sum_seconds(StepLogged),
-        evaluation_seconds=sum_seconds(EvalDone),
+        # The seconds of a step are estimates where steps differ in their tokens.
+        kept_seconds=min(step_seconds, running),
+        evaluation_seconds=min(evaluation_seconds, running),
         lost_steps=_count_lost(processes),
         restarts=max(0, len(processes) - 1),
         rollbacks=sum(isinstance(entry, RolledBack) for entry in entries),

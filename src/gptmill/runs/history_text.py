@@ -22,7 +22,16 @@ def describe_history(run: RunDirectory) -> str:
     entries = read_history(run)
     if not entries:
         return f"run {run.path} has no history: it has not started, or an older gptmill trained it"
-    lines = []
+    lines = [f"{_format_time(entry.time)}  {text}" for entry, text in describe_entries(entries)]
+    crash = find_crash(run)
+    if crash is not None:
+        lines.append(f"{_format_time(crash.time)}  last activity, at step {crash.step:,}; no end recorded yet")
+    return "\n".join([*lines, describe_goodput(make_goodput(run))])
+
+
+def describe_entries(entries: list[Event]) -> list[tuple[Event, str]]:
+    """Describes entries in sentences, each with the first entry that it is about."""
+    described: list[tuple[Event, str]] = []
     previous: RunStarted | None = None
     position = 0
     for _, group in groupby(entries, _make_key):
@@ -34,11 +43,8 @@ def describe_history(run: RunDirectory) -> str:
             previous = last
         else:
             texts = [_describe(same, entries[position:])]
-        lines += [f"{_format_time(same[0].time)}  {text}" for text in texts]
-    crash = find_crash(run)
-    if crash is not None:
-        lines.append(f"{_format_time(crash.time)}  last activity, at step {crash.step:,}; no end recorded yet")
-    return "\n".join([*lines, describe_goodput(make_goodput(run))])
+        described += [(same[0], text) for text in texts]
+    return described
 
 
 def _make_key(entry: Event) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +35,15 @@ class RunComparison:
 def compare_runs(runs: list[RunDirectory]) -> RunComparison:
     """Raises UserError if the config of a run cannot be read."""
     configs = [list_values(build_config(RunConfig, load_saved_settings(run.config))) for run in runs]
+    kind, losses = _find_common_losses(runs)
+    return RunComparison([summarize_run(run) for run in runs], find_differences(configs), kind, losses)
+
+
+def find_differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns the options that differ, with the value of each config; None where one has no such option."""
     options = dict.fromkeys(name for config in configs for name in config if name not in NAMES)
     values = {name: [config.get(name) for config in configs] for name in options}
-    differing = {name: found for name, found in values.items() if any(value != found[0] for value in found)}
-    kind, losses = _find_common_losses(runs)
-    return RunComparison([summarize_run(run) for run in runs], differing, kind, losses)
+    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
 
 
 def _find_common_losses(runs: list[RunDirectory]) -> tuple[str, list[tuple[int, list[float]]]]:

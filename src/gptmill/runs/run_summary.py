@@ -84,7 +84,7 @@ def summarize_run(run: RunDirectory) -> RunSummary:
     speeds = [event.tokens_per_second for event in steps if math.isfinite(event.tokens_per_second)]
     return RunSummary(
         run,
-        _find_state(run, processes, is_running=is_running),
+        find_state(run, processes, is_running=is_running),
         step,
         max_steps=start.max_steps if start else None,
         parameters=start.parameters if start else None,
@@ -140,7 +140,8 @@ def _read_progress(path: Path) -> _Progress:
     )
 
 
-def _find_state(run: RunDirectory, processes: list[list[Event]], *, is_running: bool) -> RunState:
+def find_state(run: RunDirectory, processes: list[list[Event]], *, is_running: bool) -> RunState:
+    """Returns how the last process ended, or that one is running."""
     if is_running:
         return "running"
     if not processes:

@@ -10,7 +10,7 @@ import pytest
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone, Event, RunFinished, SampleDrawn, StepLogged, to_json
-from gptmill.runs.report import BLANK, draw_chart, make_report
+from gptmill.runs.terminal_report import BLANK, draw_chart, make_report
 
 
 def make_run(tmp_path: Path, events: list[Event], ending: str = "") -> RunDirectory:

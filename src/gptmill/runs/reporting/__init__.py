@@ -1,0 +1,1 @@
+"""Reports of runs as a page, Markdown or JSON, from events.jsonl."""

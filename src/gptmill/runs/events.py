@@ -67,6 +67,10 @@ class RunStarted(Event):
     """Fingerprints of the code of the plug-ins' parts that the run uses, by kind and name."""
     peak_tflops: float | None = None
     """Peak TFLOP/s of one device in the run's precision; None if unknown."""
+    config: dict[str, str] = field(default_factory=dict)
+    """Every option of the run as text, by its name."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Parameter counts of the parts of the model that have any."""
 
 
 @dataclass(frozen=True)

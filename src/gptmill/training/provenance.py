@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 import gptmill
-from gptmill.config.run import MachineConfig, RunConfig
+from gptmill.config.run import MachineConfig, ModelConfig, RunConfig
 from gptmill.config.schema import list_values
 from gptmill.data.run_corpora import Corpora
 from gptmill.models.fused.dispatch import describe_kernels
 from gptmill.models.huggingface.layouts import describe_layout
+from gptmill.models.parameters import count_parameters
 from gptmill.runs.code_fingerprint import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import RunStarted
@@ -87,7 +88,15 @@ def describe_run(
         resumed_from=resume_point.path if resume_point else "",
         parent=find_parent(config, resume_point),
         changes=list(request.changes),
+        config={name: str(value) for name, value in list_values(config).items()},
+        parts=count_parts(config.model, plan.padded_vocab_size),
     )
+
+
+def count_parts(model: ModelConfig, vocab_size: int) -> dict[str, float]:
+    """The parameters of each part that has any."""
+    counts = vars(count_parameters(model, vocab_size))
+    return {part: count for part, count in counts.items() if count and part != "inactive_experts"}  # part of blocks
 
 
 def describe_compiling(machine: MachineConfig) -> str:

@@ -89,6 +89,8 @@ class StepLogged(Event):
     """Updates skipped so far because the loss or gradient was not finite."""
     seconds: float = 0.0
     """Time of the steps since the last logged one."""
+    steps: int = 1
+    """How many they are."""
     by_corpus: dict[str, float] = field(default_factory=dict)
     """Mean loss per corpus, by its URI, if there are several."""
     experts: dict[str, float] = field(default_factory=dict)
@@ -101,6 +103,10 @@ class StepLogged(Event):
     """Model TFLOP/s per device."""
     mfu: float | None = None
     """Model FLOPs utilisation: `tflops` as a fraction of the device's peak; None if that is unknown."""
+    telemetry: dict[str, float] = field(default_factory=dict)
+    """Means since the last logged step, by NVML and the host: gpu_utilization (0 to 1), gpu_memory_gb, gpu_power_watts,
+    gpu_temperature_celsius, gpu_throttled_thermal and gpu_throttled_power (0 to 1), host_memory_gb (this process),
+    host_memory_used (0 to 1). What was not measured is absent."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,18 @@ class SampleDrawn(Event):
 
     prompt: str
     text: str
+
+
+@dataclass(frozen=True)
+class HistogramsTaken(Event):
+    """Weights after a step, and its gradients before clipping, counted in the buckets of runs/histogram_buckets.py.
+
+    For trackers only: events.jsonl leaves it out, since one is as long as hundreds of steps.
+    """
+
+    weights: dict[str, list[int]]
+    """Counts per bucket, by the name of the parameter."""
+    gradients: dict[str, list[int]]
 
 
 @dataclass(frozen=True)

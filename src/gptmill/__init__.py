@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gptmill.api.importing import import_model
     from gptmill.api.registration import register
     from gptmill.api.run import Run, load, open_run
+    from gptmill.api.tensorboard_server import open_tensorboard
     from gptmill.api.training import resume, train
     from gptmill.config.errors import ConfigError, UserError
     from gptmill.config.run import ModelConfig, OptimizerConfig, RunConfig
@@ -51,6 +52,7 @@ __all__ = [
     "make_config",
     "open_corpus",
     "open_run",
+    "open_tensorboard",
     "prepare",
     "register",
     "resume",
@@ -65,6 +67,7 @@ _MODULES = {
     "api.exporting": ("export_model",),
     "api.registration": ("register",),
     "api.run": ("Run", "load", "open_run"),
+    "api.tensorboard_server": ("open_tensorboard",),
     "api.training": ("resume", "train"),
     "config.errors": ("ConfigError", "UserError"),
     "config.run": ("ModelConfig", "OptimizerConfig", "RunConfig"),

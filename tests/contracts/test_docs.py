@@ -27,12 +27,13 @@ from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import list_fields
+from gptmill.config.tensorboard_request import TensorBoardRequest
 
 SOURCE = Path(gptmill.__file__).parent
 README, ARCHITECTURE = PROJECT / "README.md", PROJECT / "docs" / "architecture.md"
 PAGES = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
-# Commands that install, that run the tests themselves, or that measure for minutes.
-NOT_RUN = ("make ", "pip install", "python benchmarks/")
+# Commands that install, that run the tests themselves, that measure for minutes, or that serve until Ctrl-C.
+NOT_RUN = ("make ", "pip install", "python benchmarks/", "gptmill tensorboard", "wandb ", "trackio ", "TRACKIO_DIR=")
 STARTING_OTHERS = ("tune", "bench", "verify-resume")
 REQUESTS = (
     requests.StartOptions,
@@ -50,6 +51,7 @@ REQUESTS = (
     requests.BenchRequest,
     ExportRequest,
     CompressRequest,
+    TensorBoardRequest,
 )
 OTHER_FLAGS = {"help", "from", "check", "standalone", "nproc_per_node"}  # aliases, and flags of other programs
 

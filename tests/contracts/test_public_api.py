@@ -15,7 +15,7 @@ import gptmill
 NAMES = """
 Attention Batch BlockContext Compressed ConfigError Corpus Event LayerKVCache Model ModelConfig OptimizerConfig Run
 RunConfig Tracker UserError __version__ compress evaluate export_model import_model load make_config open_corpus
-open_run prepare register resume train
+open_run open_tensorboard prepare register resume train
 """.split()
 
 

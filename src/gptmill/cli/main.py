@@ -30,6 +30,7 @@ VERBS = {
     "data": "inspect and verify a prepared corpus, score its documents",
     "runs": "list, compare and remove runs",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",
+    "tensorboard": "show runs in TensorBoard",
     "verify-resume": "check on this machine that a killed run resumes bit-identically",
     "tune": "find the fastest micro-batch size and compile mode for a recipe",
     "bench": "benchmark training throughput, and ablate each optimization",

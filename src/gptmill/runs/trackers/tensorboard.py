@@ -77,6 +77,10 @@ class TensorBoard:
             self._start_over(attempts - 1)
 
 
+def has_tensorboard_files(folder: Path) -> bool:
+    return any(EVENT_FILE.match(path.name) for path in folder.glob("*"))
+
+
 def _open_writer(folder: Path, purge_step: int | None) -> EventFileWriter:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter  # slow to import, and few runs need it
 

@@ -114,7 +114,7 @@ def test_wandb_on_line_needs_a_key_before_training_starts(tmp_path: Path, monkey
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    with pytest.raises(UserError, match="wandb login.*--wandb_mode offline"):
+    with pytest.raises(UserError, match=r"wandb login.*--wandb_mode offline"):
         check_trackers(WANDB)
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password secret\n", encoding="utf-8")
     check_trackers(WANDB)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gptmill.api.registration import register
     from gptmill.api.reporting import report
     from gptmill.api.run import Run, load, open_run
+    from gptmill.api.tensorboard_server import open_tensorboard
     from gptmill.api.training import resume, train
     from gptmill.config.errors import ConfigError, UserError
     from gptmill.config.run import ModelConfig, OptimizerConfig, RunConfig
@@ -57,6 +58,7 @@ __all__ = [
     "make_config",
     "open_corpus",
     "open_run",
+    "open_tensorboard",
     "plan",
     "prepare",
     "register",
@@ -76,6 +78,7 @@ _MODULES = {
     "api.registration": ("register",),
     "api.reporting": ("report",),
     "api.run": ("Run", "load", "open_run"),
+    "api.tensorboard_server": ("open_tensorboard",),
     "api.training": ("resume", "train"),
     "config.errors": ("ConfigError", "UserError"),
     "config.run": ("ModelConfig", "OptimizerConfig", "RunConfig"),

@@ -42,6 +42,7 @@ from gptmill.config.run import ModelConfig, RunConfig
 from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import build_config, list_fields
 from gptmill.config.sizes import list_sizes, load_size, load_size_training
+from gptmill.config.tensorboard_request import TensorBoardRequest
 from gptmill.models.flops import count_flops
 from gptmill.models.parameters import count_parameters
 
@@ -58,6 +59,7 @@ CONFIGS = {
     "data": (DataRequest,),
     "runs": (RunsRequest,),
     "report": (ReportRequest,),
+    "tensorboard": (TensorBoardRequest,),
     "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
     "verify-resume": (VerifyResumeRequest, PresetOptions, RunConfig),

@@ -64,7 +64,6 @@ def test_a_name_from_elsewhere_is_answered_with_ours(name: str, option: str) -> 
         ("batch_size", "--mini_batch_size is the sequences"),
         ("bf16", "use --precision bf16"),
         ("fp8", "use --precision fp8"),
-        ("wandb_log", "use --use_tensorboard"),
         ("report_to", "use --use_tensorboard"),
         ("vocab_size", "--tokenizer"),
         ("lr_decay_iters", "--max_steps"),

@@ -30,13 +30,14 @@ from gptmill.config.report_request import ReportRequest
 from gptmill.config.run import RunConfig
 from gptmill.config.sample_request import SampleRequest
 from gptmill.config.schema import list_fields
+from gptmill.config.tensorboard_request import TensorBoardRequest
 from gptmill.evals import speed
 
 SOURCE = Path(gptmill.__file__).parent
 README, ARCHITECTURE = PROJECT / "README.md", PROJECT / "docs" / "architecture.md"
 PAGES = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
-# Commands that install, that run the tests themselves, or that measure for minutes.
-NOT_RUN = ("make ", "pip install", "python benchmarks/")
+# Commands that install, that run the tests themselves, that measure for minutes, or that serve until Ctrl-C.
+NOT_RUN = ("make ", "pip install", "python benchmarks/", "gptmill tensorboard", "wandb ", "trackio ", "TRACKIO_DIR=")
 STARTING_OTHERS = ("tune", "bench", "verify-resume", "doctor")
 REQUESTS = (
     requests.StartOptions,
@@ -57,6 +58,7 @@ REQUESTS = (
     CompressRequest,
     DoctorRequest,
     ReportRequest,
+    TensorBoardRequest,
 )
 OTHER_FLAGS = {"help", "from", "check", "standalone", "nproc_per_node"}  # aliases, and flags of other programs
 

@@ -15,7 +15,7 @@ import gptmill
 NAMES = """
 Attention Batch BlockContext Compressed ConfigError Corpus Event Finding LayerKVCache Model ModelConfig OptimizerConfig
 Run RunConfig Tracker UserError __version__ compress doctor evaluate export_model import_model load make_config
-open_corpus open_run prepare register report resume train
+open_corpus open_run open_tensorboard plan prepare register report resume train
 """.split()
 
 

@@ -101,7 +101,7 @@ def test_tensorboard_shows_a_sample_line_by_line_and_not_as_markdown(tmp_path: P
     tracker.close()
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
-    (entry,) = accumulator.Tensors("sample/text_summary")
+    (entry,) = accumulator.Tensors("sample")
     html = markdown.markdown(entry.tensor_proto.string_val[0].decode(), extensions=["markdown.extensions.tables"])
     assert entry.step == 7
     assert html == f"<pre><code>{escape(SHOWN, quote=False)}\n</code></pre>"

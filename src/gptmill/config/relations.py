@@ -125,6 +125,12 @@ def _make_parts_check(field: str, kind: str) -> Callable[[Values], str]:
     return check
 
 
+def _check_histogram_freq(values: Values) -> str:
+    has_tracker = any(values[name] for name in ("use_tensorboard", "use_wandb", "use_trackio", "trackers"))
+    is_unseen = values["histogram_freq"] is not None and not has_tracker
+    return "has no tracker to show histograms; add --use_tensorboard, or remove it" if is_unseen else ""
+
+
 def join_words(words: Sequence[str]) -> str:
     return " and ".join(words)
 
@@ -136,6 +142,7 @@ def join_numbers(numbers: list[int]) -> str:
 RELATIONS = (
     Relation("evaluators", "", _make_parts_check("evaluators", "evaluator")),
     Relation("trackers", "", _make_parts_check("trackers", "tracker")),
+    Relation("histogram_freq", "use_tensorboard use_wandb use_trackio trackers", _check_histogram_freq),
     Relation("min_lr", "max_lr", _check_min_lr),
     Relation("total_batch_size", "mini_batch_size context_length", _check_total_batch_size),
     Relation("batch_size_warmup", "mini_batch_size context_length", _check_batch_size_warmup),

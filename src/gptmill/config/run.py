@@ -14,6 +14,7 @@ from gptmill.config.optimizer import OptimizerConfig as OptimizerConfig
 from gptmill.config.plugins import EvaluatorPartOptions, PluginConfig, ReadingPartOptions, TrackerPartOptions
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
+WandbMode = Literal["online", "offline"]
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-emulated"]
 Fp8Layers = Literal["fused", "feed_forward", "blocks", "all"]
 ActivationCheckpointing = Literal["none", "selective", "full"]
@@ -170,7 +171,19 @@ class TrackingConfig:
     log_freq: int = 1
     """Steps between logged metrics."""
     use_tensorboard: bool = False
-    """Also write TensorBoard logs to the run's folder."""
+    """Also write TensorBoard logs to the run's folder; gptmill tensorboard shows them."""
+    use_wandb: bool = False
+    """Also log to Weights & Biases; needs gptmill[wandb]."""
+    wandb_project: str = "gptmill"
+    """W&B: project of the run."""
+    wandb_entity: str | None = None
+    """W&B: user or team that owns the project (default: yours)."""
+    wandb_mode: WandbMode | None = None
+    """W&B: offline stores the run in its folder, for wandb sync (default: $WANDB_MODE, else online)."""
+    use_trackio: bool = False
+    """Also log to a local Trackio project in logdir/.trackio; needs gptmill[trackio]."""
+    histogram_freq: int | None = None
+    """Steps between histograms of all weights and gradients in the trackers (default: none)."""
     trackers: str | None = None
     """Registered trackers that also get every event, e.g. csv,chat (default: none)."""
     tracker_parts: TrackerPartOptions = field(default_factory=TrackerPartOptions)

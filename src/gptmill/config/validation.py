@@ -81,7 +81,7 @@ RANGES = (
     Range("steps_per_epoch max_steps eval_freq eval_tokens", lambda value: value >= 1, "must be at least 1"),
     Range("eval_task_freq eval_task_limit", lambda value: value >= 1, "must be at least 1"),
     Range("checkpoint_freq keep_checkpoints milestone_freq log_freq", lambda value: value >= 1, "must be at least 1"),
-    Range("max_skips snapshot_freq early_stop_patience", lambda value: value >= 1, "must be at least 1"),
+    Range("max_skips snapshot_freq early_stop_patience histogram_freq", lambda value: value >= 1, "must be at least 1"),
     Range(
         "guard_window",
         lambda value: MIN_GUARD_WINDOW <= value <= MAX_GUARD_WINDOW,

@@ -71,6 +71,8 @@ def _shorten(config: RunConfig, steps: int, folder: Path) -> dict[str, Any]:
         "eval_task_limit": EVAL_EXAMPLES,
         "early_stop_patience": None,
         "log_freq": 1,
+        "use_wandb": False,
+        "use_trackio": False,
         "logdir": str(folder),
     }
 

@@ -60,6 +60,10 @@ class RunDirectory:
         return self.path / "tensorboard"
 
     @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
     def has_files(self) -> bool:
         """Whether the folder holds what only a run writes."""
         return any(os.path.lexists(path) for path in (self.config, self.events, self.history, self.checkpoints))
@@ -98,7 +102,7 @@ def create_run(logdir: str, name: str, config: RunConfig) -> RunDirectory:
         run.path.mkdir(parents=True, exist_ok=True)
         for leftover in (run.events, run.text_log):
             leftover.unlink(missing_ok=True)
-        for leftover in (run.tensorboard, run.samples):
+        for leftover in (run.tensorboard, run.wandb, run.samples):
             shutil.rmtree(leftover, ignore_errors=True)
         save_config(run, config)
     except OSError as error:

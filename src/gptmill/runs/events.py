@@ -89,6 +89,8 @@ class StepLogged(Event):
     """Updates skipped so far because the loss or gradient was not finite."""
     seconds: float = 0.0
     """Time of the steps since the last logged one."""
+    steps: int = 1
+    """How many they are."""
     by_corpus: dict[str, float] = field(default_factory=dict)
     """Mean loss per corpus, by its URI, if there are several."""
     experts: dict[str, float] = field(default_factory=dict)
@@ -139,6 +141,18 @@ class SampleDrawn(Event):
 
     prompt: str
     text: str
+
+
+@dataclass(frozen=True)
+class HistogramsTaken(Event):
+    """Weights after a step, and its gradients before clipping, counted in the buckets of runs/histogram_buckets.py.
+
+    For trackers only: events.jsonl leaves it out, since one is as long as hundreds of steps.
+    """
+
+    weights: dict[str, list[int]]
+    """Counts per bucket, by the name of the parameter."""
+    gradients: dict[str, list[int]]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Pinned host memory for asynchronous copies from a GPU, allocated once and reused."""
+"""Pinned host memory for asynchronous copies from a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE_BYTES = mmap.PAGESIZE
 
 
 class HostBuffer:
-    """A host copy of a set of tensors: in pinned (page-locked) memory if they are on a GPU."""
+    """A reusable host copy of a set of tensors: in pinned (page-locked) memory if they are on a GPU."""
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         offsets, size = {}, 0
@@ -43,6 +43,14 @@ class HostBuffer:
         for name, tensor in tensors.items():
             self._views[name].copy_(tensor.detach(), non_blocking=True)
         return dict(self._views)
+
+
+def send_to_host(values: Tensor) -> Tensor:
+    """Starts an asynchronous copy into pinned memory. Read it only after the device has reached this point."""
+    if values.device.type != "cuda":
+        return values.cpu()
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)
 
 
 def _allocate(size: int) -> Tensor:

@@ -15,6 +15,7 @@ from gptmill.data.batches.data_loader import DataLoaderStoppedError
 from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFinished
+from gptmill.runs.trackers import check_trackers
 from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.memory import read_peak_memory
 from gptmill.training.broadcast import broadcast_checkpoint
@@ -47,6 +48,7 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
     """Trains until the last step, an early stop, divergence or a request to stop."""
     with ExitStack() as stack:
         check_final_export(request.config)
+        check_trackers(request.config.tracking)
         session, state = open_session(request, report_preparing, stack)
         metrics = Metrics(
             session.plan,

@@ -78,6 +78,8 @@ class Metrics:
         self._check(self.newest)
         if stats.step % self._log_freq == 0 or stats.step == self._plan.max_steps:
             self._log(stats, metrics)
+        if stats.histograms is not None:
+            self._emit(stats.histograms.read(stats.step))
 
     def roll_back(self) -> None:
         """Discards the steps that are being undone."""
@@ -110,6 +112,7 @@ class Metrics:
         tokens = sum(stats.tokens for stats, _ in self._unlogged)
         flops = sum(stats.tokens * self._plan.find_flops(stats.step) for stats, _ in self._unlogged)
         waited = sum(stats.data_wait_seconds for stats, _ in self._unlogged)
+        steps = len(self._unlogged)
         self._unlogged.clear()
         flops_per_second, peak = flops / seconds / self._plan.ranks, self._plan.peak_flops_per_second
         self._emit(
@@ -124,6 +127,7 @@ class Metrics:
                 data_wait=min(1.0, waited / seconds),
                 skipped=self._spike_detector.skipped,
                 seconds=seconds,
+                steps=steps,
                 by_corpus=dict(zip(self._plan.corpora, metrics.by_corpus, strict=True)),
                 experts=_describe_loads(metrics.expert_loads),
                 memory_gb=round(self._measure_memory() / 1e9, 3),

@@ -14,16 +14,18 @@ from gptmill.config.value_syntax import find_stage
 from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.data_loader import DataLoader
 from gptmill.models.losses import IGNORE_INDEX
+from gptmill.runtime.host_memory import send_to_host
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.timing import DeviceTimestamp
 from gptmill.runtime.world import World
+from gptmill.training.histograms import Histograms, count_gradients, count_weights, send_histograms
 from gptmill.training.plan import TrainPlan
 from gptmill.training.schedules import make_lr
 from gptmill.training.skip_ranges import find_unskipped
 from gptmill.training.sparse_update import keep_zeros
 from gptmill.training.state import TrainState
-from gptmill.training.step_stats import StepStats, Totals, send_to_host
+from gptmill.training.step_stats import StepStats, Totals
 
 
 def ignore(_phase: str) -> None:
@@ -65,7 +67,8 @@ def train_step(
     # The stop flag shares the all-reduce of the losses, so that agreeing on it costs nothing.
     stop_flag = torch.full((1,), float(bool(stop)), device=world.device)
     reduced = world.all_reduce_sum(torch.cat([stop_flag, totals.make_tensor(tokens)]))
-    norm_and_scale = _update(state, config, reduced[1:3])
+    takes_histograms = world.is_main and is_histogram_due(config.tracking.histogram_freq, state.step + 1)
+    norm_and_scale, histograms = _update(state, config, reduced[1:3], takes_histograms=takes_histograms)
     state.step += 1
     state.windows_jumped += first - state.windows_read
     state.windows_read = windows[1]
@@ -82,16 +85,24 @@ def train_step(
         windows=windows,
         num_corpora=len(plan.corpora),
         num_experts=totals.num_experts,
+        histograms=histograms,
     )
 
 
-def _update(state: TrainState, config: RunConfig, losses: Tensor) -> Tensor:
-    """Clips, applies and clears the gradients; returns their norm before clipping, and the loss scale.
+def is_histogram_due(histogram_freq: int | None, step: int) -> bool:
+    return histogram_freq is not None and step % histogram_freq == 0
+
+
+def _update(
+    state: TrainState, config: RunConfig, losses: Tensor, *, takes_histograms: bool
+) -> tuple[Tensor, Histograms | None]:
+    """Clips, applies and clears the gradients; returns their norm before clipping with the loss scale, and histograms.
 
     By now all ranks hold the same losses and gradients, so that they skip the same updates.
     """
     scale = state.scaler.scale(torch.ones((), device=losses.device))
     state.optimizer.unscale(state.scaler)
+    gradients = count_gradients(state.model) if takes_histograms else {}
     with keep_zeros(state.model) if config.training.keep_zeros else nullcontext():
         norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.optimizer.grad_clip or math.inf)
         found_inf = ~(losses.isfinite().all() & norm.isfinite())
@@ -104,4 +115,5 @@ def _update(state: TrainState, config: RunConfig, losses: Tensor) -> Tensor:
         state.ema.update(state.model, found_inf)
     state.scaler.update()
     state.optimizer.zero_grad()
-    return torch.stack([norm, scale])
+    histograms = send_histograms(count_weights(state.model), gradients) if takes_histograms else None
+    return torch.stack([norm, scale]), histograms

@@ -13,6 +13,7 @@ from gptmill.data.batches.batch import Batch
 from gptmill.models.gpt import Losses
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.timing import DeviceTimestamp
+from gptmill.training.histograms import Histograms
 from gptmill.training.spike_detector import Observation
 
 
@@ -54,6 +55,8 @@ class StepStats:
     """The step's data: first window, and one past the last."""
     num_corpora: int = 0
     num_experts: int = 0
+    histograms: Histograms | None = None
+    """Of weights and gradients, where they were due."""
 
     def read(self) -> StepMetrics:
         """Waits for this step, but not for later ones."""
@@ -102,11 +105,3 @@ def _make_loads(tokens: list[float], num_experts: int) -> tuple[float, ...]:
     """Each expert's tokens relative to a uniform load over its layer."""
     layers = [tokens[first : first + num_experts] for first in range(0, len(tokens), num_experts or 1)]
     return tuple(num_experts * count / (sum(layer) or 1.0) for layer in layers for count in layer)
-
-
-def send_to_host(values: Tensor) -> Tensor:
-    """Starts an asynchronous copy into pinned memory. Read it only after the device has reached this point."""
-    if values.device.type != "cuda":
-        return values.cpu()
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    return host.copy_(values, non_blocking=True)

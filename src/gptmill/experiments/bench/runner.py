@@ -245,5 +245,7 @@ def _shorten(config: RunConfig, folder: Path) -> dict[str, Any]:
         "batch_size_warmup": None,
         "early_stop_patience": None,
         "log_freq": 1,
+        "use_wandb": False,
+        "use_trackio": False,
         "logdir": str(folder),
     }

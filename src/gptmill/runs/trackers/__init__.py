@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.plugins import PARTS, split_names
 from gptmill.config.run import TrackingConfig
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.trackers.background import Background
 from gptmill.runs.trackers.console import build_console
 from gptmill.runs.trackers.history_file import HistoryFile
 from gptmill.runs.trackers.protocol import Tracker, TrackerGroup
+from gptmill.runs.trackers.requirements import check_trackers
 from gptmill.runs.trackers.run_files import JsonLines, SampleFiles, TextLog
 from gptmill.runs.trackers.tensorboard import TensorBoard
+from gptmill.runs.trackers.trackio_project import TrackioProject
+from gptmill.runs.trackers.weights_and_biases import WeightsAndBiases, abandon_wandb, find_wandb_mode
 
 TRACKERS: dict[str, Callable[[Path, int, Any], Tracker]] = {}
 """Registered trackers. Each is called with the run's folder, the step that it resumes from (0 for a new run), and its
@@ -35,6 +40,10 @@ def open_trackers(
         trackers.append(build_console())
     if config.use_tensorboard:
         trackers.append(TensorBoard(run.tensorboard, resumed_at))
+    if config.use_wandb and find_wandb_mode(config) != "disabled":
+        trackers.append(Background("W&B", partial(WeightsAndBiases, run, config), abandon_wandb))
+    if config.use_trackio:
+        trackers.append(Background("Trackio", partial(TrackioProject, run, resumed_at)))
     for name in split_names(config.trackers):
         options: Any = config.tracker_parts.find(PARTS["tracker", name].options)
         try:
@@ -44,4 +53,4 @@ def open_trackers(
     return TrackerGroup(trackers)
 
 
-__all__ = ["TRACKERS", "Tracker", "TrackerGroup", "open_trackers"]
+__all__ = ["TRACKERS", "Tracker", "TrackerGroup", "check_trackers", "open_trackers"]

@@ -49,7 +49,7 @@ class TrackerGroup:
             action()
         except (Exception, SystemExit) as error:  # a broken log must not end a run of weeks
             self._trackers.remove(tracker)
-            name = type(tracker).__name__
+            name = getattr(tracker, "name", type(tracker).__name__)
             with suppress(OSError):  # stderr may be the pipe that broke
                 sys.stderr.write(f"warning: {name} failed {when} ({error}); the run continues without it\n")
             with suppress(Exception):

@@ -9,20 +9,21 @@ from pathlib import Path
 
 from gptmill.config.json_text import parse_json
 from gptmill.runs.append_file import AppendOnlyFile
-from gptmill.runs.events import EvalDone, Event, SampleDrawn, ScoresDone, StepLogged, to_json
+from gptmill.runs.events import EvalDone, Event, HistogramsTaken, SampleDrawn, ScoresDone, StepLogged, to_json
 
 EVALUATIONS = (EvalDone.__name__, ScoresDone.__name__, SampleDrawn.__name__)
 
 
 class JsonLines:
-    """Writes every event as one JSON object per line."""
+    """Writes every event but histograms as one JSON object per line."""
 
     def __init__(self, path: Path, resumed_at: int, *, is_evaluated: bool = True) -> None:
         self._file = AppendOnlyFile(path)
         self.rewind(resumed_at, is_evaluated=is_evaluated)
 
     def track(self, event: Event) -> None:
-        self._file.write_line(to_json(event))
+        if not isinstance(event, HistogramsTaken):
+            self._file.write_line(to_json(event))
 
     def rewind(self, step: int, *, is_evaluated: bool = True) -> None:
         """Drops later steps; unless `is_evaluated`, the evaluation of this step too, which is to be repeated."""

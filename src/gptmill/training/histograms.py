@@ -1,0 +1,76 @@
+"""Histograms of weights and gradients, counted on the device and copied to the host asynchronously.
+
+Taken on the main rank alone: DDP keeps weights and gradients equal on all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gptmill.runs.events import HistogramsTaken
+from gptmill.runs.histogram_buckets import LEVELS, MIN_EXPONENT, NUM_BUCKETS, PER_OCTAVE
+from gptmill.runtime.host_memory import send_to_host
+
+CHUNK = 1 << 22  # values counted at a time, which limits the memory that counting takes
+NON_FINITE = NUM_BUCKETS  # an extra bucket that is discarded
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """Counts of a step, still being copied from the device. Read them only after the device has reached this point."""
+
+    counts: Tensor
+    weights: list[str]
+    """The names of the first rows."""
+    gradients: list[str]
+    """The names of the remaining rows."""
+
+    def read(self, step: int) -> HistogramsTaken:
+        rows = self.counts.tolist()
+        split = len(self.weights)
+        return HistogramsTaken(
+            step,
+            weights=dict(zip(self.weights, rows[:split], strict=True)),
+            gradients=dict(zip(self.gradients, rows[split:], strict=True)),
+        )
+
+
+def count_gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Counts every parameter's gradient; call it before clipping, which changes them."""
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: count_buckets(gradient) for name, gradient in gradients.items() if gradient is not None}
+
+
+def count_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: count_buckets(parameter) for name, parameter in model.named_parameters()}
+
+
+def send_histograms(weights: dict[str, Tensor], gradients: dict[str, Tensor]) -> Histograms:
+    """Starts one copy of all counts to the host."""
+    counts = torch.stack([*weights.values(), *gradients.values()])
+    return Histograms(send_to_host(counts), list(weights), list(gradients))
+
+
+@torch.no_grad()
+def count_buckets(tensor: Tensor) -> Tensor:
+    """Returns how many values are in each bucket, without a host synchronisation; non-finite ones are left out."""
+    counts = torch.zeros(NUM_BUCKETS + 1, dtype=torch.int64, device=tensor.device)
+    for chunk in tensor.detach().flatten().split(CHUNK):
+        counts += _count(_find_buckets(chunk.float()))
+    return counts[:NUM_BUCKETS]
+
+
+def _find_buckets(values: Tensor) -> Tensor:
+    level = ((values.abs().log2() - MIN_EXPONENT) * PER_OCTAVE).floor() + 1
+    bucket = level.clamp(0, LEVELS) * values.sign() + LEVELS
+    return torch.where(values.isfinite(), bucket, NON_FINITE).to(torch.int32)
+
+
+def _count(buckets: Tensor) -> Tensor:
+    if buckets.device.type == "cuda":
+        # bincount would read the largest value on the host first. Integers, unlike floats, count deterministically.
+        return torch.histc(buckets, bins=NUM_BUCKETS + 1, min=0, max=NUM_BUCKETS)
+    return torch.bincount(buckets, minlength=NUM_BUCKETS + 1)

@@ -1,0 +1,77 @@
+"""gptmill tensorboard shows runs with TensorBoard files and makes charts for those without."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import Start, wait_for_text
+
+from gptmill.api.tensorboard_server import open_tensorboard
+from gptmill.config.errors import UserError
+from gptmill.config.run import RunConfig
+from gptmill.runs.directory import RunDirectory, create_run
+from gptmill.runs.events import EvalDone, StepLogged
+from gptmill.runs.trackers.run_files import JsonLines
+from gptmill.runs.trackers.tensorboard import TensorBoard
+
+
+def make_run(logdir: Path, name: str, *, has_files: bool) -> RunDirectory:
+    run = create_run(str(logdir), name, RunConfig())
+    trackers = [JsonLines(run.events, 0), *([TensorBoard(run.tensorboard, 0)] if has_files else [])]
+    for tracker in trackers:
+        for step in (1, 2, 3):
+            tracker.track(StepLogged(step, step / 8, 2.5, 6e-4, 1.25, 4321.0, 3725.0))
+        tracker.track(EvalDone(3, 3.25, 64, 0.1))
+        tracker.close()
+    return run
+
+
+def fetch(url: str) -> object:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return json.loads(response.read())
+
+
+def test_all_runs_of_a_folder_are_served_with_or_without_files(tmp_path: Path) -> None:
+    made = make_run(tmp_path, "with", has_files=True)
+    before = sorted(path.name for path in made.path.iterdir())
+    bare = make_run(tmp_path, "without", has_files=False)
+    create_run(str(tmp_path), "empty", RunConfig())
+    with open_tensorboard(logdir=str(tmp_path)) as server:
+        assert server.rebuilt == ("without",)
+        assert fetch(server.url + "data/runs") == ["with", "without"]
+        for name in ("with", "without"):
+            points = fetch(f"{server.url}data/plugin/scalars/scalars?run={name}&tag=loss%2Ftrain")
+            assert [(step, value) for _, step, value in points] == [(1, 2.5), (2, 2.5), (3, 2.5)]
+        folder = Path(server.folder.name)
+    assert not folder.exists()
+    assert sorted(path.name for path in made.path.iterdir()) == before
+    assert not bare.tensorboard.exists()
+
+
+def test_what_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no runs"):
+        open_tensorboard(logdir=str(tmp_path))
+    create_run(str(tmp_path), "new", RunConfig())
+    with pytest.raises(UserError, match="run new has logged nothing yet"):
+        open_tensorboard("new", logdir=str(tmp_path))
+    make_run(tmp_path, "a", has_files=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserError, match="try another --port"):
+            open_tensorboard("a", logdir=str(tmp_path), port=taken.getsockname()[1])
+
+
+def test_the_verb_prints_its_address_and_ends_with_ctrl_c(tmp_path: Path, start: Start) -> None:
+    make_run(tmp_path / "runs", "a", has_files=False)
+    with (tmp_path / "output").open("w") as output:
+        process = start("tensorboard", "a", stdout=output)
+    wait_for_text(process, tmp_path / "output", "TensorBoard: http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert "a: as it is now, from its events.jsonl" in (tmp_path / "output").read_text(encoding="utf-8")

@@ -36,6 +36,7 @@ from gptmill.experiments.doctor.probe_findings import (
     judge_handshake,
     list_gpu_probes,
     list_impossible,
+    make_compile_probe,
 )
 from gptmill.experiments.doctor.probe_group import Probe, ProbeGroup, Result, wait_for
 from gptmill.experiments.doctor.probe_process import PREFIX, main
@@ -274,11 +275,12 @@ def test_a_compiler_that_does_not_work_is_a_finding() -> None:
 
 
 @pytest.mark.torture  # the compiler takes as long as all other tests of this file
-def test_the_compiler_of_this_machine_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
-        monkeypatch.setenv(name, str(tmp_path / "cache"))
-    assert judge_compile(Result(torch_probes.compile_function()), CPU).state == "ok"
-    assert not list((tmp_path / "cache").iterdir())
+def test_the_compiler_of_this_machine_works(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        group = ProbeGroup([make_compile_probe(tmp_path / "cache")], stack)
+        wait_for([group], [], lambda _doing: None)
+    assert judge_compile(group.results["torch.compile"], CPU).state == "ok"
+    assert list((tmp_path / "cache").iterdir())
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -10,7 +11,7 @@ from gptmill.experiments.doctor import disk, environment, gpu, machine, probe_fi
 from gptmill.experiments.doctor.facts import MachineFacts
 from gptmill.experiments.doctor.finding import Finding, run_check
 from gptmill.experiments.doctor.probe_group import Probe, ProbeGroup, Result, wait_for
-from gptmill.runtime.toolchain import find_obstacle
+from gptmill.runtime.toolchain import find_compile_cache, find_obstacle
 
 Say = Callable[[str], None]
 
@@ -20,9 +21,7 @@ def examine(logdir: str = "runs", *, quick: bool = False, say: Say = lambda _doi
     with ExitStack() as stack:
         main = ProbeGroup(list_main_probes(quick=quick), stack)
         folder = ProbeGroup([Probe("disk", "disk_probes", "measure_folder", {"logdir": logdir})], stack)
-        # Without a compiler there is nothing to try; for which device it compiles is known later.
-        can_compile = not all(find_obstacle(device_type) for device_type in ("cpu", "cuda"))
-        compiling = [ProbeGroup([probe_findings.COMPILE], stack)] if can_compile and not quick else []
+        compiling = [] if quick else open_compiling(stack)
         installed = check_software()
         wait_for([main], [folder, *compiling], say)
         result = main.results["torch"]
@@ -51,6 +50,16 @@ def examine(logdir: str = "runs", *, quick: bool = False, say: Say = lambda _doi
             *(probe_findings.judge_handshake("NCCL", group.results["NCCL"], len(facts.gpus)) for group in nccl),
             *run_check("extras", "extras", software.check_extras),
         ]
+
+
+def open_compiling(stack: ExitStack) -> list[ProbeGroup]:
+    """Starts to compile. Without a compiler there is nothing to try; for which device it compiles is known later."""
+    if all(find_obstacle(device_type) for device_type in ("cpu", "cuda")):
+        return []
+    # In the folder of the real cache, since that may be on a disk that is full or that allows no execution.
+    cache = find_compile_cache() / f"doctor-{os.getpid()}"
+    stack.callback(shutil.rmtree, cache, ignore_errors=True)
+    return [ProbeGroup([probe_findings.make_compile_probe(cache)], stack)]
 
 
 def check_software() -> list[Finding]:

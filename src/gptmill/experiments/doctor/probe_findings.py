@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from gptmill.experiments.doctor.facts import GpuFacts, MachineFacts
 from gptmill.experiments.doctor.finding import Finding, State
@@ -20,7 +21,6 @@ CPU_PROBES = (
 )
 GLOO = Probe("Gloo", "torch_probes", "shake_hands", {"backend": "gloo", "ranks": 2}, HANDSHAKE_SECONDS)
 FACTS = Probe("torch", "torch_probes", "read_facts")
-COMPILE = Probe("torch.compile", "torch_probes", "compile_function", {}, COMPILE_SECONDS)
 
 
 def list_gpu_probes(index: int, gpu: GpuFacts) -> list[Probe]:
@@ -33,6 +33,10 @@ def list_gpu_probes(index: int, gpu: GpuFacts) -> list[Probe]:
         *(Probe(f"{name} attention", "gpu_probes", "attend", {**device, "backend": name}) for name in backends),
         *[Probe("Triton kernel", "gpu_probes", "run_kernel", device, 120.0)] * (gpu.capability >= BF16),
     ]
+
+
+def make_compile_probe(cache: Path) -> Probe:
+    return Probe("torch.compile", "torch_probes", "compile_function", {"cache": str(cache)}, COMPILE_SECONDS)
 
 
 def make_nccl_probe(gpus: int) -> Probe:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from gptmill.experiments.doctor.facts import GpuFacts, MachineFacts
 from gptmill.runtime.compiling import list_compile_options
 from gptmill.runtime.device import choose_device, explain_no_cuda, find_nvidia_gpus
 from gptmill.runtime.memory import read_host_memory
-from gptmill.runtime.toolchain import find_compile_cache
 from gptmill.runtime.world import GLOO_DRAIN_SECONDS
 
 HANDSHAKE_SECONDS = 30
@@ -142,26 +141,22 @@ def _join(backend: str, rank: int, ranks: int, port: int, sender: Connection) ->
         sender.send(f"{type(error).__name__}: {error}")
 
 
-def compile_function() -> float:
-    """Compiles a function for the device that training would use, into an empty cache; returns the seconds."""
-    folder = find_compile_cache()
-    folder.mkdir(parents=True, exist_ok=True)
-    device = choose_device("auto")
-    # In the folder of the real cache, since that may be on a disk that is full or that allows no execution.
-    with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder) as empty:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty
-        os.environ["TRITON_CACHE_DIR"] = os.path.join(empty, "triton")  # noqa: PTH118
-        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-        started = time.monotonic()
-        x = torch.linspace(-1, 1, 64, device=device)
-        # Without a test compilation for each of the CPU's instruction sets, which take longer than all the rest.
-        options = {**list_compile_options(), "cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
-        with torch.no_grad():
-            compiled = torch.compile(_sum_of_sines, options=options)(x)
-        error = float((compiled - _sum_of_sines(x)).abs() / _sum_of_sines(x).abs())
-        if error > LIMIT:
-            raise RuntimeError(f"the compiled function differs from the eager one by {error:.1e}")
-        return time.monotonic() - started
+def compile_function(cache: str) -> float:
+    """Compiles a function for the device that training would use, into this empty cache; returns the seconds."""
+    Path(cache).mkdir(parents=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    os.environ["TRITON_CACHE_DIR"] = str(Path(cache) / "triton")
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    started = time.monotonic()
+    x = torch.linspace(-1, 1, 64, device=choose_device("auto"))
+    # Without a test compilation for each of the CPU's instruction sets, which take longer than all the rest.
+    options = {**list_compile_options(), "cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
+    with torch.no_grad():
+        compiled = torch.compile(_sum_of_sines, options=options)(x)
+    error = float((compiled - _sum_of_sines(x)).abs() / _sum_of_sines(x).abs())
+    if not error <= LIMIT:
+        raise RuntimeError(f"the compiled function differs from the eager one by {error:.1e}")
+    return time.monotonic() - started
 
 
 def _sum_of_sines(x: torch.Tensor) -> torch.Tensor:

@@ -60,6 +60,7 @@ def measure(recipe: str, flags: list[str], number: int) -> dict[str, Any]:
     events = [json.loads(line) for line in lines]
     steps = [event for event in events if event["event"] == "StepLogged"]
     memory = 1e9 * max(step["memory_gb"] for step in steps)
+    step_seconds = statistics.median(step["seconds"] / count for step, count in count_steps(steps))
     row = {
         "recipe": recipe,
         "flags": flags,
@@ -70,17 +71,25 @@ def measure(recipe: str, flags: list[str], number: int) -> dict[str, Any]:
         "memory": memory,
         "memory_error": plan["memory_bytes"] / memory - 1,
         "predicted_step": plan["probe"]["step_seconds"],
-        "step": statistics.median(step["seconds"] / step_count for step, step_count in count_steps(steps)),
+        "own_step_error": predict_with(plan, step_seconds) / seconds - 1,
+        "step": step_seconds,
         "parts": plan["time"],
         "device": plan["device"],
     }
     print(
         f"{recipe}, round {number}: predicted {row['predicted_seconds']:,.1f} s, took {seconds:,.1f} s "
         f"({row['time_error']:+.1%}); predicted {row['predicted_memory'] / 1e9:,.3f} GB, took {memory / 1e9:,.3f} GB "
-        f"({row['memory_error']:+.1%}); step {1000 * row['predicted_step']:,.1f} ms, {1000 * row['step']:,.1f} ms",
+        f"({row['memory_error']:+.1%}); step {1000 * row['predicted_step']:,.1f} ms, {1000 * row['step']:,.1f} ms; "
+        f"time by the run's own step {row['own_step_error']:+.1%}",
         flush=True,
     )
     return row
+
+
+def predict_with(plan: dict[str, Any], step_seconds: float) -> float:
+    """The prediction with another step time: what is still off is not the noise of the machine."""
+    training: float = plan["time"]["training"]
+    return plan["seconds"] + training * (step_seconds / plan["probe"]["step_seconds"] - 1)
 
 
 def count_steps(steps: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:

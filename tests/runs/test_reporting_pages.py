@@ -115,7 +115,7 @@ def test_telemetry_is_drawn_and_names_a_bound(tmp_path: Path) -> None:
     text = check_page(write_page(tmp_path, [make_start(), *steps])).text
     assert "GPU utilisation" in text
     assert "The host bounds it: the GPU was busy 50 % of the time" in text
-    assert "It used 1 Wh of energy if each drew the power of the measured one, at a mean power of 300 W" in text
+    assert "Its GPUs on the machine of rank 0 used 0.5 Wh of energy, at a mean power of 300 W." in text
 
 
 def test_what_an_old_run_lacks_is_said(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ class Cost:
     dollars: float | None
     dollars_per_million_tokens: float | None
     kilowatt_hours: float | None
-    """Of all devices, if each drew the power of the measured one."""
+    """Of the GPUs on the machine of rank 0, where power is measured."""
     watts: float | None
-    """Mean power of one device."""
+    """Their mean power."""
     after_best: Saving | None
     """Early stopping at the best validation loss."""
     after_most: Saving | None
@@ -72,7 +72,7 @@ def compute_cost(
         is_typical=price is not None and price_per_hour is None,
         dollars=dollars,
         dollars_per_million_tokens=dollars / record.tokens * 1e6 if dollars is not None and record.tokens else None,
-        kilowatt_hours=None if joules is None else joules * devices / JOULES_PER_KWH,
+        kilowatt_hours=None if joules is None else joules / JOULES_PER_KWH,
         watts=joules / running_seconds if joules is not None and running_seconds > 0 else None,
         after_best=save(learning.best) if learning and is_evaluated else None,
         after_most=save(learning.most) if learning else None,

@@ -21,11 +21,9 @@ def make_cost_figure(facts: RunFacts) -> tuple[str, str, str] | None:
 def describe_cost(facts: RunFacts) -> list[Block]:
     cost, sentences = facts.cost, [_describe_price(facts)]
     if cost.kilowatt_hours is not None and cost.watts is not None:
-        each = " if each drew the power of the measured one" if cost.devices > 1 else ""
-        sentences.append(
-            f"It used {_format_energy(cost.kilowatt_hours)} of energy{each}, at a mean power of "
-            f"{cost.watts:,.0f} W per device."
-        )
+        where = " on the machine of rank 0" if cost.devices > 1 else ""
+        energy = _format_energy(cost.kilowatt_hours)
+        sentences.append(f"Its GPUs{where} used {energy} of energy, at a mean power of {cost.watts:,.0f} W.")
     else:
         sentences.append("The energy is not known, since the power was not recorded.")
     savings = [_describe_early_stop(cost), _describe_most(cost)]

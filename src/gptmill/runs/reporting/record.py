@@ -62,7 +62,7 @@ class RunRecord:
     stalled_seconds: float = 0.0
     """Time that training was blocked by checkpoints."""
     joules: float | None = None
-    """Energy of one device; None if its power was not measured."""
+    """Energy of the GPUs on the machine of rank 0; None if their power was not measured."""
     memory_gb: float = 0.0
 
 

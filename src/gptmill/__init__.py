@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gptmill.api.evaluation import evaluate
     from gptmill.api.exporting import export_model
     from gptmill.api.importing import import_model
+    from gptmill.api.planning import plan
     from gptmill.api.registration import register
     from gptmill.api.run import Run, load, open_run
     from gptmill.api.training import resume, train
@@ -51,6 +52,7 @@ __all__ = [
     "make_config",
     "open_corpus",
     "open_run",
+    "plan",
     "prepare",
     "register",
     "resume",
@@ -63,6 +65,7 @@ _MODULES = {
     "api.evaluation": ("evaluate",),
     "api.importing": ("import_model",),
     "api.exporting": ("export_model",),
+    "api.planning": ("plan",),
     "api.registration": ("register",),
     "api.run": ("Run", "load", "open_run"),
     "api.training": ("resume", "train"),

@@ -31,6 +31,7 @@ VERBS = {
     "runs": "list, compare and remove runs",
     "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",
     "verify-resume": "check on this machine that a killed run resumes bit-identically",
+    "plan": "print what a run will take: tokens, memory, disk, time and cost, with warnings",
     "tune": "find the fastest micro-batch size and compile mode for a recipe",
     "bench": "benchmark training throughput, and ablate each optimization",
     "config": "list recipes and model sizes, show resolved configs",

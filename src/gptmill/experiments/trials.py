@@ -55,10 +55,10 @@ class Trials:
         self._steps = steps
         self._say = say
 
-    def train(self, name: str, *more: str) -> RunDirectory:
-        """Trains from the first step to the last."""
+    def train(self, name: str, *more: str, deadline: float = math.inf) -> RunDirectory:
+        """Trains from the first step to the last, or kills the run at the deadline, in monotonic time."""
         run = RunDirectory(self.folder / name)
-        self._train(run, self._make_arguments(name, more))
+        self._train(run, self._make_arguments(name, more), lambda: time.monotonic() >= deadline)
         return run
 
     def train_until(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import PrecisionName, RunConfig, TrainingConfig
@@ -80,6 +81,15 @@ class TrainPlan:
         stages = zip(self.context_warmup, self.stage_flops, strict=True)
         return next((flops for stage, flops in stages if step <= stage.last_step), self.flops_per_token)
 
+    def count_flops(self) -> float:
+        """FLOPs of all steps, each in its own batch size and context length."""
+        ends = {stage.last_step for stage in (*self.batch_size_warmup, *self.context_warmup)}
+        total, first = 0.0, 0
+        for last in sorted({min(end, self.max_steps) for end in ends} | {self.max_steps}):
+            total += (last - first) * self._find_tokens(last) * self.find_flops(last)
+            first = last
+        return total
+
     def find_last_step(self, steps_done: int, windows: int) -> int:
         """The last step that reads no more than `windows` windows after `steps_done` steps."""
         step = steps_done
@@ -102,21 +112,52 @@ class TrainPlan:
         return find_stage(self.batch_size_warmup, step) or self.tokens_per_step
 
 
+class CorpusSize(NamedTuple):
+    """What a plan needs to know about the data."""
+
+    vocab_size: int
+    samples_per_epoch: int
+    samples_per_batch: int
+    end_of_text: int
+
+
+class MachineRate(NamedTuple):
+    """What a plan needs to know about the devices."""
+
+    ranks: int
+    precision: PrecisionName
+    has_kernels: bool
+    peak_flops_per_second: float | None
+
+
 def make_plan(
     config: RunConfig, sampler: Sampler, tokenizer: Tokenizer, world: World, corpora: tuple[str, ...] = ()
 ) -> TrainPlan:
     """Derives the plan; raises UserError for a config that cannot be trained."""
-    check_config(config, world.size)
-    training, context_length = config.training, config.model.context_length
-    micro_batches = training.total_batch_size // (training.mini_batch_size * context_length * world.size)
-    windows_per_step = micro_batches * world.size * sampler.samples_per_batch
-    windows_per_epoch = (training.steps_per_epoch or 0) * windows_per_step or sampler.samples_per_epoch
-    padded_vocab_size = pad_vocab(tokenizer.vocab_size)
-    parameters = count_parameters(config.model, padded_vocab_size)
     precision = choose_precision(config.machine.precision, world.device)
+    peak = find_peak_rate(describe_device(world.device), precision)
+    return derive_plan(
+        config,
+        CorpusSize(tokenizer.vocab_size, sampler.samples_per_epoch, sampler.samples_per_batch, tokenizer.end_of_text),
+        MachineRate(world.size, precision, has_kernels(world.device), peak),
+        corpora,
+    )
+
+
+def derive_plan(
+    config: RunConfig, corpus: CorpusSize, machine: MachineRate, corpora: tuple[str, ...] = ()
+) -> TrainPlan:
+    """The same for data and devices that need not be here."""
+    check_config(config, machine.ranks)
+    training, context_length = config.training, config.model.context_length
+    micro_batches = training.total_batch_size // (training.mini_batch_size * context_length * machine.ranks)
+    windows_per_step = micro_batches * machine.ranks * corpus.samples_per_batch
+    windows_per_epoch = (training.steps_per_epoch or 0) * windows_per_step or corpus.samples_per_epoch
+    padded_vocab_size = pad_vocab(corpus.vocab_size)
+    parameters = count_parameters(config.model, padded_vocab_size)
     context_warmup = parse_stages(training.context_warmup, "") if training.context_warmup else ()
     plan = TrainPlan(
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=corpus.vocab_size,
         padded_vocab_size=padded_vocab_size,
         parameters=parameters.total,
         active_parameters=parameters.active,
@@ -126,18 +167,22 @@ def make_plan(
         windows_per_epoch=windows_per_epoch,
         steps_per_epoch=windows_per_epoch / windows_per_step,
         max_steps=0,
-        precision=precision,
-        separator=tokenizer.end_of_text if config.data.documents == "masked" else None,
+        precision=machine.precision,
+        separator=corpus.end_of_text if config.data.documents == "masked" else None,
         context_warmup=context_warmup,
         batch_size_warmup=parse_stages(training.batch_size_warmup, "") if training.batch_size_warmup else (),
         corpora=corpora if len(corpora) > 1 else (),
-        ranks=world.size,
+        ranks=machine.ranks,
         flops_per_token=count_flops(config.model, padded_vocab_size, context_length),
         stage_flops=tuple(count_flops(config.model, padded_vocab_size, stage.size) for stage in context_warmup),
         memory=estimate_run_memory(
-            config, padded_vocab_size, training.mini_batch_size, precision, has_kernels=has_kernels(world.device)
+            config,
+            padded_vocab_size,
+            training.mini_batch_size,
+            machine.precision,
+            has_kernels=machine.has_kernels,
         ),
-        peak_flops_per_second=find_peak_rate(describe_device(world.device), precision),
+        peak_flops_per_second=machine.peak_flops_per_second,
     )
     return replace(plan, max_steps=plan.find_max_steps(training))
 

@@ -1,0 +1,147 @@
+"""What a run will take: tokens, FLOPs, memory, disk, time and cost, before anything is trained, or by a probe."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gptmill.config.plan_request import PlanRequest, check_plan_request
+from gptmill.config.run import RunConfig
+from gptmill.config.validation import check_config
+from gptmill.experiments.child_run import Say
+from gptmill.experiments.probe import ProbeResult, probe
+from gptmill.models.parameters import ParameterCount, count_parameters
+from gptmill.runs.checkpoints.disk_space import free_bytes
+from gptmill.training.plan import TrainPlan, derive_plan
+from gptmill.training.plan_checks import PlannedRun, PlanWarning, find_plan_warnings
+from gptmill.training.planned_corpus import PlannedCorpus, read_planned_corpus
+from gptmill.training.planned_machine import PlannedMachine, find_planned_machine
+from gptmill.training.run_counts import RunCounts, count_run
+from gptmill.training.time_estimate import TimeEstimate, estimate_time
+
+PROCESS_BYTES = 400_000_000  # Python and torch in host memory
+SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Every figure of a planned run."""
+
+    config: RunConfig
+    plan: TrainPlan
+    corpus: PlannedCorpus
+    machine: PlannedMachine
+    parameters: ParameterCount
+    counts: RunCounts
+    memory_bytes: int
+    """Peak of one device; on a CPU that of the process."""
+    free_disk_bytes: int | None
+    """None where the run is planned for another machine."""
+    time: TimeEstimate | None
+    """None where neither a probe nor the device's peak rate tells."""
+    probe: ProbeResult | None
+    warnings: tuple[PlanWarning, ...]
+
+    @property
+    def tokens(self) -> int:
+        return self.plan.count_tokens()
+
+    @property
+    def epochs(self) -> float | None:
+        """Passes over the training split; None if its size is unknown."""
+        return self.tokens / self.corpus.tokens if self.corpus.tokens else None
+
+    @property
+    def cost(self) -> float | None:
+        """Dollars; None without a time or a price."""
+        if self.time is None or self.machine.price_per_hour is None:
+            return None
+        return self.time.total / SECONDS_PER_HOUR * self.machine.price_per_hour * self.machine.rate.ranks
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain values, for JSON."""
+        plan, memory = self.plan, self.plan.memory
+        return {
+            "tokens": self.tokens,
+            "steps": plan.max_steps,
+            "tokens_per_step": plan.tokens_per_step,
+            "micro_batches": plan.micro_batches,
+            "epochs": self.epochs,
+            "corpus": {"name": self.corpus.name, "tokens": self.corpus.tokens, "source": self.corpus.source},
+            "parameters": {**asdict(self.parameters), "total": plan.parameters, "active": plan.active_parameters},
+            "tokens_per_parameter": self.tokens / plan.parameters,
+            "flops": plan.count_flops(),
+            "flops_per_token": plan.flops_per_token,
+            "device": self.machine.name,
+            "ranks": plan.ranks,
+            "precision": plan.precision,
+            "memory_bytes": self.memory_bytes,
+            "estimated_memory_bytes": asdict(memory) if memory else None,
+            "device_memory_bytes": self.machine.memory_bytes,
+            "counts": asdict(self.counts),
+            "free_disk_bytes": self.free_disk_bytes,
+            "seconds": self.time.total if self.time else None,
+            "time": asdict(self.time) if self.time else None,
+            "price_per_hour": self.machine.price_per_hour,
+            "cost": self.cost,
+            "probe": asdict(self.probe) if self.probe else None,
+            "warnings": [asdict(warning) for warning in self.warnings],
+        }
+
+
+def make_run_plan(config: RunConfig, request: PlanRequest, say: Say = lambda _: None) -> RunPlan:
+    """Plans a run; only `request.probe` trains, for some steps. Raises UserError for a run that cannot be planned."""
+    check_plan_request(request)
+    check_config(config, request.gpus)
+    machine = find_planned_machine(config, request.gpu, request.gpus, request.price_per_hour)
+    corpus = read_planned_corpus(config, request.corpus_tokens)
+    plan = derive_plan(config, corpus.size, machine.rate)
+    parameters = count_parameters(config.model, plan.padded_vocab_size)
+    counts = count_run(config, plan, parameters)
+    measured = None
+    if request.probe:
+        measured = probe(config, steps=request.probe_steps, ranks=request.gpus, say=say)
+    time = estimate_time(config, plan, counts, request.mfu)
+    if measured is not None:
+        time = time_by_probe(plan, counts, measured)
+    memory = estimate_memory(plan, counts, machine) if measured is None else measured.peak_memory_bytes
+    free = free_bytes(Path(config.tracking.logdir)) if machine.is_here else None
+    checked = PlannedRun(
+        config,
+        plan,
+        corpus_name=corpus.name,
+        corpus_tokens=corpus.tokens,
+        median_document_tokens=corpus.median_document_tokens,
+        device_name=machine.name,
+        device_memory_bytes=machine.memory_bytes,
+        needed_memory_bytes=memory,
+        has_kernels=machine.rate.has_kernels,
+        free_disk_bytes=free,
+        counts=counts,
+        time=time,
+    )
+    warnings = tuple(find_plan_warnings(checked))
+    return RunPlan(config, plan, corpus, machine, parameters, counts, memory, free, time, measured, warnings)
+
+
+def estimate_memory(plan: TrainPlan, counts: RunCounts, machine: PlannedMachine) -> int:
+    """Bytes of one device; on a CPU the process and its snapshots are in the same memory."""
+    needed = plan.memory.total if plan.memory else 0
+    return needed if machine.is_gpu else needed + counts.snapshot_bytes + PROCESS_BYTES
+
+
+def time_by_probe(plan: TrainPlan, counts: RunCounts, measured: ProbeResult) -> TimeEstimate:
+    """The time of the whole run from what a probe measured of its parts."""
+    full_steps = plan.count_flops() / (plan.tokens_per_step * plan.flops_per_token)
+    scorings = counts.scorings * measured.scoring_seconds
+    noise = "; equal steps took very different times: is the machine busy?" if measured.is_noisy else ""
+    return TimeEstimate(
+        training=full_steps * measured.step_seconds,
+        evaluation=counts.evaluations * measured.evaluation_seconds + scorings,
+        checkpoints=max(0, counts.saves - 1) * measured.stall_seconds,
+        startup=measured.startup_seconds + measured.finish_seconds,
+        tokens_per_second=measured.tokens_per_second,
+        mfu=measured.mfu,
+        basis=f"measured by a probe on {measured.device}{noise}",
+    )

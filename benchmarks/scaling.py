@@ -20,18 +20,27 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 import gptmill
+from gptmill.data.sources.named_corpora import find_stdlib
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.evals.text_loss import count_bytes
+from gptmill.experiments.budget.corpus_sample import measure_difficulty
 from gptmill.experiments.budget.family import FAMILY, Shape
+from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
+from gptmill.experiments.budget.scaling_law import ScalingLaw
+from gptmill.runs.event_log import read_events
+from gptmill.runs.events import EvalDone
 
 TRAIN_CHARS = 4_000_000
 PIECES, PIECE_CHARS = 10, 6_000  # of the validation text, spread over all of it
 TOKENIZER_BYTES = 2_000_000
+SWEPT = ("batch", "context", "matrix_lr", "max_lr", "dropout", "optimizer")
+LAW_FILE = Path(gptmill.__file__).parent / "experiments" / "budget" / "law.json"
 SMALL, MEDIUM, LARGE, LARGEST = Shape(2, 64), Shape(3, 96), Shape(4, 128), Shape(5, 192)
 
 
@@ -109,8 +118,6 @@ def write_texts(options: argparse.Namespace, work: Path) -> None:
 
 def read_python() -> str:
     """Python's standard library, in an order that mixes its packages."""
-    from gptmill.data.sources.named_corpora import find_stdlib
-
     paths = sorted((path for path, _ in find_stdlib()), key=lambda path: hash_name(path.name))
     return "\n".join(Path(path).read_text(encoding="utf-8", errors="replace") for path in paths)[:TRAIN_CHARS]
 
@@ -159,7 +166,8 @@ def train(cell: Cell, work: Path) -> dict[str, Any]:
         checkpoint_freq=10**9, keep_checkpoints=1, guard="warn", run_name=cell.name, logdir=str(work / "runs"),
         progress=False, **values,
     )  # fmt: skip
-    loss = next(event.val_loss for event in reversed(gptmill_events(run)) if hasattr(event, "val_loss"))
+    losses = [event.val_loss for event in read_events(run.directory.events) if isinstance(event, EvalDone)]
+    loss = losses[-1]
     shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
     return {
         **asdict(cell),
@@ -171,12 +179,6 @@ def train(cell: Cell, work: Path) -> dict[str, Any]:
         "seconds": time.monotonic() - started,
         "cpu_seconds": time.process_time() - clock,
     }
-
-
-def gptmill_events(run: gptmill.Run) -> list[Any]:
-    from gptmill.runs.event_log import read_events
-
-    return [event for event in read_events(run.directory.events) if type(event).__name__ == "EvalDone"]
 
 
 def read_results(work: Path) -> dict[str, dict[str, Any]]:
@@ -202,18 +204,79 @@ def run_grid(options: argparse.Namespace, work: Path) -> None:
         print(f"{cell.name}: {result['bits_per_byte']:.4f} bits per byte, {result['seconds']:.0f} s", flush=True)
 
 
+def list_measured(results: list[dict[str, Any]], work: Path) -> list[dict[str, Any]]:
+    """The runs at the family's own rates and batch, as the law sees them; other rates and batches are sweeps."""
+    texts = {name: (work / f"{name}.txt").read_text(encoding="utf-8") for name in {each["corpus"] for each in results}}
+    difficulties = {name: measure_difficulty(texts["books" if name == "excerpt" else name]) for name in texts}
+    usual = {name: field.default for name, field in Cell.__dataclass_fields__.items() if name in SWEPT}
+    measured = []
+    for result in results:
+        if any(result[name] != value for name, value in usual.items()):
+            continue
+        size = result["bytes_per_token"]
+        run = MeasuredRun(
+            Shape(result["num_layers"], result["embd_size"]).block_weights, result["tokens"] * size,
+            result["epoch_tokens"] * size, result["vocab_size"], difficulties[result["corpus"]],
+            result["bits_per_byte"],
+        )  # fmt: skip
+        measured.append({"name": result["name"], "is_fitted": not result["held_out"], "measured": asdict(run)})
+    return measured
+
+
+def print_fit(measured: list[dict[str, Any]]) -> ScalingLaw:
+    """Fits the law and prints it with its errors on fitted and on held-out runs."""
+    runs = {kind: [each for each in measured if each["is_fitted"] is kind] for kind in (True, False)}
+    law = fit_law([MeasuredRun(**each["measured"]) for each in runs[True]])
+    print(f"\n{law}\n\n| run | bits per byte | predicted | error |\n|---|---:|---:|---:|")
+    for kind, label in ((True, "fitted"), (False, "held out")):
+        found = [MeasuredRun(**each["measured"]) for each in runs[kind]]
+        errors = list_errors(law, found)
+        for each, run, error in zip(runs[kind], found, errors, strict=True):
+            predicted = run.bits_per_byte / math.exp(error)
+            print(f"| {each['name']} ({label}) | {run.bits_per_byte:.4f} | {predicted:.4f} | {error:+.2%} |")
+        if errors:
+            print(f"| mean absolute error of {len(errors)} runs ({label}) | | | {fmean(map(abs, errors)):.2%} |")
+    return law
+
+
+def print_sweeps(results: list[dict[str, Any]]) -> None:
+    """Prints runs that differ in rates or batch only, beside each other."""
+    print("\n| sweep | rates, batch, dropout | bits per byte |\n|---|---|---:|")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        groups.setdefault(result["name"].partition("-b")[0], []).append(result)
+    for name, group in groups.items():
+        for result in group if len(group) > 1 else []:
+            print(f"| {name} | {result['name'].removeprefix(name + '-')} | {result['bits_per_byte']:.4f} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--books", required=True)
-    parser.add_argument("--books_val", required=True)
-    parser.add_argument("--shakespeare", required=True)
-    parser.add_argument("--work", default="runs/scaling")
-    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--books", help="books_train.txt.xz")
+    parser.add_argument("--books_val", help="books_val.txt.xz")
+    parser.add_argument("--shakespeare", help="input.txt")
+    parser.add_argument("--work", default="runs/scaling", help="folder for texts, shards, runs and results")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after this time")
+    parser.add_argument("--fit_only", action="store_true", help="train nothing, fit the results so far")
+    parser.add_argument("--write", action="store_true", help="write the fit into the package")
     options = parser.parse_args()
     work = Path(options.work)
-    work.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    run_grid(options, work)
+    if not options.fit_only:
+        if missing := [name for name in ("books", "books_val", "shakespeare") if getattr(options, name) is None]:
+            parser.error(f"the grid needs {', '.join(f'--{name}' for name in missing)}")
+        work.mkdir(parents=True, exist_ok=True)
+        torch.set_num_threads(1)
+        run_grid(options, work)
+    results = list(read_results(work).values())
+    if not results:
+        parser.error(f"{work} has no results yet; leave out --fit_only")
+    measured = list_measured(results, work)
+    law = print_fit(measured)
+    print_sweeps(results)
+    if options.write:
+        content = {"law": asdict(law), "runs": measured, "results": results}
+        LAW_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        print(f"\nwrote {LAW_FILE}")
     return 0
 
 

@@ -21,6 +21,7 @@ def run_steps(pacer: Pacer, steps: int, seconds: float, start: float = 0.0) -> f
         pytest.param(2.0, True, 20 + int(0.99 * 60 / 2), id="slower: shortened"),
         pytest.param(2.0, False, 20 + int(0.99 * 60 / 2), id="slower in the decay: shortened too"),
         pytest.param(0.8, True, 20 + int(0.99 * 84 / 0.8), id="faster: extended"),
+        pytest.param(1.03, True, 100, id="hardly slower: as planned"),
         pytest.param(0.8, False, 100, id="faster in the decay: as planned"),
         pytest.param(0.1, True, 150, id="much faster: extended by half at most"),
     ],
@@ -38,13 +39,13 @@ def test_the_last_evaluation_and_the_margin_are_left_free() -> None:
     pacer.note_pause(10.0)
     last = pacer.find_max_steps(30, 100, margin_seconds=5.0, may_extend=True)
     assert now + (last - 30) * 1.0 <= 100.0 - 5.0 - 1.5 * 10.0
-    assert last >= 75
+    assert last >= 70
 
 
 def test_without_a_known_pace_or_after_a_rollback_nothing_moves() -> None:
     pacer = Pacer(deadline=10.0)
     run_steps(pacer, MIN_STEPS - 1, 5.0)
-    assert pacer.find_max_steps(7, 100, 0.0, may_extend=True) == 100
+    assert pacer.find_max_steps(19, 100, 0.0, may_extend=True) == 100
     run_steps(pacer, 20, 5.0)
     pacer.forget()
     assert pacer.find_max_steps(27, 100, 0.0, may_extend=True) == 100

@@ -18,8 +18,8 @@ from gptmill.training.session import Session
 from gptmill.training.state import TrainState
 
 REMEMBERED_STEPS = 60
-MIN_STEPS = 8  # before the pace is known
-SHORTEN_AT, EXTEND_AT = 0.01, 0.04  # deviations, as fractions of the planned steps, that are worth a change
+MIN_STEPS = 20  # before the pace is known
+SHORTEN_AT, EXTEND_AT = 0.05, 0.1  # deviations that are worth a change, as fractions of the steps that are left
 MAX_EXTENSION = 1.5  # in one change: the first steps may be unusually fast
 SAFETY = 0.99  # of the steps that fit
 PAUSE_MARGIN = 1.5  # the last evaluation and save may take this many times as long as the longest so far
@@ -58,11 +58,11 @@ class Pacer:
         if not pace or step >= max_steps:
             return max_steps
         left = self._deadline - margin_seconds - PAUSE_MARGIN * self._longest_pause - self._times[-1]
-        possible = step + max(1, int(SAFETY * left / pace))
-        if possible < max_steps * (1 - SHORTEN_AT) or (possible < max_steps and left < 2 * pace):
-            return possible
-        if may_extend and possible > max_steps * (1 + EXTEND_AT):
-            return min(possible, int(MAX_EXTENSION * max_steps))
+        planned, possible = max_steps - step, max(1, int(SAFETY * left / pace))
+        if possible < (1 - SHORTEN_AT) * planned:
+            return step + possible
+        if may_extend and possible > (1 + EXTEND_AT) * planned:
+            return min(step + possible, int(MAX_EXTENSION * max_steps))
         return max_steps
 
 

@@ -49,11 +49,12 @@ class CorpusFacts:
 
     text_bytes: int
     difficulty: float
-    """Bits per byte to which bzip2 compresses it: what the loss is proportional to."""
+    """Entropy of a byte given the two before it, in bits: what the loss is proportional to."""
 
-    @property
-    def val_fraction(self) -> float:
-        return float(f"{min(MAX_VAL_FRACTION, max(MIN_VAL_FRACTION, MIN_VAL_BYTES / self.text_bytes)):.2g}")
+
+def choose_val_fraction(text_bytes: float) -> float:
+    """The share of a text to hold out: enough for a steady loss, but a tenth at most."""
+    return float(f"{min(MAX_VAL_FRACTION, max(MIN_VAL_FRACTION, MIN_VAL_BYTES / text_bytes)):.2g}")
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def _fill(situation: Situation, option: TokenizerOption, shape: Shape, context: 
     if flops > MAX_PROBE_FACTOR * speed.largest_flops:
         return None
     step_seconds = speed.find_seconds(flops)
-    usable = corpus.text_bytes * (1 - corpus.val_fraction)
+    usable = corpus.text_bytes * (1 - choose_val_fraction(corpus.text_bytes))
     bytes_per_second = batch * option.bytes_per_token / step_seconds
     # Evaluations, at the start and at the end, take their share. Text is prepared only as far as it is used.
     rate = bytes_per_second / (1 + 2 * EVAL_SHARE * FORWARD_SHARE)

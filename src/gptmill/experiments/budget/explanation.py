@@ -82,7 +82,7 @@ def _describe_corpus(plan: BudgetPlan) -> str:
     facts = plan.situation.corpus
     is_whole = plan.needed_bytes >= facts.text_bytes
     part = "" if is_whole else f", of which the first {plan.needed_bytes / 1e6:.1f} MB are used"
-    return f"{facts.text_bytes / 1e6:.1f} MB{part}; bzip2 needs {facts.difficulty:.2f} bits per byte"
+    return f"{facts.text_bytes / 1e6:.1f} MB{part}; two bytes leave {facts.difficulty:.2f} bits for the next"
 
 
 def _explain_compile(plan: BudgetPlan) -> str:

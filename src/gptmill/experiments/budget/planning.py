@@ -10,7 +10,7 @@ from typing import Any
 
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
-from gptmill.experiments.budget.choice import Candidate, Situation, choose
+from gptmill.experiments.budget.choice import MIN_VAL_BYTES, Candidate, Situation, choose
 from gptmill.experiments.budget.corpus_sample import MeasuredTokenizer, Sample, measure_tokenizers, read_sample
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.speed_probe import measure_speed
@@ -18,6 +18,7 @@ from gptmill.runtime.device import describe_device
 from gptmill.runtime.world import World, open_world
 
 MIN_SECONDS = 20.0
+MIN_EXCERPT_BYTES = 400_000  # of a corpus that is not used as a whole
 START_SECONDS = 2.0  # building the model, the dry run, opening the run
 END_SECONDS = 6.0  # the last checkpoint, its margin, and the exit of the process
 TOKENIZER_SHARE = 0.05  # of the budget, for trying tokenizers
@@ -53,9 +54,9 @@ class BudgetPlan:
     @property
     def needed_bytes(self) -> int:
         """The text to prepare: what one pass of the run reads, and the validation split."""
-        facts = self.situation.corpus
-        used = self.best.unique_bytes / (1 - facts.val_fraction)
-        return facts.text_bytes if used > 0.9 * facts.text_bytes else round(1.05 * used)
+        total = self.situation.corpus.text_bytes
+        needed = max(MIN_EXCERPT_BYTES, round(1.05 * self.best.unique_bytes + MIN_VAL_BYTES))
+        return total if needed > 0.9 * total else needed
 
 
 def parse_budget(text: str) -> float:

@@ -17,7 +17,7 @@ from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.opening import open_shards
 from gptmill.data.sources import make_source_name, resolve_source
 from gptmill.evals.text_loss import count_bytes
-from gptmill.experiments.budget.choice import EVAL_SHARE, FORWARD_SHARE, MIN_STEPS
+from gptmill.experiments.budget.choice import EVAL_SHARE, FORWARD_SHARE, MIN_STEPS, choose_val_fraction
 from gptmill.experiments.budget.corpus_sample import SEPARATOR, join_documents
 from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan
 
@@ -47,14 +47,19 @@ def write_files(plan: BudgetPlan, report: Report) -> BudgetFiles:
         path = folder.with_suffix(".json")
         write_durably(path, plan.tokenizer.definition)
         tokenizer = str(path)
-    facts = plan.situation.corpus
-    corpus, reading = plan.corpus, ReadingOptions()
-    if plan.needed_bytes < facts.text_bytes:
+    corpus, reading, is_whole = plan.corpus, ReadingOptions(), plan.needed_bytes >= plan.situation.corpus.text_bytes
+    if not is_whole:
         text, _ = join_documents(resolve_source([corpus], reading), plan.needed_bytes)
         excerpt = folder.with_suffix(".txt")
         write_durably(excerpt, text)
         corpus, reading = str(excerpt), ReadingOptions(separator=SEPARATOR)
-    request = PrepareRequest(out=str(folder), tokenizer=tokenizer, val_fraction=facts.val_fraction, reading=reading)
+    request = PrepareRequest(
+        out=str(folder),
+        tokenizer=tokenizer,
+        val_fraction=choose_val_fraction(plan.needed_bytes),
+        split="auto" if is_whole else "tail",
+        reading=reading,
+    )
     prepare_corpus([corpus], request, report)
     shards = open_shards(str(folder))
     tokens = [int(stream.size) for stream in shards.val]

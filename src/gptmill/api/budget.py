@@ -64,7 +64,9 @@ def train_within_budget(
     say(f"the recipe is {files.recipe}; its text is in {files.data_dir}/")
     location = {name: flags[name] for name in LOCATION if name in flags}
     options = StartOptions(time_limit=f"{plan.seconds:.3f}s")
-    request = replace(make_run_request(str(files.recipe), location, options, started=started), is_paced=True)
+    request = make_run_request(str(files.recipe), location, options, started=started)
+    # A number of steps that the user has set stays; the time limit holds in any case.
+    request = replace(request, is_paced="max_steps" not in flags)
     outcome = run_training(request, progress=progress)
     return BudgetOutcome(outcome, files, make_verdict(plan, files, outcome.run))
 

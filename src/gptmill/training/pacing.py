@@ -24,6 +24,8 @@ MAX_EXTENSION = 1.5  # in one change: the first steps may be unusually fast
 SAFETY = 0.99  # of the steps that fit
 PAUSE_MARGIN = 1.5  # the last evaluation and save may take this many times as long as the longest so far
 
+read_clock = time.monotonic
+
 
 class Pacer:
     """Knows the deadline and the recent pace, pauses for evaluations and saves included."""
@@ -68,7 +70,7 @@ class Pacer:
 
 def keep_pace(pacer: Pacer, session: Session, state: TrainState, metrics: Metrics) -> Session:
     """The session with the last step that the deadline allows; a change is reported, and saved for a resumed run."""
-    pacer.note_step(time.monotonic())
+    pacer.note_step(read_clock())
     plan, config, schedule = session.plan, session.config, session.config.optimizer.schedule
     # Once the learning rate falls, more steps would raise it again.
     decay = schedule.decay_fraction if isinstance(schedule, Wsd) else 1.0

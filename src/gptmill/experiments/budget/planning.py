@@ -10,6 +10,8 @@ from typing import Any
 
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
+from gptmill.config.recipes import make_config
+from gptmill.config.validation import check_config
 from gptmill.experiments.budget.choice import MIN_VAL_BYTES, Candidate, Situation, choose
 from gptmill.experiments.budget.corpus_sample import MeasuredTokenizer, Sample, measure_tokenizers, read_sample
 from gptmill.experiments.budget.fitted_law import load_law
@@ -110,6 +112,7 @@ def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str,
     best = candidates[0]
     tokenizer = next(each for each in tokenizers if each.option == best.tokenizer)
     values = {**machine, **best.list_values({name: value for name, value in given.items() if name != "tokenizer"})}
+    check_config(make_config(None, {**values, "data_dir": corpus}))  # before anything is written
     return BudgetPlan(corpus, seconds, started, sample, situation, candidates, tokenizer, device, values)
 
 

@@ -87,7 +87,8 @@ def test_no_time_is_one_clear_sentence() -> None:
 def test_learning_rates_transfer_over_width() -> None:
     assert choose_rates("muon", 64, 1000)["matrix_lr"] == choose_rates("muon", 1024, 1000)["matrix_lr"]
     assert choose_rates("adamw", 512, 1000)["max_lr"] == choose_rates("adamw", 128, 1000)["max_lr"] / 4
-    assert choose_rates("adamw", 64, 1000) == choose_rates("adamw", 128, 1000)
+    assert choose_rates("adamw", 32, 1000) == choose_rates("adamw", 64, 1000)
+    assert choose_rates("muon", 768, 1000)["max_lr"] == pytest.approx(3.1e-3)
     assert choose_rates("muon", 64, 8)["warmup_steps"] == 2
 
 

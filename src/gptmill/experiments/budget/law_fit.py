@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from gptmill.experiments.budget.scaling_law import BYTE_VOCAB, ScalingLaw, find_data, find_size
 
-SIZE_POWERS = DATA_POWERS = tuple(0.1 * number for number in range(1, 9))
+# Near those that large grids found (Hoffmann et al.: 0.34 and 0.28). A small grid alone would fit a steep power and a
+# high floor as well, and then see no use in larger models.
+MIN_POWER, MAX_POWER = 0.2, 0.4
+SIZE_POWERS = DATA_POWERS = (0.2, 0.25, 0.3, 0.35, 0.4)
 VOCAB_POWERS = tuple(-0.4 + 0.2 * number for number in range(6))
 FIRST_STEP, ROUNDS = 0.1, 8  # of a finer search around the best exponents
 FITTED = 6  # constants
@@ -58,7 +61,7 @@ def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
     for _ in range(ROUNDS):
         moves = product((-step, 0.0, step), repeat=3)
         near = (tuple(power + move for power, move in zip(powers, each, strict=True)) for each in moves)
-        powers = _pick(terms, (each for each in near if min(each[:2]) > 0))
+        powers = _pick(terms, (each for each in near if MIN_POWER <= min(each[:2]) and max(each[:2]) <= MAX_POWER))
         step /= 2
     floor, size_factor, data_factor = _find_factors(terms, powers)
     law = ScalingLaw(floor, size_factor, powers[0], data_factor, powers[1], powers[2], spread=0.0)

@@ -42,7 +42,7 @@ class ScalingLaw:
         size_term = self.size_factor * find_size(weights, unique_bytes) ** -self.size_power
         vocab = (vocab_size / BYTE_VOCAB) ** self.vocab_power
         data_term = self.data_factor * vocab * find_data(trained_bytes, unique_bytes) ** -self.data_power
-        return difficulty * (self.floor + size_term + data_term)
+        return float(difficulty * (self.floor + size_term + data_term))
 
 
 def find_data(trained_bytes: float, unique_bytes: float) -> float:

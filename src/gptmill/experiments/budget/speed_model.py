@@ -37,7 +37,7 @@ class SpeedModel:
         above = next(number for number, step in enumerate(self.steps) if step.flops >= flops)
         low, high = self.steps[above - 1], self.steps[above]
         share = math.log(flops / low.flops) / math.log(high.flops / low.flops)
-        return low.seconds * (high.seconds / low.seconds) ** share
+        return float(low.seconds * (high.seconds / low.seconds) ** share)
 
 
 def make_speed_model(steps: Sequence[MeasuredStep]) -> SpeedModel:

@@ -3,16 +3,17 @@
     python benchmarks/budget.py --books books.txt.xz --shakespeare input.txt [--corpora shakespeare python] \
         [--minutes 1 4 15] [--settings 8] [--work runs/budget]
 
-Python's standard library needs no file. Every run starts with a process of its own on the same text, of which the last
-part is held out, and has the same seconds for everything: preparing, measuring, training, evaluating. A hand-chosen
-setting is stopped there: by the same pacing, so that its decay is done. The classic recipe, shakespeare-char-cpu, is
-cut off by its time limit. All models are scored on the same held-out text, in bits per byte. Prints a Markdown table, row
-by row, and exits with 1 if the budget's loss is not within 1 % of the best setting, or not below the classic recipe's.
+Python's standard library needs no file. Every run is a process of its own on the same text, the last part of which is
+held out, and has the same seconds for everything: preparing, measuring, training, evaluating. Hand-chosen settings are
+paced like the budget's own, so that their decay is done; the classic recipe, shakespeare-char-cpu, is cut off by its
+time limit. All models are scored on the same held-out text, in bits per byte. Prints a Markdown table, row by row, and
+exits with 1 if the budget's loss is not within 1 % of the best setting, or not below the classic recipe's.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import lzma
 import math
 import subprocess
@@ -104,7 +105,6 @@ def run(name: str, run_name: str, words: str, corpus: str, seconds: float, work:
 
 def read_bits(path: Path) -> float:
     """The bits per byte in the result of gptmill eval."""
-    import json
 
     def find(value: object) -> float | None:
         if isinstance(value, dict):

@@ -25,6 +25,7 @@ BASE_BATCH, BASE_TOKENS, BATCH_POWER = 1024, 1e6, 0.7
 CONTEXTS = ((3e6, 128), (3e7, 256), (1e8, 512), (math.inf, 1024))  # up to so many weights, so many tokens
 MAX_MICRO_BATCH = 32_768  # tokens
 MIN_STEPS = 50
+MAX_WEIGHTS_PER_BYTE = 10.0  # of text: about as many as the recipe shakespeare-char has; more would overfit
 MAX_PROBE_FACTOR = 16  # how far beyond the largest measured step its speed is trusted
 DROPOUTS = ((12.0, 0.2), (4.0, 0.1))  # above so many epochs
 MIN_VAL_BYTES, MAX_VAL_FRACTION, MIN_VAL_FRACTION = 60_000, 0.1, 0.01
@@ -143,7 +144,10 @@ def choose(situation: Situation) -> list[Candidate]:
 
 def _list_candidates(situation: Situation, option: TokenizerOption) -> Iterator[Candidate]:
     given = situation.given
+    most_weights = max(SHAPES[0].block_weights, MAX_WEIGHTS_PER_BYTE * situation.corpus.text_bytes)
     for shape in _list_shapes(given):
+        if shape.block_weights > most_weights and not given.keys() & {"num_layers", "embd_size"}:
+            continue
         context = given.get("context_length") or next(size for most, size in CONTEXTS if shape.block_weights <= most)
         found = [
             candidate

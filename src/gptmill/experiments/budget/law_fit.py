@@ -61,7 +61,7 @@ def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
     for _ in range(ROUNDS):
         moves = product((-step, 0.0, step), repeat=3)
         near = (tuple(power + move for power, move in zip(powers, each, strict=True)) for each in moves)
-        powers = _pick(terms, (each for each in near if MIN_POWER <= min(each[:2]) and max(each[:2]) <= MAX_POWER))
+        powers = _pick(terms, (each for each in near if min(each[:2]) >= MIN_POWER and max(each[:2]) <= MAX_POWER))
         step /= 2
     floor, size_factor, data_factor = _find_factors(terms, powers)
     law = ScalingLaw(floor, size_factor, powers[0], data_factor, powers[1], powers[2], spread=0.0)

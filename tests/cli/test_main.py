@@ -22,6 +22,7 @@ from gptmill.config.compress_request import CompressRequest
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.export_request import ExportRequest
 from gptmill.config.import_request import ImportRequest
+from gptmill.config.plan_request import PlanRequest
 from gptmill.config.recipes import list_recipes, load_recipe
 from gptmill.config.requests import (
     BenchRequest,
@@ -56,6 +57,7 @@ CONFIGS = {
     "checkpoints": (CheckpointsRequest,),
     "tokenizer": (TokenizerRequest,),
     "verify-resume": (VerifyResumeRequest, PresetOptions, RunConfig),
+    "plan": (PlanRequest, PresetOptions, RunConfig),
     "tune": (TuneRequest, PresetOptions, RunConfig),
     "bench": (BenchRequest, PresetOptions, RunConfig),
 }

@@ -23,6 +23,7 @@ from gptmill.config.compress_request import CompressRequest
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.export_request import ExportRequest
 from gptmill.config.import_request import ImportRequest
+from gptmill.config.plan_request import PlanRequest
 from gptmill.config.renamed import RENAMED_FIELDS
 from gptmill.config.run import RunConfig
 from gptmill.config.sample_request import SampleRequest
@@ -46,6 +47,7 @@ REQUESTS = (
     EvalRequest,
     ImportRequest,
     requests.TokenizerRequest,
+    PlanRequest,
     requests.TuneRequest,
     requests.BenchRequest,
     ExportRequest,

@@ -17,7 +17,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.experiments import child_run
 from gptmill.experiments.probe import probe, read_result
-from gptmill.experiments.tune.trial_plan import plan_trial
+from gptmill.experiments.trial_plan import plan_trial
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import (
     CheckpointSaved,

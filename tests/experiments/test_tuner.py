@@ -17,6 +17,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import TuneRequest
 from gptmill.experiments import child_run
+from gptmill.experiments.trial_plan import plan_trial
 from gptmill.experiments.trials import TrialError
 from gptmill.experiments.tune import tuner as tuning_module
 from gptmill.experiments.tune.search import (
@@ -28,7 +29,6 @@ from gptmill.experiments.tune.search import (
     list_divisors,
     make_ladder,
 )
-from gptmill.experiments.tune.trial_plan import plan_trial
 from gptmill.experiments.tune.tuner import Tuning, make_search_space, tune
 
 CUDA, CPU = "NVIDIA H200 (cuda:0)", "CPU, 8 threads"

@@ -23,8 +23,8 @@ from gptmill.config.serialization import dump_toml, format_flags
 from gptmill.config.validation import check_config
 from gptmill.data.corpus_preparation import find_data_dir, needs_preparing
 from gptmill.experiments.child_run import Say
+from gptmill.experiments.trial_plan import TrialPlan, plan_trial
 from gptmill.experiments.trials import TrialError, Trials, open_trials_folder
-from gptmill.experiments.tune.trial_plan import TrialPlan, plan_trial
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import (

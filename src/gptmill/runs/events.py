@@ -171,7 +171,7 @@ class Warned(Event):
     """Something that the user should know, while the run continues."""
 
     about: str
-    """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, schedule, tasks or validation."""
+    """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, plan, schedule, tasks or validation."""
     message: str
 
 

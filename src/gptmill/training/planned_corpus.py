@@ -21,7 +21,8 @@ from gptmill.data.shards.opening import holds_shards
 from gptmill.data.tokenizers import build_tokenizer
 from gptmill.training.plan import CorpusSize
 
-ASSUMED_VOCAB_SIZE = {"char": 128}  # of what only the text itself can tell
+# Known without building the tokenizer; of characters, a guess, since only the text itself can tell.
+VOCAB_SIZES = {"gpt2": 50_257, "char": 128}
 BYTES_PER_TOKEN = {"byte": 1.0, "char": 1.0}
 USUAL_BYTES_PER_TOKEN = 4.4  # English prose in GPT-2's tokens
 MAX_SHARDS = 4  # whose document lengths are read
@@ -51,8 +52,8 @@ def read_planned_corpus(config: RunConfig, given_tokens: float | None) -> Planne
         size = CorpusSize(
             tokenizer.vocab_size, sampler.samples_per_epoch, sampler.samples_per_batch, tokenizer.end_of_text
         )
-        tokens = sum(shards.manifest.train.tokens for shards in corpora.shards)
-        return PlannedCorpus(corpora.name, size, tokens, "prepared", _find_median_length(corpora))
+        total = sum(shards.manifest.train.tokens for shards in corpora.shards)
+        return PlannedCorpus(corpora.name, size, total, "prepared", find_median_length(corpora))
     tokens, source = _find_tokens(config.data, given_tokens)
     advice = "" if source == "given" else _advise(config.data)
     training = config.training
@@ -106,12 +107,10 @@ def _find_tokens(data: DataConfig, given: float | None) -> tuple[int | None, str
 
 def _guess_vocab_size(data: DataConfig) -> int:
     name = data.tokenizer or DEFAULT_TOKENIZER
-    if name in ASSUMED_VOCAB_SIZE:
-        return ASSUMED_VOCAB_SIZE[name]
-    return build_tokenizer(name, ()).vocab_size
+    return VOCAB_SIZES[name] if name in VOCAB_SIZES else build_tokenizer(name, ()).vocab_size
 
 
-def _find_median_length(corpora: Corpora) -> int | None:
+def find_median_length(corpora: Corpora) -> int | None:
     """The median length of the documents in the first shards; None for a remote corpus, which would be downloaded."""
     lengths = []
     for shards in corpora.shards:

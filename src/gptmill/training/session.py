@@ -47,6 +47,7 @@ from gptmill.training.initial_weights import (
 )
 from gptmill.training.micro_batch import check_cuda_graphs
 from gptmill.training.plan import TrainPlan, check_step_time, make_plan
+from gptmill.training.plan_warnings import warn_of_plan
 from gptmill.training.plugin_fingerprints import check_plugins
 from gptmill.training.provenance import describe_run, make_origin
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
@@ -158,6 +159,9 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         trackers.track(Warned(state.step, "tasks", cropped))
     for warning in warn_of_schedule(config, plan, state, resume_point):
         trackers.track(warning)
+    if resume_point is None and world.is_main:
+        for warning in warn_of_plan(config, plan, corpora):
+            trackers.track(warning)
     session = Session(
         config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, trackers,
         shows_progress=shows_progress, first_step=state.step, started=started,

@@ -25,6 +25,7 @@ from gptmill.config.serialization import check_extension_path, format_flags
 from gptmill.config.validation import check_config
 from gptmill.config.value_syntax import parse_stages
 from gptmill.experiments.child_run import Say
+from gptmill.experiments.trial_plan import TrialPlan, plan_trial
 from gptmill.experiments.trials import TrialError, Trials, open_trials_folder
 from gptmill.experiments.tune.search import (
     BudgetExhaustedError,
@@ -34,7 +35,6 @@ from gptmill.experiments.tune.search import (
     TrialResult,
     list_divisors,
 )
-from gptmill.experiments.tune.trial_plan import TrialPlan, plan_trial
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import RunStarted, StepLogged

@@ -50,6 +50,7 @@ INSIDE = {
     "training.optimizers": set(),
     "experiments": set(),
     "experiments.bench": {"experiments"},
+    "experiments.budget": {"experiments"},
     "experiments.tune": {"experiments"},
 }
 HEAVY = {"torch", "numpy"}

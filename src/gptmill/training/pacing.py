@@ -72,9 +72,9 @@ def keep_pace(pacer: Pacer, session: Session, state: TrainState, metrics: Metric
     """The session with the last step that the deadline allows; a change is reported, and saved for a resumed run."""
     pacer.note_step(read_clock())
     plan, config, schedule = session.plan, session.config, session.config.optimizer.schedule
-    # Once the learning rate falls, more steps would raise it again.
+    # Once the learning rate has fallen to half, more steps would raise it again by too much.
     decay = schedule.decay_fraction if isinstance(schedule, Wsd) else 1.0
-    may_extend = state.step < plan.max_steps * (1 - decay)
+    may_extend = state.step < plan.max_steps * (1 - decay / 2)
     max_steps = pacer.find_max_steps(state.step, plan.max_steps, session.stop.margin_seconds, may_extend=may_extend)
     if max_steps == plan.max_steps:
         return session

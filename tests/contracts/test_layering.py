@@ -51,6 +51,7 @@ INSIDE = {
     "training.optimizers": set(),
     "experiments": set(),
     "experiments.bench": {"experiments"},
+    "experiments.budget": {"experiments"},
     "experiments.doctor": {"experiments"},
     "experiments.tune": {"experiments"},
 }

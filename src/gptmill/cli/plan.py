@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from gptmill import cli
 from gptmill.cli.output import print_line
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config.durations import format_duration
+from gptmill.config.errors import UserError
 from gptmill.config.plan_request import PlanRequest
+from gptmill.config.requests import PresetOptions
+from gptmill.config.serialization import format_flags
 
 if TYPE_CHECKING:
     from gptmill.experiments.run_plan import RunPlan
@@ -32,6 +38,8 @@ LABEL_WIDTH = 18
 
 def run(arguments: list[str]) -> int:
     recipe, flags, presets, request = parse_recipe_call("plan", SUMMARY, PlanRequest, arguments)
+    if request.budget is not None:
+        return run_budget(recipe, flags, presets, request)
     from gptmill.api.planning import plan_recipe
 
     plan = plan_recipe(recipe, flags, presets, request)
@@ -42,6 +50,21 @@ def run(arguments: list[str]) -> int:
         print_line(f"{label:<{LABEL_WIDTH}}{text}")
     for warning in plan.warnings:
         print_line(f"warning: {warning.message}")
+    return 0
+
+
+def run_budget(recipe: str | None, flags: dict[str, Any], presets: PresetOptions, request: PlanRequest) -> int:
+    """Prints what gptmill train --budget would train, and why."""
+    if presets != PresetOptions() or replace(request, budget=None) != PlanRequest():
+        raise UserError(
+            "--budget measures this machine and chooses a model for it; leave out the other options of gptmill plan, "
+            "--size and --hardware"
+        )
+    from gptmill.api.budget import make_budget_plan
+
+    assert request.budget is not None
+    make_budget_plan(recipe, flags, request.budget, cli.STARTED, print_line)
+    print_line(f"train it with: {shlex.join(['gptmill', 'train', f'--budget={request.budget}', *format_flags(flags)])}")
     return 0
 
 

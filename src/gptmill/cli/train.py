@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptmill import cli
 from gptmill.cli.checkpoints import print_checkpoints
+from gptmill.cli.output import print_line
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
@@ -35,6 +36,8 @@ def run(arguments: list[str]) -> int:
     if options.list_checkpoints:
         print_checkpoints(choose_run(recipe, flags).checkpoints)
         return 0
+    if options.budget is not None:
+        return run_budgeted(recipe, flags, options, presets)
     if options.supervise:
         return run_supervised(recipe, flags, options, presets)
     if options.resume is None and asks_to_resume(recipe, flags):
@@ -53,6 +56,23 @@ def run(arguments: list[str]) -> int:
         except FileNotFoundError as error:
             print_error(f"warning: {error.filename} is missing: the run's folder was moved or deleted during training")
     return outcome.exit_code
+
+
+def run_budgeted(recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions) -> int:
+    """Chooses what to train, trains it within the budget, and says how far off the prediction was."""
+    if presets != PresetOptions() or replace(options, budget=None) != StartOptions():
+        raise UserError(
+            "--budget plans a new run from its corpus; leave out --resume, --supervise, --time_limit, --force_cpu, "
+            "--size and --hardware"
+        )
+    from gptmill.api.budget import train_within_budget
+
+    assert options.budget is not None
+    result = train_within_budget(recipe, flags, options.budget, cli.STARTED, print_line)
+    print_outcome(result.outcome, str(result.files.recipe))
+    if result.verdict:
+        print_line(result.verdict)
+    return result.outcome.exit_code
 
 
 def run_supervised(recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions) -> int:

@@ -25,6 +25,8 @@ class PlanRequest:
     """Measure time and memory on this machine by a short real training."""
     probe_steps: int = 20
     """Steps of that training."""
+    budget: str | None = None
+    """Choose the best model that this machine can train on --corpus in this time, e.g. 20m, and say why."""
     json: bool = False
     """Print the plan as JSON."""
 

@@ -25,6 +25,8 @@ class StartOptions:
     """List the run's checkpoints and exit."""
     time_limit: str | None = None
     """Save a checkpoint and stop before this much time has passed, e.g. 3h50m."""
+    budget: str | None = None
+    """Choose tokenizer, model, batch, steps, … so that the best model comes out within this time, e.g. 20m."""
     supervise: bool = False
     """Restart the run from its newest valid checkpoint when it crashes or hangs."""
     max_restarts: int = 10

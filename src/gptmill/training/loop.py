@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +23,7 @@ from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.checkpointing import list_due_tiers
 from gptmill.training.final_export import check_final_export, export_best
 from gptmill.training.metrics import Metrics
+from gptmill.training.pacing import Pacer, keep_pace
 from gptmill.training.run_request import RunRequest
 from gptmill.training.session import Session, open_session
 from gptmill.training.skip_ranges import add_skip_range
@@ -58,11 +60,15 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
             partial(read_peak_memory, session.world.device),
             session.telemetry,
         )
+        pacer = Pacer(request.deadline) if request.is_paced and request.deadline is not None else None
         loader = session.open_data_loader(state)
         stack.callback(lambda: loader.close())
         while True:
             try:
+                arrived = time.monotonic()
                 evaluate_and_save(session, state, metrics)
+                if pacer is not None:
+                    pacer.note_pause(time.monotonic() - arrived)
                 if metrics.stop_requested or session.is_finished(state):
                     break
                 beat = partial(session.watchdog.beat, state.step)
@@ -73,11 +79,15 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
                     break
                 raise
             metrics.push(stats)
+            if pacer is not None:
+                session = keep_pace(pacer, session, state, metrics)
             if metrics.stop_requested or session.is_something_due(state):
                 metrics.flush()
             if metrics.verdict.kind == "rollback" and roll_back(session, state, metrics):
                 loader.close()
                 loader = session.open_data_loader(state)
+                if pacer is not None:
+                    pacer.forget()
             elif metrics.has_diverged:
                 break
         outcome, is_main = finish(session, state, metrics), session.world.is_main

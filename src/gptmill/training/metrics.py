@@ -38,7 +38,8 @@ class Metrics:
         """The newest step that was read."""
         self.verdict = FINE
         """The spike detector's verdict on it; after a rollback or give-up verdict no later step is read."""
-        self._plan = plan
+        self.plan = plan
+        """Its last step may move while the run keeps inside a time budget."""
         self._log_freq = log_freq
         self._spike_detector = spike_detector
         self._emit = emit
@@ -76,7 +77,7 @@ class Metrics:
         self.newest = stats.make_observation(metrics)
         self._time(stats)
         self._check(self.newest)
-        if stats.step % self._log_freq == 0 or stats.step == self._plan.max_steps:
+        if stats.step % self._log_freq == 0 or stats.step == self.plan.max_steps:
             self._log(stats, metrics)
         if stats.histograms is not None:
             self._emit(stats.histograms.read(stats.step))
@@ -110,11 +111,11 @@ class Metrics:
     def _log(self, stats: StepStats, metrics: StepMetrics) -> None:
         seconds = max(sum(seconds for _, seconds in self._unlogged), 1e-9)
         tokens = sum(stats.tokens for stats, _ in self._unlogged)
-        flops = sum(stats.tokens * self._plan.find_flops(stats.step) for stats, _ in self._unlogged)
+        flops = sum(stats.tokens * self.plan.find_flops(stats.step) for stats, _ in self._unlogged)
         waited = sum(stats.data_wait_seconds for stats, _ in self._unlogged)
         steps = len(self._unlogged)
         self._unlogged.clear()
-        flops_per_second, peak = flops / seconds / self._plan.ranks, self._plan.peak_flops_per_second
+        flops_per_second, peak = flops / seconds / self.plan.ranks, self.plan.peak_flops_per_second
         self._emit(
             StepLogged(
                 stats.step,
@@ -123,12 +124,12 @@ class Metrics:
                 lr=stats.lr,
                 grad_norm=metrics.grad_norm,
                 tokens_per_second=tokens / seconds,
-                seconds_left=self.median_step_seconds * (self._plan.max_steps - stats.step),
+                seconds_left=self.median_step_seconds * (self.plan.max_steps - stats.step),
                 data_wait=min(1.0, waited / seconds),
                 skipped=self._spike_detector.skipped,
                 seconds=seconds,
                 steps=steps,
-                by_corpus=dict(zip(self._plan.corpora, metrics.by_corpus, strict=True)),
+                by_corpus=dict(zip(self.plan.corpora, metrics.by_corpus, strict=True)),
                 experts=_describe_loads(metrics.expert_loads),
                 memory_gb=round(self._measure_memory() / 1e9, 3),
                 objective=None if metrics.objective == metrics.loss else metrics.objective,

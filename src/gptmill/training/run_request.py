@@ -59,6 +59,8 @@ class RunRequest:
     allows_changes: bool = False
     deadline: float | None = None
     """When the process must have exited, on time.monotonic()."""
+    is_paced: bool = False
+    """Whether the number of steps follows the deadline, so that training is complete by then."""
     is_quiet: bool = False
     """Whether the console shows no progress."""
 

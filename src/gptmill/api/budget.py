@@ -1,0 +1,81 @@
+"""Training within a time budget: plans, writes a recipe, trains it, and compares the result with the prediction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gptmill.api.progress import report_nothing, show_preparing
+from gptmill.api.training import run_training
+from gptmill.config.requests import StartOptions
+from gptmill.experiments.budget.explanation import explain_plan, explain_result
+from gptmill.experiments.budget.planning import BudgetPlan, check_given, parse_budget, plan_budget
+from gptmill.experiments.budget.recipe_files import BudgetFiles, write_files
+from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_log import read_events
+from gptmill.runs.events import EvalDone
+from gptmill.training.loop import Outcome
+from gptmill.training.run_request import make_run_request
+
+Say = Callable[[str], None]
+# Options of the run that say where it goes, and not what it is: they stay out of the recipe.
+LOCATION = ("run_name", "logdir")
+
+
+@dataclass(frozen=True)
+class BudgetOutcome:
+    """How a run within a budget ended."""
+
+    outcome: Outcome
+    files: BudgetFiles
+    verdict: str
+    """How far off the prediction was; empty if there is no validation loss."""
+
+
+def make_budget_plan(recipe: str | None, flags: Mapping[str, Any], budget: str, started: float, say: Say) -> BudgetPlan:
+    """Plans a budget and says what was chosen and why; trains nothing and writes no file."""
+    seconds = parse_budget(budget)
+    corpus = check_given(recipe, flags)
+    plan = plan_budget(corpus, seconds, started, flags, say)
+    for line in explain_plan(plan):
+        say(line)
+    return plan
+
+
+def train_within_budget(
+    recipe: str | None,
+    flags: Mapping[str, Any],
+    budget: str,
+    started: float,
+    say: Say,
+    *,
+    progress: bool = True,
+) -> BudgetOutcome:
+    """Plans and trains; `started` is when the budget began, on time.monotonic()."""
+    plan_flags = {name: value for name, value in flags.items() if name not in LOCATION}
+    plan = make_budget_plan(recipe, plan_flags, budget, started, say)
+    if progress:
+        with show_preparing() as report:
+            files = write_files(plan, report)
+    else:
+        files = write_files(plan, report_nothing)
+    say(f"the recipe is {files.recipe}; its text is in {files.data_dir}/")
+    location = {name: flags[name] for name in LOCATION if name in flags}
+    options = StartOptions(time_limit=f"{plan.seconds:.3f}s")
+    request = make_run_request(str(files.recipe), location, options, started=started)
+    # A number of steps that the user has set stays; the time limit holds in any case.
+    request = replace(request, is_paced="max_steps" not in flags)
+    outcome = run_training(request, progress=progress)
+    return BudgetOutcome(outcome, files, make_verdict(plan, files, outcome.run))
+
+
+def make_verdict(plan: BudgetPlan, files: BudgetFiles, run: RunDirectory) -> str:
+    """The measured loss beside the expected one."""
+    losses = [event for event in read_events(run.events) if isinstance(event, EvalDone) and event.step > 0]
+    if not losses:
+        return ""
+    measured = files.to_bits_per_byte(losses[-1].val_loss)
+    elapsed = time.monotonic() - plan.started
+    return explain_result(plan.best.bits_per_byte, plan.situation.law.spread, measured, elapsed, plan.seconds)

@@ -1,0 +1,204 @@
+"""Chooses what to train: of all models, tokenizers and batches, those with the lowest loss that the time allows.
+
+Pure: what the machine and the corpus are like comes in as numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gptmill.config.errors import UserError
+from gptmill.config.model import ModelConfig
+from gptmill.config.schema import build_config
+from gptmill.experiments.budget.family import FAMILY, SHAPES, Shape
+from gptmill.experiments.budget.learning_rates import choose_rates
+from gptmill.experiments.budget.scaling_law import ScalingLaw
+from gptmill.experiments.budget.speed_model import SpeedModel
+from gptmill.models.flops import count_flops
+from gptmill.models.gpt import pad_vocab
+
+BATCHES = tuple(2**power for power in range(9, 20))  # tokens per step
+BASE_BATCH, BASE_TOKENS, BATCH_POWER = 1024, 1e6, 0.7
+CONTEXTS = ((3e6, 128), (3e7, 256), (1e8, 512), (math.inf, 1024))  # up to so many weights, so many tokens
+MAX_MICRO_BATCH = 32_768  # tokens
+MIN_STEPS = 50
+MAX_WEIGHTS_PER_BYTE = 10.0  # of text: about as many as the recipe shakespeare-char has; more would overfit
+MAX_PROBE_FACTOR = 16  # how far beyond the largest measured step its speed is trusted
+DROPOUTS = ((12.0, 0.2), (4.0, 0.1))  # above so many epochs
+MIN_VAL_BYTES, MAX_VAL_FRACTION, MIN_VAL_FRACTION = 60_000, 0.1, 0.01
+EVAL_SHARE, MIN_EVAL_TOKENS = 0.03, 16_384  # of the trained tokens
+FORWARD_SHARE = 1 / 3  # of a training step's FLOPs, that an evaluation needs
+
+
+@dataclass(frozen=True)
+class TokenizerOption:
+    """A tokenizer, measured on a sample of the corpus."""
+
+    name: str
+    vocab_size: int
+    bytes_per_token: float
+    bytes_per_second: float
+    """How fast it encodes."""
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """What the choice depends on in a corpus."""
+
+    text_bytes: int
+    difficulty: float
+    """Entropy of a byte given the two before it, in bits: what the loss is proportional to."""
+
+
+def choose_val_fraction(text_bytes: float) -> float:
+    """The share of a text to hold out: enough for a steady loss, but a tenth at most."""
+    return float(f"{min(MAX_VAL_FRACTION, max(MIN_VAL_FRACTION, MIN_VAL_BYTES / text_bytes)):.2g}")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that could be trained in the time, and what to expect of it."""
+
+    tokenizer: TokenizerOption
+    shape: Shape
+    context_length: int
+    tokens_per_step: int
+    steps: int
+    step_seconds: float
+    unique_bytes: float
+    """Of the training text that is used."""
+    bits_per_byte: float
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_step
+
+    @property
+    def epochs(self) -> float:
+        return self.tokens * self.tokenizer.bytes_per_token / self.unique_bytes
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.bits_per_byte * math.log(2) * self.tokenizer.bytes_per_token
+
+    @property
+    def dropout(self) -> float:
+        return next((dropout for epochs, dropout in DROPOUTS if self.epochs > epochs), 0.0)
+
+    @property
+    def eval_tokens(self) -> int:
+        wanted = max(MIN_EVAL_TOKENS, round(EVAL_SHARE * self.tokens))
+        return max(1, wanted // self.context_length) * self.context_length
+
+    def list_values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All options of the run; those given by the user win."""
+        micro_batch = min(self.tokens_per_step, MAX_MICRO_BATCH) // self.context_length
+        optimizer = str(given.get("optimizer", FAMILY["optimizer"]))
+        own = {
+            **FAMILY,
+            **self.shape.list_values(),
+            "context_length": self.context_length,
+            "dropout": self.dropout,
+            "total_batch_size": self.tokens_per_step,
+            "mini_batch_size": max(1, micro_batch),
+            "max_steps": self.steps,
+            **choose_rates(optimizer, self.shape.embd_size, self.steps),
+            "shift_windows": True,
+            "eval_freq": max(1, self.steps),
+            "eval_tokens": self.eval_tokens,
+            "checkpoint_freq": max(1, math.ceil(self.steps / 4)),
+            "keep_checkpoints": 1,
+        }
+        return {**own, **given}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a choice is made from."""
+
+    law: ScalingLaw
+    speed: SpeedModel
+    corpus: CorpusFacts
+    tokenizers: tuple[TokenizerOption, ...]
+    seconds: float
+    """For preparing, training and evaluating."""
+    given: Mapping[str, Any]
+    """Options that the user has set."""
+
+
+def choose(situation: Situation) -> list[Candidate]:
+    """All candidates, the best first; raises UserError if there is none."""
+    candidates = [candidate for option in situation.tokenizers for candidate in _list_candidates(situation, option)]
+    if not candidates:
+        left = f"{max(0.0, situation.seconds):.0f} s that are left of the budget after measuring"
+        raise UserError(
+            f"nothing can be trained for at least {MIN_STEPS} steps in the {left}; give more time, or fix fewer options"
+        )
+    # Of equal losses the smaller model: it is the faster one to use.
+    return sorted(candidates, key=lambda each: (round(each.bits_per_byte, 4), each.shape.block_weights))
+
+
+def _list_candidates(situation: Situation, option: TokenizerOption) -> Iterator[Candidate]:
+    given = situation.given
+    most_weights = max(SHAPES[0].block_weights, MAX_WEIGHTS_PER_BYTE * situation.corpus.text_bytes)
+    for shape in _list_shapes(given):
+        if shape.block_weights > most_weights and not given.keys() & {"num_layers", "embd_size"}:
+            continue
+        context = given.get("context_length") or next(size for most, size in CONTEXTS if shape.block_weights <= most)
+        found = [
+            candidate
+            for batch in ([given["total_batch_size"]] if "total_batch_size" in given else BATCHES)
+            if batch % context == 0 and (candidate := _fill(situation, option, shape, context, batch)) is not None
+        ]
+        if found:
+            yield min(found, key=lambda each: abs(math.log(each.tokens_per_step / choose_batch(each.tokens))))
+
+
+def choose_batch(tokens: float) -> float:
+    """Tokens per step that suit a run of so many tokens: more of them bear a larger batch."""
+    return float(BASE_BATCH * (tokens / BASE_TOKENS) ** BATCH_POWER)
+
+
+def _list_shapes(given: Mapping[str, Any]) -> list[Shape]:
+    """The family's shapes, with the depth and width that are given."""
+    shapes = {
+        Shape(given.get("num_layers", shape.num_layers), given.get("embd_size", shape.embd_size)): None
+        for shape in SHAPES
+    }
+    heads = given.get("num_heads")
+    return [shape for shape in shapes if heads is None or shape.embd_size % heads == 0]
+
+
+def _fill(situation: Situation, option: TokenizerOption, shape: Shape, context: int, batch: int) -> Candidate | None:
+    """As many steps of this as fit into the time; None if they are too few, or too large to know their speed."""
+    law, corpus, speed = situation.law, situation.corpus, situation.speed
+    model = build_config(ModelConfig, _select_model({**FAMILY, **shape.list_values(), "context_length": context}))
+    flops = batch * count_flops(model, pad_vocab(option.vocab_size), context)
+    if flops > MAX_PROBE_FACTOR * speed.largest_flops:
+        return None
+    step_seconds = speed.find_seconds(flops)
+    usable = corpus.text_bytes * (1 - choose_val_fraction(corpus.text_bytes))
+    bytes_per_second = batch * option.bytes_per_token / step_seconds
+    # Evaluations, at the start and at the end, take their share. Text is prepared only as far as it is used.
+    rate = bytes_per_second / (1 + 2 * EVAL_SHARE * FORWARD_SHARE)
+    trained = rate * situation.seconds / (1 + rate / option.bytes_per_second)
+    if trained > usable:
+        trained = rate * (situation.seconds - corpus.text_bytes / option.bytes_per_second)
+    steps = int(situation.given.get("max_steps") or trained / option.bytes_per_token / batch)
+    if steps < MIN_STEPS:
+        return None
+    trained = steps * batch * option.bytes_per_token
+    unique = min(usable, trained)
+    bits = law.predict(shape.block_weights, trained, unique, option.vocab_size, corpus.difficulty)
+    return Candidate(option, shape, context, batch, steps, step_seconds, unique, bits)
+
+
+def _select_model(values: dict[str, Any]) -> dict[str, Any]:
+    names = ("norm", "bias", "positions", "qk_norm", "feed_forward", "zero_init")
+    return {
+        name: value for name, value in values.items() if name in (*names, *Shape(1, 64).list_values(), "context_length")
+    }

@@ -1,0 +1,125 @@
+"""A sample of a corpus: how much text there is, how hard it is to predict, and how tokenizers fare on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptmill.config.errors import UserError
+from gptmill.config.requests import ReadingOptions
+from gptmill.data.sources import Source, read_documents, resolve_source
+from gptmill.data.sources.compression import split_compression
+from gptmill.data.tokenizers import Tokenizer, build_tokenizer
+from gptmill.data.tokenizers.bpe_training import train_tokenizer
+from gptmill.experiments.budget.choice import CorpusFacts, TokenizerOption
+
+SAMPLE_BYTES = 1_000_000
+MIN_CORPUS_BYTES = 2_000
+COMPRESSION_RATIO = 3  # text over its compressed form, where that has not been read to its end
+VOCAB_SIZES = (512, 1024, 2048, 4096, 8192)
+MIN_BYTES_PER_ENTRY = 60  # of text for each entry of a vocabulary: rarer ones are not learned
+TIMED_CHARS = 200_000
+SEPARATOR = "\n<|endoftext|>\n"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The beginning of a corpus."""
+
+    text: str
+    facts: CorpusFacts
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class MeasuredTokenizer:
+    """A tokenizer with its figures, and its tokenizer.json if it was trained on the sample."""
+
+    option: TokenizerOption
+    definition: str | None = None
+
+
+def read_sample(corpus: str) -> Sample:
+    """Reads the beginning of the corpus; raises UserError if there is none, or too little."""
+    source = resolve_source([corpus], ReadingOptions())
+    text, is_whole = join_documents(source, SAMPLE_BYTES)
+    size = len(text.encode())
+    if size < MIN_CORPUS_BYTES:
+        raise UserError(
+            f"--corpus {corpus} has {size:,} bytes of text; a budget needs at least {MIN_CORPUS_BYTES:,} to choose a "
+            f"model, and some megabytes to be of use"
+        )
+    total = size if is_whole else max(size, _estimate_bytes(source))
+    return Sample(text, CorpusFacts(total, measure_difficulty(text)), is_whole)
+
+
+def join_documents(source: Source, max_bytes: int) -> tuple[str, bool]:
+    """The first documents, up to about so many bytes, with a separator between them; and whether these are all."""
+    parts: list[str] = []
+    size = 0
+    for document in read_documents(source, ReadingOptions(), lambda _defect: None):
+        if size >= max_bytes:
+            return SEPARATOR.join(parts), False
+        kept = document.encode()[: max_bytes - size].decode(errors="ignore")
+        parts.append(kept)
+        size += len(kept.encode())
+        if len(kept) < len(document):
+            return SEPARATOR.join(parts), False
+    return SEPARATOR.join(parts), True
+
+
+def measure_difficulty(text: str) -> float:
+    """The entropy of a byte given the two before it, in bits.
+
+    What a small model learns first is close to that. How well bzip2 compresses a text is a worse measure: on code it
+    gains from long repetitions, which such a model does not see.
+    """
+    data = np.frombuffer(text.encode()[:SAMPLE_BYTES], np.uint8).astype(np.int64)
+    pairs = data[:-2] * 256 + data[1:-1]
+    return (_sum_entropy(pairs * 256 + data[2:]) - _sum_entropy(pairs)) / max(1, len(pairs))
+
+
+def _sum_entropy(symbols: NDArray[np.int64]) -> float:
+    """The entropy of all symbols together, in bits, by their own frequencies."""
+    counts = np.unique(symbols, return_counts=True)[1]
+    return float((counts * np.log2(len(symbols) / counts)).sum())
+
+
+def measure_tokenizers(sample: Sample, given: str | None, limit_seconds: float) -> Iterator[MeasuredTokenizer]:
+    """The given tokenizer alone; or bytes, and BPE trained on the sample in sizes that text and time are enough for."""
+    if given is not None:
+        yield measure_tokenizer(given, build_tokenizer(given, [sample.text]), sample.text)
+        return
+    yield measure_tokenizer("byte", build_tokenizer("byte", []), sample.text)
+    size, started = len(sample.text.encode()), time.monotonic()
+    for vocab_size in VOCAB_SIZES:
+        if vocab_size * MIN_BYTES_PER_ENTRY > size or time.monotonic() - started > limit_seconds:
+            return
+        try:
+            trained = train_tokenizer([sample.text], vocab_size, size, lambda _: None)
+        except UserError:  # too few distinct words for so many merges, or no library to train with
+            return
+        held_out = trained.on_held_out or trained.on_training
+        speed = max(1.0, size / max(trained.seconds, 1e-3))  # training reads the text about as fast as encoding does
+        option = TokenizerOption(f"bpe-{vocab_size}", vocab_size, held_out.bytes_per_token, speed)
+        yield MeasuredTokenizer(option, trained.definition)
+
+
+def measure_tokenizer(name: str, tokenizer: Tokenizer, text: str) -> MeasuredTokenizer:
+    """Encodes some of the text."""
+    text = text[:TIMED_CHARS]
+    started = time.monotonic()
+    tokens = len(tokenizer.encode(text))
+    seconds = max(time.monotonic() - started, 1e-4)
+    size = len(text.encode())
+    return MeasuredTokenizer(TokenizerOption(name, tokenizer.vocab_size, size / max(1, tokens), size / seconds))
+
+
+def _estimate_bytes(source: Source) -> int:
+    is_compressed = any(split_compression(Path(file.path_name).name)[1] for file in source.files)
+    return source.size_bytes * (COMPRESSION_RATIO if is_compressed else 1)

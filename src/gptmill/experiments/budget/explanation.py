@@ -1,0 +1,91 @@
+"""What a budget's plan says: one line for each decision and its reason, and afterwards how far off it was."""
+
+from __future__ import annotations
+
+import math
+
+from gptmill.config.durations import format_duration
+from gptmill.experiments.budget.choice import Candidate
+from gptmill.experiments.budget.planning import BudgetPlan
+
+INTERVAL = 2.0  # standard deviations: about 95 % of runs like those that the law was fitted on
+LABEL_WIDTH = 12
+
+
+def explain_plan(plan: BudgetPlan) -> list[str]:
+    """The lines of the plan."""
+    best, values = plan.best, plan.values
+    low, high = make_interval(best.bits_per_byte, plan.situation.law.spread)
+    characters = values["context_length"] * best.tokenizer.bytes_per_token
+    decisions = {
+        "budget": f"{format_duration(plan.seconds)} on {plan.device}; {plan.situation.seconds:.0f} s are left to train",
+        "corpus": _describe_corpus(plan),
+        "tokenizer": f"{best.tokenizer.name}, {best.tokenizer.bytes_per_token:.2f} bytes per token"
+        + _compare_tokenizers(plan),
+        "model": f"{best.shape.num_layers} layers of width {best.shape.embd_size}" + _compare_sizes(plan),
+        "context": f"{values['context_length']} tokens, about {characters:.0f} characters",
+        "batch": f"{values['total_batch_size']:,} tokens: more in a longer run",
+        "steps": f"{values['max_steps']:,} of {1000 * best.step_seconds:.0f} ms, or what the speed allows: "
+        f"{best.tokens:,} tokens, {best.epochs:.2g} epochs",
+        "rates": f"{_describe_rates(plan)}; warm-up of {values['warmup_steps']} steps, decay in the last half",
+        "dropout": f"{values['dropout']:g}: the text is {'' if best.dropout else 'hardly '}repeated",
+        "compile": _explain_compile(plan),
+        "expected": f"{best.bits_per_byte:.3f} bits per byte ({low:.3f} to {high:.3f}) on held-out text, "
+        f"a loss of {best.loss:.3f} per token",
+    }
+    return [f"{label:<{LABEL_WIDTH}}{text}" for label, text in decisions.items()]
+
+
+def explain_result(expected: float, spread: float, measured: float, seconds: float, budget_seconds: float) -> str:
+    """How far off the prediction was."""
+    low, high = make_interval(expected, spread)
+    place = "inside" if low <= measured <= high else "outside"
+    return (
+        f"budget: {format_duration(seconds)} of {format_duration(budget_seconds)} used; {measured:.3f} bits per byte, "
+        f"{measured / expected - 1:+.1%} from the expected {expected:.3f}, {place} the interval {low:.3f} to {high:.3f}"
+    )
+
+
+def make_interval(expected: float, spread: float) -> tuple[float, float]:
+    """The interval that holds about 95 % of losses like those the law was fitted on."""
+    return expected * math.exp(-INTERVAL * spread), expected * math.exp(INTERVAL * spread)
+
+
+def _compare_tokenizers(plan: BudgetPlan) -> str:
+    """What the best candidate of each other tokenizer would reach."""
+    others: dict[str, Candidate] = {}
+    for candidate in plan.candidates:
+        if candidate.tokenizer != plan.best.tokenizer:
+            others.setdefault(candidate.tokenizer.name, candidate)
+    found = ", ".join(f"{name} {each.bits_per_byte:.3f}" for name, each in others.items())
+    return f"; others are expected to reach {found}" if found else ": the only one possible"
+
+
+def _compare_sizes(plan: BudgetPlan) -> str:
+    """What the next smaller and the next larger model would reach in the same time."""
+    same = [each for each in plan.candidates if each.tokenizer == plan.best.tokenizer]
+    sizes = sorted(same, key=lambda each: each.shape.block_weights)
+    place = sizes.index(plan.best)
+    near = [sizes[number] for number in (place - 1, place + 1) if 0 <= number < len(sizes)]
+    found = " and ".join(f"{each.shape.num_layers} x {each.shape.embd_size} {each.bits_per_byte:.3f}" for each in near)
+    return f"; expected of {found}" if found else ""
+
+
+def _describe_rates(plan: BudgetPlan) -> str:
+    values = plan.values
+    if "matrix_lr" in values:
+        return f"Muon {values['matrix_lr']:g} for matrices at any width, AdamW {values['max_lr']:g} for the rest"
+    return f"{values['optimizer']} {values['max_lr']:g}, which falls with the width"
+
+
+def _describe_corpus(plan: BudgetPlan) -> str:
+    facts = plan.situation.corpus
+    is_whole = plan.needed_bytes >= facts.text_bytes
+    part = "" if is_whole else f", of which the first {plan.needed_bytes / 1e6:.1f} MB are used"
+    return f"{facts.text_bytes / 1e6:.1f} MB{part}; two bytes leave {facts.difficulty:.2f} bits for the next"
+
+
+def _explain_compile(plan: BudgetPlan) -> str:
+    if plan.values.get("compile"):
+        return "yes: the run is long enough to earn it back"
+    return "no: it would take more time than it saves"

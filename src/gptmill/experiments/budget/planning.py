@@ -1,0 +1,122 @@
+"""Plans a budget: samples the corpus, measures the machine, and chooses what to train."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gptmill.config.durations import parse_duration
+from gptmill.config.errors import UserError
+from gptmill.config.recipes import make_config
+from gptmill.config.validation import check_config
+from gptmill.experiments.budget.choice import MIN_VAL_BYTES, Candidate, Situation, choose
+from gptmill.experiments.budget.corpus_sample import MeasuredTokenizer, Sample, measure_tokenizers, read_sample
+from gptmill.experiments.budget.fitted_law import load_law
+from gptmill.experiments.budget.speed_probe import measure_speed
+from gptmill.runtime.device import describe_device
+from gptmill.runtime.world import World, open_world
+
+MIN_SECONDS = 20.0
+MIN_EXCERPT_BYTES = 400_000  # of a corpus that is not used as a whole
+START_SECONDS = 2.0  # building the model, the dry run, opening the run
+END_SECONDS = 6.0  # the last checkpoint, its margin, and the exit of the process
+TOKENIZER_SHARE = 0.05  # of the budget, for trying tokenizers
+COMPILE_FROM_SECONDS = 180.0  # torch.compile takes up to a minute on a GPU
+# What a budget decides itself, or what a run within one cannot do.
+REFUSED = ("data_dir", "mixture", "num_epochs", "steps_per_epoch", "context_warmup", "batch_size_warmup", "init_from")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """What will be trained, and what it was chosen from."""
+
+    corpus: str
+    seconds: float
+    """The whole budget."""
+    started: float
+    """When it began, on time.monotonic()."""
+    sample: Sample
+    situation: Situation
+    candidates: tuple[Candidate, ...]
+    """The best first."""
+    tokenizer: MeasuredTokenizer
+    device: str
+    values: Mapping[str, Any]
+    """All options of the run but those of its data."""
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[0]
+
+    @property
+    def needed_bytes(self) -> int:
+        """The text to prepare: what one pass of the run reads, and the validation split."""
+        total = self.situation.corpus.text_bytes
+        needed = max(MIN_EXCERPT_BYTES, round(1.05 * self.best.unique_bytes + MIN_VAL_BYTES))
+        return total if needed > 0.9 * total else needed
+
+
+def parse_budget(text: str) -> float:
+    """The seconds of --budget; raises UserError for what is none, or too short for anything."""
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise UserError(f"--budget {text}: {error}") from None
+    if seconds < MIN_SECONDS:
+        raise UserError(
+            f"--budget {text}: too short: loading PyTorch, measuring, preparing and saving take some of it; give at "
+            f"least {MIN_SECONDS:.0f}s"
+        )
+    return seconds
+
+
+def check_given(recipe: str | None, given: Mapping[str, Any]) -> str:
+    """The corpus; raises UserError for what does not go with a budget."""
+    if "RANK" in os.environ:
+        raise UserError("--budget plans for one process; run it without torchrun")
+    if recipe is not None:
+        raise UserError(
+            f"--budget chooses what the recipe {recipe} would fix; leave out the recipe, and give the options that you "
+            f"want to keep as flags, e.g. --num_layers 4"
+        )
+    if refused := [name for name in REFUSED if name in given]:
+        raise UserError(
+            f"--budget does not go with {', '.join(f'--{name}' for name in refused)}; leave out one of both"
+        )
+    if not given.get("corpus"):
+        raise UserError(
+            "--budget needs a text to train on: add --corpus my.txt (any source that gptmill prepare takes)"
+        )
+    return str(given["corpus"])
+
+
+def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str, Any], say: Say) -> BudgetPlan:
+    """Plans within the budget, whose clock is running; `given` are the options that the user has set."""
+    sample = read_sample(corpus)
+    given = {name: value for name, value in given.items() if name != "corpus"}
+    say("measuring this machine")
+    with open_world(given.get("device", "auto")) as world:
+        speed = measure_speed(given, seconds, world, lambda text: say(f"  {text}"))
+        device, machine = describe_device(world.device), _choose_machine(given, seconds, world)
+    say("trying tokenizers")
+    tokenizers = list(measure_tokenizers(sample, given.get("tokenizer"), TOKENIZER_SHARE * seconds))
+    left = started + seconds - time.monotonic() - START_SECONDS - END_SECONDS
+    options = tuple(tokenizer.option for tokenizer in tokenizers)
+    situation = Situation(load_law(), speed, sample.facts, options, left, given)
+    candidates = tuple(choose(situation))
+    best = candidates[0]
+    tokenizer = next(each for each in tokenizers if each.option == best.tokenizer)
+    values = {**machine, **best.list_values({name: value for name, value in given.items() if name != "tokenizer"})}
+    check_config(make_config(None, {**values, "data_dir": corpus}))  # before anything is written
+    return BudgetPlan(corpus, seconds, started, sample, situation, candidates, tokenizer, device, values)
+
+
+def _choose_machine(given: Mapping[str, Any], seconds: float, world: World) -> dict[str, Any]:
+    """Precision stays automatic. Compiling pays on a GPU in a longer run; a CPU spends more on it than it saves."""
+    is_long = world.device.type == "cuda" and seconds >= COMPILE_FROM_SECONDS
+    return {"compile": is_long} if "compile" not in given else {}

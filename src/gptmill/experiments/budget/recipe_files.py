@@ -1,0 +1,98 @@
+"""Writes what a planned budget trains from: tokenizer, shards and a recipe that gptmill train takes."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from gptmill.config.durations import format_duration
+from gptmill.config.requests import PrepareRequest, ReadingOptions
+from gptmill.config.serialization import make_extension
+from gptmill.data.files import write_durably
+from gptmill.data.pipeline.prepare_progress import Report
+from gptmill.data.prepare import prepare_corpus
+from gptmill.data.shards.opening import open_shards
+from gptmill.data.sources import make_source_name, resolve_source
+from gptmill.evals.text_loss import count_bytes
+from gptmill.experiments.budget.choice import EVAL_SHARE, FORWARD_SHARE, MIN_STEPS, choose_val_fraction
+from gptmill.experiments.budget.corpus_sample import SEPARATOR, join_documents
+from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan
+
+DATA_FOLDER = Path("data")
+
+
+@dataclass(frozen=True)
+class BudgetFiles:
+    """The recipe, and what the validation loss has to be divided by."""
+
+    recipe: Path
+    data_dir: Path
+    bytes_per_token: float
+    """Of the validation split."""
+
+    def to_bits_per_byte(self, loss: float) -> float:
+        return loss / math.log(2) / self.bytes_per_token
+
+
+def write_files(plan: BudgetPlan, report: Report) -> BudgetFiles:
+    """Prepares the corpus, or as much of it as the run reads, and writes the recipe with the steps that still fit."""
+    stem = find_free_stem(f"{make_source_name([plan.corpus])}-{format_duration(plan.seconds)}")
+    folder = DATA_FOLDER / stem
+    DATA_FOLDER.mkdir(exist_ok=True)
+    tokenizer = plan.tokenizer.option.name
+    if plan.tokenizer.definition is not None:
+        path = folder.with_suffix(".json")
+        write_durably(path, plan.tokenizer.definition)
+        tokenizer = str(path)
+    corpus, reading, is_whole = plan.corpus, ReadingOptions(), plan.needed_bytes >= plan.situation.corpus.text_bytes
+    if not is_whole:
+        text, _ = join_documents(resolve_source([corpus], reading), plan.needed_bytes)
+        excerpt = folder.with_suffix(".txt")
+        write_durably(excerpt, text)
+        corpus, reading = str(excerpt), ReadingOptions(separator=SEPARATOR)
+    request = PrepareRequest(
+        out=str(folder),
+        tokenizer=tokenizer,
+        val_fraction=choose_val_fraction(plan.needed_bytes),
+        split="auto" if is_whole else "tail",
+        reading=reading,
+    )
+    prepare_corpus([corpus], request, report)
+    shards = open_shards(str(folder))
+    tokens = [int(stream.size) for stream in shards.val]
+    size = sum(count_bytes(shards.tokenizer, stream) for stream in shards.val)
+    values = {**plan.values, "data_dir": str(folder), "tokenizer": tokenizer, "max_steps": count_steps(plan)}
+    recipe = Path(f"{stem}.toml")
+    write_durably(recipe, make_extension(recipe, None, values, set(values), _make_title(plan)))
+    return BudgetFiles(recipe, folder, size / max(1, sum(tokens)))
+
+
+def count_steps(plan: BudgetPlan) -> int:
+    """The steps that fit into the time that is left now; a number that the user has set stays."""
+    if fixed := plan.situation.given.get("max_steps"):
+        return int(fixed)
+    left = plan.started + plan.seconds - time.monotonic() - START_SECONDS - END_SECONDS
+    steps = left / plan.best.step_seconds / (1 + 2 * EVAL_SHARE * FORWARD_SHARE)
+    return max(MIN_STEPS, min(round(steps), 2 * plan.best.steps))
+
+
+def find_free_stem(wanted: str) -> str:
+    """The name of files that do not exist yet; with a number where they do."""
+    stems = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
+    return next(
+        stem
+        for stem in stems
+        if not Path(f"{stem}.toml").exists()
+        and not any((DATA_FOLDER / f"{stem}{suffix}").exists() for suffix in ("", ".json", ".txt", ".partial"))
+    )
+
+
+def _make_title(plan: BudgetPlan) -> str:
+    best = plan.best
+    return (
+        f"Chosen for {plan.corpus} in {format_duration(plan.seconds)} on {plan.device}: "
+        f"{best.bits_per_byte:.3f} bits per byte expected"
+    )

@@ -1,0 +1,114 @@
+"""Measures training steps of a few sizes on this device, on random tokens, within this process.
+
+A process of its own for each would cost a short budget more than it gains; gptmill plan measures whole runs.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from gptmill.config.recipes import layer_config
+from gptmill.config.run import RunConfig
+from gptmill.data.batches.batch import Batch
+from gptmill.experiments.budget.choice import CONTEXTS
+from gptmill.experiments.budget.family import FAMILY, SHAPES, Shape
+from gptmill.experiments.budget.speed_model import MeasuredStep, SpeedModel, make_speed_model
+from gptmill.models.flops import count_flops
+from gptmill.models.gpt import pad_vocab
+from gptmill.models.parameters import count_parameters
+from gptmill.runtime.memory import is_out_of_memory
+from gptmill.runtime.precision import choose_precision
+from gptmill.runtime.world import World
+from gptmill.training.plan import TrainPlan
+from gptmill.training.state import TrainState, build_state
+
+PROBED = (Shape(2, 64), Shape(4, 128), Shape(6, 256), Shape(8, 512), Shape(12, 768), Shape(24, 1024))
+VOCAB_SIZE = 1024
+STEP_TOKENS = 1024
+WARM_UP_STEPS, MEASURED_STEPS = 2, 5
+PROBE_SHARE = 0.06  # of the budget
+USEFUL_STEPS = 300  # a model that cannot do so many in the budget is out of the question
+
+Say = Callable[[str], None]
+assert set(PROBED) <= set(SHAPES)
+
+
+def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World, say: Say) -> SpeedModel:
+    """Steps of ever larger models, until the next one could not be trained in the budget or costs too much to try."""
+    measured: list[MeasuredStep] = []
+    left = PROBE_SHARE * budget_seconds
+    for shape in PROBED:
+        started = time.monotonic()
+        tokens = STEP_TOKENS * (16 if world.device.type == "cuda" else 1)
+        try:
+            step = measure_step(_make_config(shape, given, tokens), world, left)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or not measured:
+                raise
+            break
+        measured.append(step)
+        say(f"{shape.num_layers} layers of width {shape.embd_size}: {tokens / step.seconds:,.0f} tokens/s")
+        left -= time.monotonic() - started
+        next_seconds = step.seconds * 8  # each one has about eight times the weights of the last
+        if left < (WARM_UP_STEPS + MEASURED_STEPS) * next_seconds or USEFUL_STEPS * next_seconds > budget_seconds:
+            break
+    return make_speed_model(measured)
+
+
+def measure_step(config: RunConfig, world: World, limit_seconds: float) -> MeasuredStep:
+    """The median of a few training steps: forward, backward, clipping and update; of fewer if the time is up."""
+    tokens, context = config.training.total_batch_size, config.model.context_length
+    state = build_state(config, _make_plan(config, world), world)
+    generator = torch.Generator().manual_seed(0)
+    shape = (tokens // context, context)
+    inputs, targets = (torch.randint(VOCAB_SIZE, shape, generator=generator).to(world.device) for _ in range(2))
+    seconds: list[float] = []
+    while len(seconds) < WARM_UP_STEPS + MEASURED_STEPS and (len(seconds) < 2 or sum(seconds) < limit_seconds):
+        seconds.append(_time_step(state, Batch(inputs, targets), tokens, world))
+    flops = tokens * count_flops(config.model, pad_vocab(VOCAB_SIZE), context)
+    return MeasuredStep(flops, statistics.median(seconds[min(WARM_UP_STEPS, len(seconds) - 1) :]))
+
+
+def _time_step(state: TrainState, batch: Batch, tokens: int, world: World) -> float:
+    started = time.monotonic()
+    state.optimizer.set_lr(1e-3, 1e-3)
+    state.micro_batch_runner.begin_step()
+    state.micro_batch_runner.run(batch, 1 / tokens)
+    torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
+    state.optimizer.step_unless(torch.zeros((), dtype=torch.bool, device=world.device))
+    state.optimizer.zero_grad()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    return time.monotonic() - started
+
+
+def _make_config(shape: Shape, given: Mapping[str, Any], tokens: int) -> RunConfig:
+    context = next(size for most, size in CONTEXTS if shape.block_weights <= most)
+    machine = {name: given[name] for name in ("precision", "device", "kernels", "attention_backend") if name in given}
+    values = {**FAMILY, **shape.list_values(), "context_length": context, "total_batch_size": tokens}
+    return layer_config(values, {**machine, "mini_batch_size": tokens // context, "cuda_graphs": "off"})
+
+
+def _make_plan(config: RunConfig, world: World) -> TrainPlan:
+    parameters = count_parameters(config.model, pad_vocab(VOCAB_SIZE))
+    windows = config.training.mini_batch_size
+    return TrainPlan(
+        vocab_size=VOCAB_SIZE,
+        padded_vocab_size=pad_vocab(VOCAB_SIZE),
+        parameters=parameters.total,
+        tokens_per_step=config.training.total_batch_size,
+        windows_per_step=windows,
+        micro_batches=1,
+        windows_per_epoch=windows,
+        steps_per_epoch=1.0,
+        max_steps=math.ceil(USEFUL_STEPS),
+        precision=choose_precision(config.machine.precision, world.device),
+        separator=None,
+        context_warmup=(),
+    )

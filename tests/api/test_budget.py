@@ -1,0 +1,172 @@
+"""Training within a budget: what it writes and says, what it refuses, and that the run ends in time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any, Protocol
+
+import pytest
+
+from gptmill.api.budget import train_within_budget
+from gptmill.api.training import run_training
+from gptmill.config.errors import UserError
+from gptmill.config.recipes import load_recipe
+from gptmill.config.requests import StartOptions
+from gptmill.experiments.budget import planning
+from gptmill.experiments.budget.corpus_sample import measure_difficulty, measure_tokenizers, read_sample
+from gptmill.experiments.budget.explanation import explain_result
+from gptmill.experiments.budget.planning import check_given, parse_budget
+from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
+from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_log import read_events
+from gptmill.runs.events import EvalDone, StepLogged, Warned
+from gptmill.training import pacing
+from gptmill.training.run_request import make_run_request
+
+TINY = {
+    "num_layers": 1, "embd_size": 32, "num_heads": 1, "context_length": 16, "total_batch_size": 64, "max_steps": 50,
+    "tokenizer": "byte", "device": "cpu", "sample_tokens": 0,
+}  # fmt: skip
+
+
+class GptMill(Protocol):
+    def __call__(self, *arguments: str | Path, check: bool = True) -> CompletedProcess[str]: ...
+
+
+def write_text(path: Path, words: int) -> Path:
+    chosen = random.Random(3).choices("the sea is calm tonight and far away a ship sails on".split(), k=words)
+    path.write_text(" ".join(chosen), encoding="utf-8")
+    return path
+
+
+def test_it_explains_writes_a_recipe_trains_and_says_how_far_off_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, lines = write_text(tmp_path / "sea.txt", 20_000), []
+    frozen = make_speed_model([MeasuredStep(1e9, 0.05)])
+    monkeypatch.setattr(planning, "measure_speed", lambda *_arguments: frozen)
+    started = pacing.time.monotonic()
+    flags = {**TINY, "corpus": str(text), "run_name": "sea"}
+    result = train_within_budget(None, flags, "10m", started, lines.append, progress=False)
+    labels = {line.split()[0] for line in lines}
+    assert {"corpus", "tokenizer", "model", "batch", "steps", "rates", "dropout", "expected"} <= labels
+    assert result.outcome.reason == "finished"
+    recipe = load_recipe(str(result.files.recipe))
+    assert {name: recipe[name] for name in ("num_layers", "context_length", "max_steps")} == {
+        "num_layers": 1,
+        "context_length": 16,
+        "max_steps": 50,
+    }
+    assert "run_name" not in recipe
+    loss = [event for event in read_events(result.outcome.run.events) if isinstance(event, EvalDone)][-1].val_loss
+    assert f"{loss / 0.693147:.3f} bits per byte" in result.verdict  # a byte per token
+    assert "of 10m used" in result.verdict
+
+
+def test_a_slow_machine_ends_the_run_early_with_its_decay_done(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock goes 20 s per step: of 200 planned steps, about 45 fit into the 1,000 s."""
+    monkeypatch.chdir(tmp_path)
+    start = pacing.time.monotonic()
+    clock = count()
+    schedule = {"schedule": "wsd", "min_lr": 0.0, "decay_fraction": 0.5, "warmup_steps": 2, "eval_freq": 1000}
+    flags = {
+        **TINY,
+        **schedule,
+        "tokenizer": None,
+        "data_dir": words[1],
+        "max_steps": 200,
+        "mini_batch_size": 4,
+        "run_name": "slow",
+    }
+    request = make_run_request(None, flags, StartOptions(time_limit="1000s"), started=start)
+    monkeypatch.setattr(pacing, "read_clock", lambda: start + 20.0 * next(clock))
+    outcome = run_training(replace(request, is_paced=True), progress=False)
+    events = read_events(outcome.run.events)
+    steps = [event for event in events if isinstance(event, StepLogged)]
+    assert outcome.reason == "finished"
+    assert 35 < len(steps) <= 50
+    assert steps[-1].lr == 0.0
+    assert any(isinstance(event, EvalDone) and event.step == len(steps) for event in events)
+    assert load_recipe(str(RunDirectory(outcome.run.path).config))["max_steps"] == len(steps)
+    messages = [event.message for event in events if isinstance(event, Warned)]
+    assert any("instead of 200, to stay inside its budget" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("budget", "sentence"),
+    [
+        ("5s", "too short"),
+        ("20", "has no unit; write 20s, 20m or 20h"),
+        ("soon", "must be a duration"),
+    ],
+)
+def test_a_bad_budget_is_one_clear_sentence(budget: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"--budget {budget}: .*{sentence}"):
+        parse_budget(budget)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "sentence"),
+    [
+        pytest.param(None, {}, "add --corpus my.txt", id="no corpus"),
+        pytest.param("demo", {"corpus": "a.txt"}, "leave out the recipe", id="recipe"),
+        pytest.param(None, {"corpus": "a.txt", "data_dir": "words"}, "does not go with --data_dir", id="shards"),
+    ],
+)
+def test_what_does_not_go_with_a_budget_is_refused(recipe: str | None, given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check_given(recipe, given)
+
+
+def test_missing_and_tiny_texts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        read_sample(str(tmp_path / "none.txt"))
+    (tmp_path / "ten.txt").write_text("ten bytes.", encoding="utf-8")
+    with pytest.raises(UserError, match="has 10 bytes of text; a budget needs at least 2,000"):
+        read_sample(str(tmp_path / "ten.txt"))
+
+
+def test_the_command_line_refuses_before_anything_is_written(tmp_path: Path, gptmill: GptMill) -> None:
+    write_text(tmp_path / "sea.txt", 3000)
+    for arguments, sentence in (
+        (["train", "--corpus", "sea.txt", "--budget", "5s"], "too short"),
+        (["train", "--corpus", "sea.txt", "--budget", "1m", "--resume", "latest"], "leave out --resume"),
+        (["plan", "--corpus", "sea.txt", "--budget", "1m", "--gpu", "H200"], "leave out the other options"),
+    ):
+        result = gptmill(*arguments, check=False)
+        assert result.returncode == 2
+        assert sentence in result.stderr
+        assert "Traceback" not in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["sea.txt"]
+
+
+def test_difficulty_is_the_entropy_that_two_bytes_leave(tmp_path: Path) -> None:
+    assert measure_difficulty("abcd" * 5000) == pytest.approx(0.0, abs=1e-3)
+    letters = random.Random(5).choices("abcd", k=50_000)
+    assert measure_difficulty("".join(letters)) == pytest.approx(2.0, abs=0.01)
+    text = write_text(tmp_path / "sea.txt", 20_000)
+    sample = read_sample(str(text))
+    assert sample.is_whole
+    assert sample.facts.text_bytes == text.stat().st_size
+
+
+def test_tokenizers_are_measured_and_a_given_one_is_the_only_one(tmp_path: Path) -> None:
+    sample = read_sample(str(write_text(tmp_path / "sea.txt", 20_000)))
+    (given,) = measure_tokenizers(sample, "char", 99.0)
+    assert given.option.bytes_per_token == 1.0
+    found = [each.option for each in measure_tokenizers(sample, None, 99.0)]
+    assert found[0].name == "byte"  # so few words yield too few merges for a vocabulary of 512
+
+
+def test_the_verdict_tells_whether_the_loss_was_inside_the_interval() -> None:
+    inside, outside = (explain_result(2.0, 0.02, measured, 55.0, 60.0) for measured in (2.05, 2.2))
+    assert "+2.5% from the expected 2.000, inside" in inside
+    assert "outside the interval 1.922 to 2.082" in outside
+    assert inside.startswith("budget: 55s of 1m used")

@@ -1,0 +1,101 @@
+"""What a budget chooses, on frozen measurements of a machine and a corpus."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gptmill.config.errors import UserError
+from gptmill.config.recipes import layer_config
+from gptmill.config.validation import check_config
+from gptmill.experiments.budget.choice import Candidate, CorpusFacts, Situation, TokenizerOption, choose
+from gptmill.experiments.budget.fitted_law import load_law
+from gptmill.experiments.budget.learning_rates import choose_rates
+from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
+
+CPU = make_speed_model([MeasuredStep(1.2e9, 0.035), MeasuredStep(6.5e9, 0.15), MeasuredStep(33e9, 0.7)])
+BOOKS = CorpusFacts(165_000_000, 2.18)
+PLAYS = CorpusFacts(1_115_394, 2.35)
+TOKENIZERS = (
+    TokenizerOption("byte", 257, 1.0, 1e9),
+    TokenizerOption("bpe-1024", 1024, 2.6, 2e6),
+    TokenizerOption("bpe-4096", 4096, 3.5, 2e6),
+)
+
+
+def make_situation(seconds: float = 60.0, corpus: CorpusFacts = BOOKS, **given: Any) -> Situation:
+    return Situation(load_law(), CPU, corpus, TOKENIZERS, seconds, given)
+
+
+def pick(situation: Situation) -> Candidate:
+    return choose(situation)[0]
+
+
+@pytest.mark.parametrize("corpus", [BOOKS, PLAYS], ids=["books", "plays"])
+def test_more_time_never_promises_a_worse_model(corpus: CorpusFacts) -> None:
+    found = [pick(make_situation(seconds, corpus)) for seconds in (20, 60, 240, 900, 3600)]
+    losses = [candidate.bits_per_byte for candidate in found]
+    assert losses == sorted(losses, reverse=True)
+    assert found[-1].shape.block_weights > found[0].shape.block_weights
+
+
+def test_what_is_chosen_fits_into_the_time() -> None:
+    for candidate in choose(make_situation(120)):
+        preparing = candidate.unique_bytes / candidate.tokenizer.bytes_per_second
+        assert candidate.steps * candidate.step_seconds + preparing <= 120
+
+
+def test_a_tiny_corpus_gets_a_small_model_and_dropout() -> None:
+    tiny, large = (pick(make_situation(900, corpus)) for corpus in (CorpusFacts(50_000, 2.3), BOOKS))
+    assert tiny.shape.block_weights < large.shape.block_weights
+    assert tiny.epochs > 4
+    assert tiny.dropout > 0
+    assert large.dropout == 0
+
+
+def test_every_choice_is_a_valid_config() -> None:
+    for candidate in choose(make_situation(300)):
+        check_config(layer_config(candidate.list_values({}), {"data_dir": "words"}))
+
+
+def test_options_of_the_user_are_kept_and_the_rest_chosen_around_them() -> None:
+    free = pick(make_situation(240))
+    given = {"num_layers": 7, "context_length": 64, "total_batch_size": 2048, "dropout": 0.3}
+    fixed = pick(make_situation(240, **given))
+    values = fixed.list_values(given)
+    assert fixed.shape.num_layers == 7
+    assert {name: values[name] for name in given} == given
+    assert values["max_steps"] * 2048 * fixed.step_seconds / 2048 <= 240
+    assert fixed.bits_per_byte >= free.bits_per_byte - 0.05
+    assert pick(make_situation(240, max_steps=123)).steps == 123
+
+
+def test_a_slower_machine_gets_a_model_that_is_not_larger() -> None:
+    slow = make_speed_model([replace(step, seconds=8 * step.seconds) for step in CPU.steps])
+    fast, slower = pick(make_situation(120)), pick(replace(make_situation(120), speed=slow))
+    assert slower.shape.block_weights <= fast.shape.block_weights
+    assert slower.bits_per_byte > fast.bits_per_byte
+
+
+def test_no_time_is_one_clear_sentence() -> None:
+    with pytest.raises(UserError, match="nothing can be trained for at least 50 steps in the 1 s that are left"):
+        choose(make_situation(1.0))
+
+
+def test_learning_rates_transfer_over_width() -> None:
+    assert choose_rates("muon", 64, 1000)["matrix_lr"] == choose_rates("muon", 1024, 1000)["matrix_lr"]
+    assert choose_rates("adamw", 512, 1000)["max_lr"] == choose_rates("adamw", 128, 1000)["max_lr"] / 4
+    assert choose_rates("adamw", 32, 1000) == choose_rates("adamw", 64, 1000)
+    assert choose_rates("muon", 768, 1000)["max_lr"] == pytest.approx(3.1e-3)
+    assert choose_rates("muon", 64, 8)["warmup_steps"] == 2
+
+
+def test_speed_is_interpolated_and_never_falls_with_the_work() -> None:
+    noisy = make_speed_model([MeasuredStep(4e9, 0.05), MeasuredStep(1e9, 0.06), MeasuredStep(16e9, 0.24)])
+    times = [noisy.find_seconds(flops) for flops in (1e8, 1e9, 2e9, 4e9, 8e9, 16e9, 32e9)]
+    assert times == sorted(times)
+    assert times[:4] == pytest.approx([0.06] * 4)
+    assert times[4] == pytest.approx(0.12)
+    assert times[6] == pytest.approx(0.48)

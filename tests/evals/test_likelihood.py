@@ -16,8 +16,9 @@ from gptmill.config.errors import UserError
 from gptmill.config.model import ModelConfig, RmsNorm, Rope, SwiGlu
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
 from gptmill.evals.length_batches import list_widths, plan_batches
-from gptmill.evals.likelihood import Likelihoods, LikelihoodScorer, encode_pair, encode_requests
+from gptmill.evals.likelihood import Likelihoods, LikelihoodScorer
 from gptmill.evals.prompts import Request
+from gptmill.evals.request_encoding import encode_pair, encode_requests
 from gptmill.models.gpt import GPT, pad_vocab
 from gptmill.models.huggingface.config_export import make_hf_config
 from gptmill.models.huggingface.conversion import to_hf_weights

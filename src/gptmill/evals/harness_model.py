@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gptmill.evals.likelihood import LikelihoodScorer, Report, Sequences
+from gptmill.evals.likelihood import LikelihoodScorer, Report
 from gptmill.evals.prompts import Request
+from gptmill.evals.request_encoding import Sequences
 from gptmill.inference.generator import generate
 from gptmill.inference.model import Model
 from gptmill.inference.token_sampling import SamplingConfig

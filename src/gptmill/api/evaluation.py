@@ -164,6 +164,7 @@ def score_model(
             loaded.model,
             loaded.tokenizer,
             world,
+            precision=request.precision,
             batch_tokens=batch_tokens,
             fixed_shapes=is_fixed,
             separator=separator,

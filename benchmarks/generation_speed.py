@@ -2,9 +2,13 @@
 
 python benchmarks/generation_speed.py                       # CPU, or the GPU if there is one
 python benchmarks/generation_speed.py --batches 1,32 --new_tokens 256 --dtype bf16 --compile
+python benchmarks/generation_speed.py --batches 32 --no_autotune    # compiling with max-autotune outlasts all else
+python benchmarks/generation_speed.py --model HF_DIR --prompt "In a quiet village by the sea, an old woman"
 
-The weights are random, the same in both: speed does not depend on them. Greedy texts are compared token for token, in
-fp32 strictly. In bf16 equal logits are common, so that the first difference is reported only.
+The weights are random, or a published model's, the same in both. Speed depends on them only with self-speculation, on
+the CPU, whose guesses are better where a text repeats itself, as that of random weights does: --model shows what an
+ordinary text gives, and a line of its own what guesses give without repetitions. Greedy texts are compared token for
+token, in fp32 strictly. In bf16 equal logits are common, so that the first difference is reported only.
 """
 
 from __future__ import annotations
@@ -19,14 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from gptmill.inference import self_speculation
 from gptmill.inference.generator import BatchGenerator
+from gptmill.inference.huggingface_folder import read_hf_folder
+from gptmill.inference.loading import build_empty
+from gptmill.inference.self_speculation import NGRAM
 from gptmill.inference.token_sampling import SamplingConfig
 from gptmill.models.gpt import GPT, pad_vocab
 from gptmill.models.huggingface.config_import import read_hf_config
 from gptmill.models.huggingface.conversion import from_hf_weights
 
+NEVER_FOUND = 1 << 30  # tokens: no text repeats so many
 GREEDY = SamplingConfig(temperature=0.0)
 Tokens = list[list[int]]
 
@@ -44,14 +53,24 @@ def build_models(device: str, dtype: torch.dtype, sizes: dict[str, int]) -> tupl
     return theirs.to(device, dtype), ours.to(device, dtype).eval(), config.vocab_size
 
 
-def list_their_settings(device: str) -> dict[str, dict[str, Any]]:
+def load_models(folder: str, device: str, dtype: torch.dtype) -> tuple[Any, GPT, int]:
+    """A published model, by transformers and by us."""
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found, vocab_size = read_hf_folder(Path(folder)), theirs.config.vocab_size
+    ours = build_empty(found.config, vocab_size)
+    ours.load_state_dict({name: tensor.float() for name, tensor in found.convert(vocab_size).items()}, assign=True)
+    return theirs.to(device, dtype), ours.to(device, dtype).eval(), vocab_size
+
+
+def list_their_settings(device: str, *, autotune: bool) -> dict[str, dict[str, Any]]:
     """What may be fastest; on CUDA, transformers compiles the forward pass by itself when the cache is static."""
     settings: dict[str, dict[str, Any]] = {"dynamic cache": {}, "static cache": {"cache_implementation": "static"}}
     if device == "cuda":
         from transformers import CompileConfig
 
         autotuned = CompileConfig(mode="max-autotune", fullgraph=True, dynamic=False)
-        settings["static cache, max-autotune"] = {"cache_implementation": "static", "compile_config": autotuned}
+        if autotune:
+            settings["static cache, max-autotune"] = {"cache_implementation": "static", "compile_config": autotuned}
         settings["static cache, not compiled"] = {"cache_implementation": "static", "disable_compile": True}
     return settings
 
@@ -69,19 +88,22 @@ def make_theirs(model: Any, prompts: torch.Tensor, count: int, setting: dict[str
 
 
 def make_ours(
-    model: GPT, vocab_size: int, prompts: torch.Tensor, count: int, *, compiled: bool
+    model: GPT, vocab_size: int, prompts: torch.Tensor, count: int, *, ngram: int = NGRAM, **options: bool
 ) -> Callable[[], Tokens]:
-    generator = BatchGenerator(model, GREEDY, vocab_size, compiled=compiled)
+    generator = BatchGenerator(model, GREEDY, vocab_size, **options)
 
     def run() -> Tokens:
+        self_speculation.NGRAM = ngram
         steps = generator.generate(prompts.tolist(), count, [0] * len(prompts))
         return [list(text) for text in zip(*(step.tokens for step in steps), strict=True)]
 
     return run
 
 
-def measure(runs: dict[str, Callable[[], Tokens]], repeats: int) -> tuple[dict[str, float], dict[str, Tokens]]:
-    """Median seconds of each, in turns, after a warm-up; and the tokens. A setting that fails is left out."""
+def measure(
+    runs: dict[str, Callable[[], Tokens]], repeats: int, summary: str
+) -> tuple[dict[str, float], dict[str, Tokens]]:
+    """Seconds of each, in turns, after a warm-up; and the tokens. A setting that fails is left out."""
     tokens: dict[str, Tokens] = {}
     for name, run in runs.items():
         try:
@@ -95,7 +117,8 @@ def measure(runs: dict[str, Callable[[], Tokens]], repeats: int) -> tuple[dict[s
             started = time.perf_counter()
             runs[name]()
             seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(values) for name, values in seconds.items()}, tokens
+    choose = min if summary == "minimum" else statistics.median
+    return {name: choose(values) for name, values in seconds.items()}, tokens
 
 
 def find_difference(ours: Tokens, theirs: Tokens) -> int | None:
@@ -105,16 +128,29 @@ def find_difference(ours: Tokens, theirs: Tokens) -> int | None:
     return min(steps, default=None)
 
 
+def make_prompts(arguments: argparse.Namespace, batch: int, vocab_size: int) -> torch.Tensor:
+    if arguments.prompt is not None:
+        ids = AutoTokenizer.from_pretrained(arguments.model)(arguments.prompt).input_ids
+        return torch.tensor([ids] * batch, device=arguments.device)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(vocab_size, (batch, arguments.prompt_tokens), generator=generator).to(arguments.device)
+
+
 def compare(arguments: argparse.Namespace, batch: int, theirs: Any, ours: GPT, vocab_size: int) -> dict[str, Any]:
     device, count = arguments.device, arguments.new_tokens
-    generator = torch.Generator().manual_seed(1)
-    prompts = torch.randint(vocab_size, (batch, arguments.prompt_tokens), generator=generator).to(device)
-    runs = {"gptmill": make_ours(ours, vocab_size, prompts, count, compiled=False)}
+    prompts = make_prompts(arguments, batch, vocab_size)
+    # On a GPU, where there is no self-speculation, the first is all.
+    runs = {"gptmill": make_ours(ours, vocab_size, prompts, count, speculative=True)}
+    if device == "cpu" and batch == 1:
+        runs["gptmill, guesses by INT8 alone"] = make_ours(
+            ours, vocab_size, prompts, count, speculative=True, ngram=NEVER_FOUND
+        )
+        runs["gptmill, no guesses"] = make_ours(ours, vocab_size, prompts, count)
     if arguments.compile:
         runs["gptmill, compiled"] = make_ours(ours, vocab_size, prompts, count, compiled=True)
-    for name, setting in list_their_settings(device).items():
+    for name, setting in list_their_settings(device, autotune=not arguments.no_autotune).items():
         runs[f"transformers, {name}"] = make_theirs(theirs, prompts, count, setting)
-    seconds, tokens = measure(runs, arguments.repeats)
+    seconds, tokens = measure(runs, arguments.repeats, arguments.summary)
     best_theirs = min(value for name, value in seconds.items() if name.startswith("transformers"))
     best_ours = min(value for name, value in seconds.items() if name.startswith("gptmill"))
     for name, value in seconds.items():
@@ -138,16 +174,30 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--layers", type=int, default=12, help="fewer for a quick trial")
     parser.add_argument("--compile", action="store_true", help="also measure gptmill compiled")
+    parser.add_argument("--no_autotune", action="store_true", help="leave out transformers compiled with max-autotune")
+    parser.add_argument("--model", help="a folder with a published model, instead of GPT-2 with random weights")
+    parser.add_argument("--prompt", help="a text for --model; by default random tokens")
+    parser.add_argument("--threads", type=int, help="CPU threads; by default torch's choice")
+    parser.add_argument(
+        "--summary", choices=["median", "minimum"], default="median", help="minimum: for a machine with other work"
+    )
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     dtype = torch.float32 if arguments.dtype == "fp32" else torch.bfloat16
-    theirs, ours, vocab_size = build_models(arguments.device, dtype, {"n_layer": arguments.layers})
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    if arguments.model:
+        theirs, ours, vocab_size = load_models(arguments.model, arguments.device, dtype)
+    else:
+        theirs, ours, vocab_size = build_models(arguments.device, dtype, {"n_layer": arguments.layers})
     place = torch.cuda.get_device_name() if arguments.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"GPT-2, {arguments.layers} layers, {arguments.dtype}, torch {torch.__version__}, {place}")
+    name = arguments.model or f"GPT-2, {arguments.layers} layers"
+    print(f"{name}, {arguments.dtype}, torch {torch.__version__}, {place}")
     results = []
     for batch in map(int, arguments.batches.split(",")):
-        print(f"batch {batch}: {arguments.prompt_tokens} prompt tokens, {arguments.new_tokens} new ones")
+        about = f"{arguments.prompt_tokens} prompt tokens" if arguments.prompt is None else repr(arguments.prompt)
+        print(f"batch {batch}: {about}, {arguments.new_tokens} new ones, {arguments.summary} of {arguments.repeats}")
         results.append(compare(arguments, batch, theirs, ours, vocab_size))
         print(f"  best of gptmill / best of transformers: {results[-1]['ratio']:.2f}x")
     if arguments.json:

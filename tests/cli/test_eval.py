@@ -166,6 +166,7 @@ def test_ctrl_c_shows_what_is_known(capsys: pytest.CaptureFixture[str], monkeypa
         ("--text words.txt --stride 17", "--stride 17 is more than the model's context_length 16"),
         ("--text words.txt --stride 0", "--stride 0: must be at least 1"),
         ("--data_dir missing", "missing"),
+        ("--data_dir none", "--data_dir none names no corpus"),
         ("--all --every 3", "--all: and --every exclude each other"),
         ("--every 7", "straight has no checkpoint at a multiple of 7 steps; it has 8, "),
         ("--all --checkpoint 8", "--checkpoint 8: is one; leave out --all and --every"),

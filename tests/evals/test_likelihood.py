@@ -16,8 +16,9 @@ from gptmill.config.errors import UserError
 from gptmill.config.model import ModelConfig, RmsNorm, Rope, SwiGlu
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
 from gptmill.evals.length_batches import list_widths, plan_batches
-from gptmill.evals.likelihood import Likelihoods, LikelihoodScorer, encode_pair, encode_requests
+from gptmill.evals.likelihood import Likelihoods, LikelihoodScorer
 from gptmill.evals.prompts import Request
+from gptmill.evals.request_encoding import encode_pairs, encode_requests
 from gptmill.models.gpt import GPT, pad_vocab
 from gptmill.models.huggingface.config_export import make_hf_config
 from gptmill.models.huggingface.conversion import to_hf_weights
@@ -111,7 +112,7 @@ def test_they_are_those_of_transformers(config: ModelConfig, tokenizer: Tokenize
     requests = make_requests(12)
     found = LikelihoodScorer(model, tokenizer, ALONE).score(requests)
     for number, request in enumerate(requests):
-        ids, count = encode_pair(tokenizer, request)
+        ids, count = encode_pairs(tokenizer, [request])[0]
         own = torch.from_numpy(ids)[None, -(config.context_length + 1) :]
         logits = theirs(own[:, :-1]).logits[0]
         logprobs = logits.log_softmax(dim=-1).gather(1, own[0, 1:, None])[-min(count, config.context_length) :]
@@ -155,7 +156,7 @@ def test_any_number_of_ranks_finds_the_same_bits(size: int, tokenizer: Tokenizer
 def test_context_and_continuation_are_split(
     context: str, continuation: str, split: list[str], tokenizer: Tokenizer
 ) -> None:
-    ids, count = encode_pair(tokenizer, Request(context, continuation))
+    ids, count = encode_pairs(tokenizer, [Request(context, continuation)])[0]
     begin, end = ids[:-count].tolist(), ids[-count:].tolist()
     texts = ["<eot>" if begin == [tokenizer.end_of_text] else bytes(begin).decode(), bytes(end).decode()]
     assert texts == split
@@ -163,11 +164,11 @@ def test_context_and_continuation_are_split(
 
 def test_tokens_across_the_border_count_as_the_continuations() -> None:
     tokenizer = build_tokenizer("gpt2", ())
-    ids, count = encode_pair(tokenizer, Request("I am un", "happy there"))
+    ids, count = encode_pairs(tokenizer, [Request("I am un", "happy there")])[0]
     assert ids.tolist() == tokenizer.encode("I am unhappy there").tolist()
     assert count == 1  # " there": "unhappy" is one token, in the place of "un"
     with pytest.raises(UserError, match="'happy' has no token of its own after 'I am un'"):
-        encode_pair(tokenizer, Request("I am un", "happy"))
+        encode_pairs(tokenizer, [Request("I am un", "happy")])[0]
 
 
 def test_a_long_request_keeps_its_end(tokenizer: Tokenizer) -> None:
@@ -179,7 +180,7 @@ def test_a_long_request_keeps_its_end(tokenizer: Tokenizer) -> None:
 
 def test_an_empty_continuation_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="no token of its own after 'text'"):
-        encode_pair(tokenizer, Request("text", ""))
+        encode_pairs(tokenizer, [Request("text", "")])[0]
 
 
 @pytest.mark.parametrize("fixed_shapes", [False, True])

@@ -17,9 +17,10 @@ from gptmill.config.errors import ConfigError, UserError
 from gptmill.config.eval_request import EvalRequest, find_problems
 from gptmill.config.keywords import build_request
 from gptmill.config.run import RunConfig
-from gptmill.evals.likelihood import LikelihoodScorer, Report, Sequences
+from gptmill.evals.likelihood import LikelihoodScorer, Report
 from gptmill.evals.measured_texts import MeasuredText, open_split, read_text
 from gptmill.evals.prompts import Example
+from gptmill.evals.request_encoding import Sequences
 from gptmill.evals.task import Task, load_tasks
 from gptmill.evals.task_data import load_examples
 from gptmill.evals.task_scores import TaskScores, list_requests, score_task
@@ -163,6 +164,7 @@ def score_model(
             loaded.model,
             loaded.tokenizer,
             world,
+            precision=request.precision,
             batch_tokens=batch_tokens,
             fixed_shapes=is_fixed,
             separator=separator,

@@ -21,5 +21,11 @@ def score_by_harness(source: str, request: EvalRequest) -> HarnessResults:
     model = open_model(source, request.loading)
     with show_amount("lm-evaluation-harness", "requests") as report:
         return run_harness(
-            model, names, task_data=request.task_data, limit=request.limit, downloads=request.download, report=report
+            model,
+            names,
+            task_data=request.task_data,
+            limit=request.limit,
+            downloads=request.download,
+            precision=request.precision,
+            report=report,
         )

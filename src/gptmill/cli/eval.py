@@ -29,6 +29,8 @@ def run(arguments: list[str]) -> int:
     command = Command("eval", "MODEL", SUMMARY, (EvalRequest,), aliases={"step": "checkpoint"})
     parsed = command.parse(arguments)
     request = build_config(EvalRequest, parsed.values)
+    if "data_dir" in parsed.values and request.data_dir is None:
+        raise UserError("--data_dir none names no corpus; leave it out for the run's own, or give a folder (./none)")
     if request.tasks == "list" and not parsed.words:
         return print_tasks()
     command.check_words(parsed.words, 1, 1)

@@ -72,14 +72,20 @@ def write_all(pieces: list[str]) -> None:
 
 def print_objects(sampler: TextSampler) -> None:
     """One JSON object per sample and line."""
+    from gptmill.api.progress import show_amount
     from gptmill.inference.text_generation import describe
 
-    for started in sampler.start_batches():
-        for _ in started.batch.stream():
-            pass
-        for text, prompt, seed in zip(started.batch.texts, started.prompts, started.seeds, strict=True):
-            sys.stdout.write(json.dumps(describe(text, prompt, seed)) + "\n")
-        sys.stdout.flush()
+    total, done = len(sampler.prompts) * sampler.request.num_samples, 0
+    with show_amount("sampling", "samples") as report:
+        for started in sampler.start_batches():
+            rows = range(len(started.prompts))
+            for _ in started.batch.stream():
+                report(done + sum(map(started.batch.has_ended, rows)), total)
+            for text, prompt, seed in zip(started.batch.texts, started.prompts, started.seeds, strict=True):
+                sys.stdout.write(json.dumps(describe(text, prompt, seed)) + "\n")
+            sys.stdout.flush()
+            done += len(rows)
+            report(done, total)
 
 
 def write(text: str) -> None:

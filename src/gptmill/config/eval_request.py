@@ -42,6 +42,8 @@ class EvalRequest:
     """Write all results to this JSON file."""
     compile: bool = False
     """Compile the model first; pays off for many examples on a GPU."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Precision of computation; auto: bf16 on GPUs that have it, fp16 on older ones, fp32 on a CPU."""
     batch_tokens: int | None = None
     """Tokens per batch (default: 65,536 on a GPU, 2,048 on a CPU)."""
     loading: LoadingOptions = field(default_factory=LoadingOptions)

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gptmill.config.errors import UserError
+from gptmill.config.run import PrecisionName
 from gptmill.evals.harness_library import open_harness
 from gptmill.evals.harness_model import HarnessModel
 from gptmill.evals.harness_tasks import load_tasks
@@ -38,6 +39,7 @@ def run_harness(
     task_data: str | None = None,
     limit: int | None = None,
     downloads: bool = False,
+    precision: PrecisionName = "auto",
     report: Report = lambda _done, _total: None,
 ) -> HarnessResults:
     """Evaluates a model on tasks of the harness: by name, group or pattern.
@@ -53,7 +55,7 @@ def run_harness(
             task.set_fewshot_seed(seed=FEWSHOT_SEED)
         try:
             found = lm_eval.evaluator.evaluate(
-                lm=HarnessModel(model, report),
+                lm=HarnessModel(model, report, precision),
                 task_dict=tasks,
                 limit=limit,
                 bootstrap_iters=BOOTSTRAPS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,14 +9,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gptmill.evals.likelihood import LikelihoodScorer, Report, Sequences
+from gptmill.config.run import PrecisionName
+from gptmill.evals.likelihood import LikelihoodScorer, Report
 from gptmill.evals.prompts import Request
-from gptmill.inference.generator import generate
+from gptmill.evals.request_encoding import Sequences
+from gptmill.inference.generator import BatchGenerator
 from gptmill.inference.model import Model
+from gptmill.inference.text_builder import TextBuilder
 from gptmill.inference.token_sampling import SamplingConfig
 from gptmill.runtime.world import World
 
 SEED = 42  # of samples, where a task asks for them
+BATCH_SIZE = 32  # texts generated together
 MAX_NEW_TOKENS = 256  # where a task does not say; the harness' default
 
 
@@ -33,10 +36,12 @@ class HarnessModel:
     rank = 0
     world_size = 1
 
-    def __init__(self, model: Model, report: Report = lambda _done, _total: None) -> None:
+    def __init__(
+        self, model: Model, report: Report = lambda _done, _total: None, precision: PrecisionName = "auto"
+    ) -> None:
         self.device = model.device
         self._model = model
-        self._scorer = LikelihoodScorer(model.module, model.tokenizer, World(0, 1, model.device))
+        self._scorer = LikelihoodScorer(model.module, model.tokenizer, World(0, 1, model.device), precision=precision)
         self._report = report
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
@@ -59,28 +64,35 @@ class HarnessModel:
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
         """What follows each (context, options), up to one of the stop strings in its options."""
-        texts = []
-        for number, request in enumerate(requests, start=1):
-            texts.append(self._generate(*request.args))
-            self._report(number, len(requests))
-        return texts
+        alike: dict[tuple[SamplingConfig, int], list[int]] = {}
+        for number, request in enumerate(requests):
+            _, options = request.args
+            alike.setdefault((make_sampling(options), find_max_tokens(options)), []).append(number)
+        texts: dict[int, str] = {}
+        for (sampling, count), numbers in alike.items():
+            numbers.sort(key=lambda number: len(requests[number].args[0]))  # batches of similar length
+            model, size = self._model, self._model.tokenizer.vocab_size
+            generator = BatchGenerator(model.module, sampling, size, overflow="half", use_graphs=False)
+            for first in range(0, len(numbers), BATCH_SIZE):
+                batch = numbers[first : first + BATCH_SIZE]
+                found = self._generate(generator, [requests[number].args for number in batch], count)
+                texts |= zip(batch, found, strict=True)
+                self._report(len(texts), len(requests))
+        return [texts[number] for number in range(len(requests))]
 
-    def _generate(self, context: str, options: Mapping[str, Any]) -> str:
-        stops = options.get("until") or []
-        stops = [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
-        model, tokenizer, count = self._model, self._model.tokenizer, find_max_tokens(options)
-        ids = model.encode(context) or [tokenizer.end_of_text]
+    def _generate(self, generator: BatchGenerator, asked: Sequence[tuple[Any, ...]], count: int) -> list[str]:
+        model, tokenizer = self._model, self._model.tokenizer
         kept = max(1, model.config.context_length - count)
-        decoder, text = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
-        sampled = generate(model.module, ids[-kept:], count, make_sampling(options), tokenizer.vocab_size, SEED)
-        for token in sampled:
-            text += decoder.decode(tokenizer.decode_bytes([token]))
-            if token == tokenizer.end_of_text or any(stop in text for stop in stops):
+        prompts = [(model.encode(context) or [tokenizer.end_of_text])[-kept:] for context, _ in asked]
+        builders = [TextBuilder(tokenizer, list_stops(options)) for _, options in asked]
+        for step in generator.generate(prompts, count, [SEED] * len(asked)):
+            for builder, token in zip(builders, step.tokens, strict=True):
+                builder.add(token)
+            if all(builder.finish_reason is not None for builder in builders):
                 break
-        text += decoder.decode(b"", final=True)
-        for stop in stops:
-            text = text.partition(stop)[0]
-        return text
+        for builder in builders:
+            builder.finish()
+        return [builder.text for builder in builders]
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,11 @@ def cut_windows(document: Sequence[int], context_length: int) -> list[Window]:
         windows.append(Window(ids[max(0, end - context_length) : end + 1], end - done))
         done = end
     return windows
+
+
+def list_stops(options: Mapping[str, Any]) -> list[str]:
+    stops = options.get("until") or []
+    return [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
 
 
 def make_sampling(options: Mapping[str, Any]) -> SamplingConfig:

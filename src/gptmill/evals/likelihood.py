@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gptmill.config.errors import UserError
 from gptmill.config.run import PrecisionName
 from gptmill.data.batches.batch import find_documents
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.evals.length_batches import LengthBatch, plan_batches
 from gptmill.evals.prompts import Request
+from gptmill.evals.request_encoding import Sequences, encode_requests
 from gptmill.models.gpt import GPT
 from gptmill.models.language_model import LanguageModel
 from gptmill.runtime.precision import choose_precision, make_autocast
@@ -45,15 +44,6 @@ class Likelihoods:
     """Whether greedy decoding would give exactly this continuation."""
     num_cropped: int
     """Requests that were longer than the model's context: they lost their beginning."""
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Encoded requests: the ids of context and continuation, and how many of them are the continuation's."""
-
-    ids: Sequence[NDArray[np.integer[Any]]]
-    scored: NDArray[np.int64]
-    num_cropped: int
 
 
 class LikelihoodScorer:
@@ -131,18 +121,21 @@ class LikelihoodScorer:
 
     def _score_batch(self, sequences: Sequences, batch: LengthBatch, ends: NDArray[np.int64], found: Tensor) -> None:
         """Writes the log-probability of each scored token to its place in `found`, and whether it is the likeliest."""
-        tokens_BT = np.zeros((batch.height, batch.width), dtype=np.int64)
-        counts = sequences.scored[batch.members]
-        lasts = np.cumsum(counts)
-        # Of each scored token: the position whose logits predict it, its id, and its place among the results.
-        positions, targets, places = np.empty((3, lasts[-1]), dtype=np.int64)
-        for row, (member, count, last) in enumerate(zip(batch.members, counts, lasts, strict=True)):
-            ids, own = sequences.ids[member], slice(last - count, last)
-            tokens_BT[row, : len(ids) - 1] = ids[:-1]
-            targets[own] = ids[len(ids) - count :]
-            end = row * batch.width + len(ids) - 1
-            positions[own] = np.arange(end - count, end)
-            places[own] = np.arange(ends[member] - count, ends[member])
+        members, width = batch.members, batch.width
+        counts = sequences.scored[members]
+        ids = [sequences.ids[member] for member in members]
+        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))[:, None]
+        columns = np.arange(width + 1)
+        whole = np.zeros((batch.height, width + 1), dtype=np.int64)
+        rows = whole[: len(ids)]
+        rows[columns < lengths] = np.concatenate(ids)
+        is_scored = (columns < lengths) & (columns >= lengths - counts[:, None])
+        # Of each scored token: its id, the position whose logits predict it, and its place among the results.
+        targets = rows[is_scored]
+        positions = (np.arange(len(ids))[:, None] * width + columns - 1)[is_scored]
+        places = np.repeat(ends[members] - np.cumsum(counts), counts) + np.arange(len(targets))
+        np.put_along_axis(rows, lengths - 1, 0, axis=1)  # nothing is predicted from the last
+        tokens_BT = np.ascontiguousarray(whole[:, :-1])
         positions_K, targets_K, places_K = map(self._send, (positions, targets, places))
         with make_autocast(self._precision, self._world.device):
             x_KC, lm_head = self._compute(self._send(tokens_BT), positions_K)
@@ -167,51 +160,3 @@ class LikelihoodScorer:
         if self._world.device.type != "cuda":
             return tensor.to(self._world.device)
         return tensor.pin_memory().to(self._world.device, non_blocking=True)
-
-
-def encode_requests(tokenizer: Tokenizer, requests: Iterable[Request], context_length: int) -> Sequences:
-    """Encodes requests; those longer than the context lose their beginning."""
-    ids, scored, num_cropped = [], [], 0
-    contexts: dict[str, NDArray[np.int64]] = {}  # of the last context: choices share it
-    for request in requests:
-        sequence, count = encode_pair(tokenizer, request, contexts)
-        if len(sequence) > context_length + 1:
-            sequence, num_cropped = sequence[-(context_length + 1) :], num_cropped + 1
-        ids.append(sequence)
-        scored.append(min(count, context_length))
-    return Sequences(ids, np.array(scored, dtype=np.int64), num_cropped)
-
-
-def encode_pair(
-    tokenizer: Tokenizer, request: Request, contexts: dict[str, NDArray[np.int64]] | None = None
-) -> tuple[NDArray[np.int64], int]:
-    """The ids of context and continuation, and how many of them are the continuation's.
-
-    Both are encoded as one text, which is then split where the context alone would end. White space at the end of the
-    context counts as the continuation's, since most tokenizers attach it to the next word. An empty context is
-    end_of_text, as at the beginning of a document.
-    """
-    context, continuation = request.context, request.continuation
-    if not context:
-        ids = tokenizer.encode(continuation).astype(np.int64)
-        sequence = np.concatenate([np.array([tokenizer.end_of_text], dtype=np.int64), ids])
-        return _check_scored(sequence, len(ids), request)
-    stripped = context.rstrip()
-    contexts = {} if contexts is None else contexts
-    if stripped not in contexts:
-        contexts.clear()
-        contexts[stripped] = tokenizer.encode(stripped).astype(np.int64)
-    whole = tokenizer.encode(context + continuation).astype(np.int64)
-    count = len(whole) - len(contexts[stripped])
-    if not len(contexts[stripped]):  # the context was white space alone
-        whole = np.concatenate([np.array([tokenizer.end_of_text], dtype=np.int64), whole])
-    return _check_scored(whole, count, request)
-
-
-def _check_scored(ids: NDArray[np.int64], count: int, request: Request) -> tuple[NDArray[np.int64], int]:
-    if count < 1:
-        raise UserError(
-            f"the continuation {request.continuation!r} has no token of its own after {request.context[-20:]!r}; "
-            "begin it with a space (the task's delimiter), and give it some text"
-        )
-    return ids, count

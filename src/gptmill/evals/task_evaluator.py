@@ -12,9 +12,10 @@ import torch
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.data.tokenizers import Tokenizer
-from gptmill.evals.likelihood import BATCH_TOKENS, LikelihoodScorer, Sequences, encode_requests
+from gptmill.evals.likelihood import BATCH_TOKENS, LikelihoodScorer
 from gptmill.evals.metrics import Measured, measure_metrics
 from gptmill.evals.prompts import Example
+from gptmill.evals.request_encoding import Sequences, encode_requests
 from gptmill.evals.task import Task, load_tasks
 from gptmill.evals.task_data import load_examples
 from gptmill.models.language_model import LanguageModel

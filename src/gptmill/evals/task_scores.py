@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gptmill.evals.likelihood import LikelihoodScorer, Report, Sequences
+from gptmill.evals.likelihood import LikelihoodScorer, Report
 from gptmill.evals.metrics import Measured, measure_groups, measure_metrics
 from gptmill.evals.prompts import Example, Request
+from gptmill.evals.request_encoding import Sequences
 from gptmill.evals.task import Task
 
 

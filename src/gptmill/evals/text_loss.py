@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from gptmill.config.errors import UserError
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import TokenArray
-from gptmill.evals.likelihood import LikelihoodScorer, Sequences
+from gptmill.evals.likelihood import LikelihoodScorer
 from gptmill.evals.metrics import Measured
+from gptmill.evals.request_encoding import Sequences
 
 # Windows that are scored at a time: their tokens' results are in memory together.
 PIECE_TOKENS = 2**22

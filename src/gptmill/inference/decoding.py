@@ -50,6 +50,14 @@ class DecodingState:
             for seen_V, prompt in zip(self.seen_BV, prompts, strict=True):
                 seen_V[torch.tensor(list(prompt), device=seen_V.device)] = True
 
+    def accept(self, tokens_BT: Tensor, step: int) -> None:
+        """Moves on by several tokens that were chosen elsewhere."""
+        count = tokens_BT.shape[1]
+        self.sampled_BS[:, step : step + count] = tokens_BT
+        self.tokens_B.copy_(tokens_BT[:, -1])
+        self.positions_B.add_(count)
+        self.step_1.add_(count)
+
 
 def build_state(
     batch_size: int,

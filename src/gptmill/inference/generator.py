@@ -16,6 +16,7 @@ from gptmill.inference.cuda_graphs import GraphedSteps, can_capture, choose_view
 from gptmill.inference.decoding import advance, build_state, compute_logits, decode, decode_fused
 from gptmill.inference.prefill import prefill, prefill_in_chunks
 from gptmill.inference.readback import SampledTokens, read_back
+from gptmill.inference.self_speculation import NUM_GUESSES, Speculation, build_draft, can_speculate
 from gptmill.inference.token_sampling import SamplingConfig
 from gptmill.models.fused.fused_decoding import FusedDecoder, can_fuse_decoding
 from gptmill.models.gpt import GPT
@@ -52,7 +53,9 @@ class BatchGenerator:
         use_graphs: bool = True,
         compiled: bool = False,
         backend: str = "inductor",
+        speculative: bool = False,
     ) -> None:
+        """`speculative` asks for self-speculation where it is possible. The weights must then stay as they are."""
         self.model = model
         self.sampling = sampling
         self.vocab_size = vocab_size
@@ -62,6 +65,9 @@ class BatchGenerator:
         self.backend = backend
         self.use_graphs = use_graphs and can_capture(model)
         self._sessions: dict[tuple[int, ...], _Session] = {}
+        is_plain_greedy = sampling.is_greedy and sampling.repetition_penalty == 1.0 and not with_log_probs
+        self._speculates = speculative and is_plain_greedy and not compiled and can_speculate(model)
+        self._draft: GPT | None = None
 
     @torch.no_grad()
     def generate(
@@ -85,6 +91,13 @@ class BatchGenerator:
         finally:
             if self.use_graphs:
                 self._sessions = {key: session}
+
+    def find_draft(self, batch_size: int) -> GPT | None:
+        """The model that guesses for a text, if it is alone and greedy."""
+        if self._draft is None and self._speculates and batch_size == 1:
+            assert isinstance(self.model, GPT)
+            self._draft = build_draft(self.model, self.vocab_size)
+        return self._draft if batch_size == 1 else None
 
 
 class _Session:
@@ -120,13 +133,36 @@ class _Session:
         self.state.load(windows, seeds)
         if self._cache is not None:
             self._prefill(self._prompts, self._cache)
+        self._speculation: Speculation | None = None
+        if (draft := self._generator.find_draft(len(windows))) is not None:
+            assert self._cache is not None
+            assert isinstance(self._model, GPT)
+            self._speculation = Speculation(self._model, draft, self._generator.vocab_size, self._cache, windows[0])
 
     def run(self) -> Iterator[int]:
         """Launches step after step, and yields how many that makes."""
-        for step in range(self._num_steps):
-            self._launch(step)
-            self._positions = [position + 1 for position in self._positions]
-            yield step + 1
+        step = 0
+        while step < self._num_steps:
+            count = self._speculate(step)
+            if not count:
+                self._launch(step)
+                count = 1
+            self._positions = [position + count for position in self._positions]
+            step += count
+            yield step
+
+    def _speculate(self, step: int) -> int:
+        """Takes several steps at once while the text fits into the KV cache; returns how many."""
+        if self._speculation is None:
+            return 0
+        assert self._cache is not None
+        limit = min(NUM_GUESSES + 1, self._num_steps - step, self._cache.capacity - self._positions[0])
+        if limit < 1:
+            self._speculation = None
+            return 0
+        tokens = self._speculation.step(limit)
+        self.state.accept(torch.tensor([tokens]), step)
+        return len(tokens)
 
     def _launch(self, step: int) -> None:
         full = [row for row, position in enumerate(self._positions) if position >= self._context]

@@ -14,6 +14,7 @@ from gptmill.config.sample_request import SampleRequest
 from gptmill.config.validation import MAX_SEED
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.inference.generator import BatchGenerator
+from gptmill.inference.self_speculation import pays_to_speculate
 from gptmill.inference.text_builder import FinishReason, TextBuilder
 from gptmill.inference.token_sampling import SamplingConfig
 from gptmill.models.language_model import LanguageModel
@@ -53,6 +54,7 @@ class TextGenerator:
             overflow=request.context,
             with_log_probs=request.json,
             compiled=pays if request.compile is None else request.compile,
+            speculative=pays_to_speculate(model, num_texts * request.max_new_tokens),
         )
 
     def start(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> TextBatch:

@@ -61,8 +61,8 @@ class Speculation:
         return found
 
     def _guess(self, count: int) -> list[int]:
-        for end in range(max(self._num_indexed, NGRAM), len(self._tokens)):
-            self._ends[tuple(self._tokens[end - NGRAM : end])] = end
+        for place in range(max(self._num_indexed, NGRAM), len(self._tokens)):
+            self._ends[tuple(self._tokens[place - NGRAM : place])] = place
         self._num_indexed = len(self._tokens)
         end = self._ends.get(tuple(self._tokens[-NGRAM:]))
         text = list(self._tokens)

@@ -55,7 +55,7 @@ ON_H200 = MachineFacts(
     device="cuda:0",
     threads=16,
 )
-WHEEL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+WHEEL = "pip install --force-reinstall torch --index-url with the wheels of https://pytorch.org/get-started for CUDA "
 
 # A child that answers, crashes or hangs as its calls are named.
 CHILD = f"""
@@ -84,7 +84,7 @@ def test_a_machine_with_everything_in_order_has_no_complaint() -> None:
 
 @pytest.mark.parametrize(
     ("driver_cuda", "fix"),
-    [((13, 1), WHEEL + "cu130"), ((12, 2), WHEEL + "cu126"), ((11, 8), "driver"), (None, "torch")],
+    [((13, 1), WHEEL + "13.0"), ((12, 2), WHEEL + "12.6"), ((11, 8), "driver"), (None, "torch")],
     ids=["new driver", "driver of CUDA 12", "ancient driver", "unknown driver"],
 )
 def test_a_cpu_build_beside_a_gpu_fails_with_the_build_that_its_driver_runs(
@@ -102,7 +102,7 @@ def test_a_cpu_build_beside_a_gpu_fails_with_the_build_that_its_driver_runs(
 def test_a_driver_too_old_for_torch_s_cuda_fails() -> None:
     facts = replace(ON_H200, gpus=(), driver="535.54", driver_cuda=(12, 2), device="", refusal="too old")
     found = judge_all(facts)["driver"]
-    assert (found.state, found.fix) == ("failed", WHEEL + "cu126")
+    assert (found.state, found.fix) == ("failed", WHEEL + "12.6")
     assert "needs driver 580" in found.meaning
 
 
@@ -124,7 +124,7 @@ def test_a_driver_that_does_not_answer_fails(error: str, fix: str) -> None:
 def test_a_gpu_that_torch_has_no_kernels_for_fails() -> None:
     pascal = replace(T4, name="P100", capability=(6, 0))
     found = judge_all(replace(ON_H200, gpus=(pascal,)))["GPU 0"]
-    assert (found.state, found.fix) == ("failed", WHEEL + "cu126")
+    assert (found.state, found.fix) == ("failed", WHEEL + "12.6")
     blackwell = replace(ON_H200, gpus=(replace(H200, capability=(12, 1)),))
     assert judge_all(blackwell)["GPU 0"].state == "ok"  # minor versions run older kernels of their major version
     assert judge_all(replace(blackwell, architectures=("sm_80", "sm_90")))["GPU 0"].state == "failed"

@@ -8,9 +8,9 @@ from gptmill.experiments.doctor.facts import GpuFacts, MachineFacts
 from gptmill.experiments.doctor.finding import Finding
 
 GROUP = "GPU"
-WHEELS = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+WHEELS = "pip install --force-reinstall torch --index-url with the wheels of https://pytorch.org/get-started for CUDA "
 # PyTorch publishes wheels for these two with every release from 2.9 on. A driver runs every minor version of its CUDA.
-OLD_WHEEL, NEW_WHEEL = "cu126", "cu130"
+OLD_WHEEL, NEW_WHEEL = "12.6", "13.0"
 LEAST_DRIVERS = {12: "525.60", 13: "580.65"}  # for any minor version, by NVIDIA's CUDA compatibility table
 FIRST_BLACKWELL, FIRST_TURING = (10, 0), (7, 5)  # the old wheel has no Blackwell, the new one nothing before Turing
 LEAST_TORCH = (2, 9)

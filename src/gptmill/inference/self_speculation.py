@@ -64,11 +64,11 @@ class Speculation:
         for place in range(max(self._num_indexed, NGRAM), len(self._tokens)):
             self._ends[tuple(self._tokens[place - NGRAM : place])] = place
         self._num_indexed = len(self._tokens)
-        end = self._ends.get(tuple(self._tokens[-NGRAM:]))
+        repeated = self._ends.get(tuple(self._tokens[-NGRAM:]))
         text = list(self._tokens)
         for ahead in range(count):
-            if end is not None:
-                text.append(text[end + ahead])
+            if repeated is not None:
+                text.append(text[repeated + ahead])
             else:
                 text.append(int(self._run(self._draft, text[-1:], len(text) - 1).argmax()))
         return text[len(self._tokens) :]

@@ -210,6 +210,7 @@ def serve(requests: socket.socket) -> None:
     multiprocessing.util.spawnv_passfds = fork_worker  # type: ignore[attr-defined]
     for module in IMPORTED:
         importlib.import_module(module)
+    sys.modules["gptmill.runs.code_fingerprint"].make_code_fingerprint()
     gc.freeze()  # what a child does not touch need not be copied
     forget_exits_of_imports()
     while True:

@@ -27,7 +27,7 @@ FLAGS = [
     "--dropout", "0.1", "--checkpoint_freq", str(FREQ), "--eval_freq", "7", "--keep_checkpoints", "3",
     "--milestone_freq", "50", "--snapshot_freq", "4", "--early_stop_patience", "100000",
 ]  # fmt: skip
-SHORT_FLAGS = [*FLAGS, "--embd_size", "128", "--mini_batch_size", "8"]
+SHORT_FLAGS = [*FLAGS, "--num_layers", "1", "--embd_size", "128", "--mini_batch_size", "8"]
 
 
 class Victim:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tomllib
 from contextlib import suppress
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
 DATA_SOURCES = ("corpus", "data_dir", "mixture")
 
 
+@cache
 def list_recipes() -> dict[str, str]:
     """Titles of the shipped recipes by name."""
     return {path.stem: read_title(path) for path in sorted(SHIPPED.glob("*.toml"), key=lambda path: path.stem)}

@@ -19,6 +19,7 @@ from gptmill.config.plugins import PartOptions, clear_on_change, list_parts
 from gptmill.config.renamed import RENAMED_CHOICES
 
 T = TypeVar("T")
+_HINTS: dict[type, dict[str, Any]] = {}
 EXPECTED = {int: "a whole number", float: "a number such as 3e-4", bool: "true or false"}
 
 
@@ -43,7 +44,7 @@ def list_fields(cls: type) -> tuple[Field, ...]:
     A union of dataclasses is one field, whose value is the tag of a variant, followed by the fields of all variants. A
     field that several variants have is listed once.
     """
-    hints, docs, title = get_type_hints(cls), _read_docstrings(cls), (cls.__doc__ or "").strip()
+    hints, docs, title = _read_hints(cls), _read_docstrings(cls), (cls.__doc__ or "").strip()
     fields: dict[str, Field] = {}
     for item in dataclasses.fields(cls):
         hint = hints[item.name]
@@ -70,7 +71,7 @@ def build_config(cls: type[T], values: dict[str, Any]) -> T:
 
     Fields of variants that are not selected are ignored: see `find_inapplicable`.
     """
-    hints = get_type_hints(cls)
+    hints = _read_hints(cls)
     arguments: dict[str, Any] = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         hint = hints[item.name]
@@ -85,6 +86,13 @@ def build_config(cls: type[T], values: dict[str, Any]) -> T:
         elif item.name in values:
             arguments[item.name] = values[item.name]
     return cls(**arguments)
+
+
+def _read_hints(cls: type) -> dict[str, Any]:
+    """Its type hints, kept: reading them takes longer than all else here."""
+    if cls not in _HINTS:
+        _HINTS[cls] = get_type_hints(cls)
+    return _HINTS[cls]
 
 
 def list_values(config: Any) -> dict[str, Any]:
@@ -119,7 +127,7 @@ def merge_values(cls: type, base: dict[str, Any], above: dict[str, Any]) -> dict
 def find_owners(cls: type, name: str) -> list[tuple[str, str]]:
     """The (field, tag) pairs of the variants that have a field of this name."""
     owners: list[tuple[str, str]] = []
-    for field, hint in get_type_hints(cls).items():
+    for field, hint in _read_hints(cls).items():
         variants = list_variants(hint, field)
         if not variants and isinstance(hint, type) and dataclasses.is_dataclass(hint):
             owners += find_owners(hint, name)
@@ -181,7 +189,7 @@ def parse_typed(field: Field, value: object) -> Any:
 def find_wrong_parts(config: Any) -> dict[str, str]:
     """Sections and variants of a config that are instances of another class, by name, and what was expected."""
     wrong: dict[str, str] = {}
-    for name, hint in get_type_hints(type(config)).items():
+    for name, hint in _read_hints(type(config)).items():
         is_section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
         classes: tuple[type, ...] = tuple(list_variants(hint, name).values()) or ((hint,) if is_section else ())
         if classes and isinstance(getattr(config, name), classes):

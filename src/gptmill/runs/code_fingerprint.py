@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from pathlib import Path
 
 import gptmill
 
 
+@cache  # files that change later are not what this process runs
 def make_code_fingerprint() -> str:
     """Returns the first 12 hex digits of a SHA-256 over gptmill's source files and their names."""
     folder = Path(gptmill.__file__).parent

@@ -191,7 +191,7 @@ def test_every_flag_exists(page: Path) -> None:
     names = {field.name for config in (RunConfig, *REQUESTS) for field in list_fields(config)}
     names |= {f"no_{name}" for name in names} | RENAMED_FIELDS.keys() | OTHER_FLAGS
     for benchmark in (PROJECT / "benchmarks").glob("*.py"):
-        names |= set(re.findall(r'add_argument\("--(\w+)"', read(benchmark)))
+        names |= set(re.findall(r'add_argument\(\s*"--(\w+)"', read(benchmark)))
     for example in (PROJECT / "examples").glob("*.py"):  # options of plug-ins
         names |= set(re.findall(r"^    (\w+): (?:int|float|str|bool) = ", read(example), re.MULTILINE))
     named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", read(page))}

@@ -113,7 +113,7 @@ def test_they_are_those_of_transformers(config: ModelConfig, tokenizer: Tokenize
     found = LikelihoodScorer(model, tokenizer, ALONE).score(requests)
     for number, request in enumerate(requests):
         ids, count = encode_pairs(tokenizer, [request])[0]
-        own = torch.from_numpy(ids)[None, -(config.context_length + 1) :]
+        own = torch.from_numpy(ids).long()[None, -(config.context_length + 1) :]
         logits = theirs(own[:, :-1]).logits[0]
         logprobs = logits.log_softmax(dim=-1).gather(1, own[0, 1:, None])[-min(count, config.context_length) :]
         assert found.logprobs[number] == pytest.approx(float(logprobs.sum()), rel=1e-4)

@@ -21,7 +21,7 @@ def test_a_recipe_is_measured_without_any_data(tmp_path: Path, gptmill: GptMill)
     assert row["tokens_per_step"] == 128
     assert row["first_step_seconds"] > 0
     assert row["memory_gb"] > 0
-    assert process.stdout.startswith("demo on CPU, 1 threads, random tokens\n")
+    assert process.stdout.startswith("demo on CPU, 1 thread, random tokens\n")
     assert "(median of 3 steps of 128 tokens, after 3 warm-up steps)" in process.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 

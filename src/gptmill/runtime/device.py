@@ -83,7 +83,8 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
     if device.type == "cpu":
-        return f"CPU, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return f"CPU, {threads} thread{'s' * (threads > 1)}"
     return f"{device.type.upper()} ({platform.machine()})"
 
 

@@ -75,7 +75,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     folder = tmp_path_factory.mktemp("files")
     for number, text in enumerate(TEXTS):
         (folder / f"{number:03d}.txt").write_bytes(text.encode())
-    return read_tokens(folder, folder.with_name("files-out"), None)
+    return read_tokens(folder, tmp_path_factory.mktemp("out") / "tokens", None)
 
 
 @pytest.mark.parametrize(

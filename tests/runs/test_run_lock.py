@@ -96,6 +96,29 @@ def test_many_that_lock_and_remove_the_file_never_hold_it_together(tmp_path: Pat
     assert not (run.path / LOCK_NAME).exists()
 
 
+def test_a_folder_that_is_removed_while_mkdir_looks_at_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, make, raised = RunDirectory(tmp_path / "one"), Path.mkdir, []
+
+    def make_later(path: Path, **options: bool) -> None:
+        if not raised:
+            raised.append(path)
+            raise FileExistsError(17, "File exists", str(path))
+        make(path, **options)
+
+    monkeypatch.setattr(Path, "mkdir", make_later)
+    with lock_run(run, 10.0):
+        assert raised == [run.path]
+        assert is_locked(run)
+
+
+def test_a_file_in_the_place_of_the_run_is_told(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("")
+    with pytest.raises(UserError, match="cannot write .*one"), lock_run(RunDirectory(tmp_path / "one"), 10.0):
+        pass
+
+
 def test_the_lock_of_a_folder_that_took_the_place_of_this_one_is_left_alone(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "one")
     with ExitStack() as first:

@@ -89,6 +89,10 @@ def _try_to_lock(path: Path) -> int | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except FileNotFoundError:  # the process before removed its empty folder in between
         return None
+    except FileExistsError:
+        if path.parent.exists() and not path.parent.is_dir():
+            raise
+        return None  # the folder was there, and gone when mkdir looked whether it is one
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

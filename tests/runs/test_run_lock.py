@@ -115,7 +115,7 @@ def test_a_folder_that_is_removed_while_mkdir_looks_at_it_is_made_again(
 
 def test_a_file_in_the_place_of_the_run_is_told(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("")
-    with pytest.raises(UserError, match="cannot write .*one"), lock_run(RunDirectory(tmp_path / "one"), 10.0):
+    with pytest.raises(UserError, match=r"cannot write .*one"), lock_run(RunDirectory(tmp_path / "one"), 10.0):
         pass
 
 

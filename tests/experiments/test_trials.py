@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from conftest import Start
 
 from gptmill.config.errors import UserError
+from gptmill.config.recipes import make_config
+from gptmill.config.run import TrackingConfig
+from gptmill.config.validation import check_config
 from gptmill.experiments import child_run, trials
-from gptmill.experiments.trials import Trials
+from gptmill.experiments.trials import UNTRACKED, Trials
 
 STARTER = """
 import sys
@@ -72,3 +76,10 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_in_the_moment_when_a_training_is_started_is_not_lost(tmp_path: Path, start: Start) -> None:
     assert start(tmp_path, program=("-c", IMPATIENT)).communicate(timeout=60) == ("interrupted\n", "")
+
+
+def test_a_recipe_with_every_tracker_makes_an_untracked_trial() -> None:
+    tracked = {item.name: True for item in fields(TrackingConfig) if item.name.startswith("use_")}
+    config = make_config(None, {"data_dir": "a", **tracked, "histogram_freq": 5, **UNTRACKED})
+    check_config(config)
+    assert not any(getattr(config.tracking, name) for name in tracked)

@@ -11,20 +11,20 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from gptmill.config import exit_codes
 from gptmill.config.durations import format_duration
 from gptmill.config.errors import UserError
-from gptmill.config.run import RunConfig, TrackingConfig
+from gptmill.config.run import RunConfig
 from gptmill.config.serialization import dump_toml, format_flags
 from gptmill.config.validation import check_config
 from gptmill.data.corpus_preparation import find_data_dir, needs_preparing
 from gptmill.experiments.child_run import Say
 from gptmill.experiments.trial_plan import TrialPlan, plan_trial
-from gptmill.experiments.trials import TrialError, Trials, open_trials_folder
+from gptmill.experiments.trials import UNTRACKED, TrialError, Trials, open_trials_folder
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import (
@@ -156,7 +156,7 @@ def _list_flags(config: RunConfig, folder: Path, last_step: int, *, evaluates: b
         "logdir": str(folder),
         "log_freq": 1,
         "trackers": None,
-        **{item.name: False for item in fields(TrackingConfig) if item.name.startswith("use_")},
+        **UNTRACKED,
         "milestone_freq": None,
         "mirror_to": None,
         "export_best": None,

@@ -16,7 +16,7 @@ from gptmill.config.run import RunConfig
 from gptmill.config.serialization import format_flags
 from gptmill.config.validation import check_config
 from gptmill.experiments.child_run import Say
-from gptmill.experiments.trials import Trials, open_trials_folder
+from gptmill.experiments.trials import UNTRACKED, Trials, open_trials_folder
 from gptmill.runs.checkpoints.storage import list_step_folders
 from gptmill.runs.comparison import Comparison, compare_checkpoints
 from gptmill.runs.directory import RunDirectory
@@ -71,8 +71,7 @@ def _shorten(config: RunConfig, steps: int, folder: Path) -> dict[str, Any]:
         "eval_task_limit": EVAL_EXAMPLES,
         "early_stop_patience": None,
         "log_freq": 1,
-        "use_wandb": False,
-        "use_trackio": False,
+        **UNTRACKED,
         "logdir": str(folder),
     }
 

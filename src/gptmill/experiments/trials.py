@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gptmill.config.errors import UserError
 from gptmill.experiments.child_run import POLL_SECONDS, Say, follow_run, interrupt_on_termination, open_child_run
@@ -25,6 +26,13 @@ MIN_FREE_BYTES = 1_000_000
 KILL_POLL_SECONDS = 0.002  # a small model does hundreds of steps a second
 SHOWN_LINES = 3  # of the stderr of a failed run
 SENTENCE = re.compile(r"^gptmill: (.+)", re.MULTILINE | re.DOTALL)
+UNTRACKED: dict[str, Any] = {
+    "use_tensorboard": False,
+    "use_wandb": False,
+    "use_trackio": False,
+    "histogram_freq": None,  # which needs one of them
+}
+"""The flags of a run that no tracker hears of."""
 ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)\b.*)", re.MULTILINE)
 
 

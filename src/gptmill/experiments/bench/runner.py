@@ -27,7 +27,7 @@ from gptmill.experiments.bench.measurement import OUT_OF_MEMORY, RowResult, Time
 from gptmill.experiments.bench.random_corpus import write_random_corpus
 from gptmill.experiments.bench.result_table import describe_measurement, make_table
 from gptmill.experiments.child_run import Say
-from gptmill.experiments.trials import open_trials_folder
+from gptmill.experiments.trials import UNTRACKED, open_trials_folder
 from gptmill.runtime.device import choose_device, describe_device
 from gptmill.runtime.precision import choose_precision, is_slow, require_fp8
 
@@ -245,7 +245,6 @@ def _shorten(config: RunConfig, folder: Path) -> dict[str, Any]:
         "batch_size_warmup": None,
         "early_stop_patience": None,
         "log_freq": 1,
-        "use_wandb": False,
-        "use_trackio": False,
+        **UNTRACKED,
         "logdir": str(folder),
     }

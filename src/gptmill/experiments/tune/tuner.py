@@ -26,7 +26,7 @@ from gptmill.config.validation import check_config
 from gptmill.config.value_syntax import parse_stages
 from gptmill.experiments.child_run import Say
 from gptmill.experiments.trial_plan import TrialPlan, plan_trial
-from gptmill.experiments.trials import TrialError, Trials, open_trials_folder
+from gptmill.experiments.trials import UNTRACKED, TrialError, Trials, open_trials_folder
 from gptmill.experiments.tune.search import (
     BudgetExhaustedError,
     Search,
@@ -189,10 +189,7 @@ def _shorten(config: RunConfig, folder: Path) -> dict[str, Any]:
     return {
         "logdir": str(folder),
         "log_freq": 1,
-        "use_tensorboard": False,
-        "use_wandb": False,
-        "use_trackio": False,
-        "histogram_freq": None,
+        **UNTRACKED,
         "eval_tokens": config.model.context_length,
         "sample_tokens": 0,
         "eval_tasks": None,

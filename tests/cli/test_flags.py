@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gptmill.cli.flags import Command, Parsed
+from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config.errors import ConfigError, UserError
 from gptmill.config.requests import StartOptions
 from gptmill.config.run import RunConfig
@@ -144,3 +145,9 @@ def test_help_shows_the_defaults_that_it_is_given(capsys: pytest.CaptureFixture[
     assert "Number of transformer blocks (n_layer). [77]" in text
     assert "Peak learning rate, after warm-up. [0.25]" in text
     assert "Hidden size (n_embd, d_model). [768]" in text
+
+
+def test_a_wrong_flag_does_not_make_the_verb_s_own_options_unknown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_recipe_call("train", "", StartOptions, ["demo", "--resume", "latest", "--max_stepz", "5"])
+    assert [problem.where for problem in caught.value.problems] == ["--max_stepz"]

@@ -92,10 +92,11 @@ def layer_config(*layers: dict[str, Any]) -> RunConfig:
 
 
 def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Problem]:
-    """Problems of the recipe among `words`, and of its config with the flags on top."""
+    """Problems of the recipe among `words`, and of its config with the flags on top; other flags are the verb's own."""
     recipe = next((word for word in words if word.endswith(".toml") or word in list_recipes()), None)
+    names = {field.name for field in list_fields(RunConfig)}
     try:
-        return find_problems(make_config(recipe, flags))
+        return find_problems(make_config(recipe, {name: value for name, value in flags.items() if name in names}))
     except ConfigError as error:
         return error.problems
     except UserError as error:

@@ -17,6 +17,7 @@ from gptmill.models.kernels import (
     accumulate_triton,
     add_norm_triton,
     bias_gelu_triton,
+    bucket_count_triton,
     dropout_mask_triton,
     linear_cross_entropy_triton,
     qkv_projection_triton,
@@ -74,6 +75,8 @@ def compile_all(width: int, *, with_fp8: bool) -> None:
         qkv_projection_triton.run_pack(heads, heads, heads, *rope)
     transpose_triton.run_transpose(torch.zeros(64, width, dtype=torch.uint8))
     dropout_mask_triton.run_dropout_mask(1000, 0.1, torch.tensor(1))
+    for dtype in (torch.float32, BF16):
+        bucket_count_triton.run_count_buckets(torch.zeros(32, width, dtype=dtype), -40, 2, 96)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 
@@ -17,6 +18,7 @@ from gptmill.models.kernels import (
     add_norm_triton,
     bias_gelu,
     bias_gelu_triton,
+    bucket_count_triton,
     dropout_mask_triton,
     linear_cross_entropy,
     linear_cross_entropy_triton,
@@ -28,6 +30,8 @@ from gptmill.models.kernels import (
     transpose_triton,
     triton_launch,
 )
+from gptmill.runs.histogram_buckets import LEVELS, MIN_EXPONENT, PER_OCTAVE
+from gptmill.training import histograms
 
 
 def assert_all_close(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
@@ -64,6 +68,15 @@ def check_bias_gelu() -> None:
     bias = torch.randn(600)
     found = bias_gelu_triton.run_backward(d_y, x, bias, bias_gelu.SLOPE, bias_gelu.CUBE)
     assert_all_close(found, bias_gelu.gelu_backward_reference(d_y, x, bias))
+
+
+def check_bucket_count() -> None:
+    bucket_count_triton.BLOCK, bucket_count_triton.BLOCKS_PER_PROGRAM = 128, 2
+    values = torch.randn(30, 20) * 10.0 ** torch.randint(-14, 5, (30, 20))
+    values[0, :6] = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1e30])
+    for tensor in (values, values.t(), values.bfloat16()):
+        found = bucket_count_triton.run_count_buckets(tensor, MIN_EXPONENT, PER_OCTAVE, LEVELS)
+        assert found.tolist() == histograms.count_buckets(tensor).tolist()
 
 
 def check_linear_cross_entropy() -> None:
@@ -172,6 +185,7 @@ if __name__ == "__main__":
         check_accumulate,
         check_add_norm,
         check_bias_gelu,
+        check_bucket_count,
         check_dropout_mask,
         check_linear_cross_entropy,
         check_linear_cross_entropy_in_fp8,

@@ -199,6 +199,13 @@ class Warned(Event):
 
 
 @dataclass(frozen=True)
+class LastStepMoved(Event):
+    """The run will end after another step than it was to, so that it ends inside its time budget."""
+
+    max_steps: int
+
+
+@dataclass(frozen=True)
 class RunFinished(Event):
     """The process ended by itself: at the last step, or because it was asked to stop."""
 
@@ -225,6 +232,7 @@ EVENTS = {
         UpdateSkipped,
         RolledBack,
         Warned,
+        LastStepMoved,
         RunFinished,
         RunCrashed,
     )

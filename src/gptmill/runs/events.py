@@ -220,6 +220,8 @@ class RunCrashed(Event):
     reason: str
 
 
+EVALUATIONS = (EvalDone, ScoresDone, SampleDrawn)
+
 EVENTS = {
     kind.__name__: kind
     for kind in (

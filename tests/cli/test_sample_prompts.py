@@ -144,6 +144,11 @@ def test_files_without_usable_prompts_are_refused(
     assert expected in refuse(capsys, "--prompt_file", str(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["absent.txt", "."])
+def test_a_file_of_prompts_that_cannot_be_read_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"cannot read --prompt_file {name}: " in refuse(capsys, "--prompt_file", name)
+
+
 def test_a_prompt_of_a_million_characters_counts_by_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,16 @@ def test_without_a_known_pace_or_after_a_rollback_nothing_moves() -> None:
     assert pacer.find_max_steps(27, 100, 0.0, may_extend=True) == 100
 
 
+def test_a_speed_that_swings_is_warned_of_once_until_the_plan_is_kept_again() -> None:
+    pacer = Pacer(deadline=2000.0)
+    warned = []
+    for number, (before, after) in enumerate([(100, 99), (99, 70), (70, 85), (85, 60), (60, 98), (98, 70)]):
+        pacer.note_step(1000.0 * number)
+        if pacer.is_worth_a_warning(before, after):
+            warned.append((before, after))
+    assert warned == [(99, 70), (98, 70)]
+
+
 def test_past_the_deadline_one_step_remains() -> None:
     pacer = Pacer(deadline=10.0)
     run_steps(pacer, 20, 1.0)

@@ -65,10 +65,10 @@ def run_budgeted(recipe: str | None, flags: dict[str, Any], options: StartOption
             "--budget plans a new run from its corpus; leave out --resume, --supervise, --time_limit, --force_cpu, "
             "--size and --hardware"
         )
-    from gptmill.api.budget import train_within_budget
+    from gptmill.api.budget import run_budget
 
     assert options.budget is not None
-    result = train_within_budget(recipe, flags, options.budget, cli.STARTED, print_line)
+    result = run_budget(recipe, flags, options.budget, cli.STARTED, print_line)
     print_outcome(result.outcome, str(result.files.recipe))
     if result.verdict:
         print_line(result.verdict)

@@ -199,6 +199,13 @@ class Warned(Event):
 
 
 @dataclass(frozen=True)
+class LastStepMoved(Event):
+    """The run will end after another step than it was to, so that it ends inside its time budget."""
+
+    max_steps: int
+
+
+@dataclass(frozen=True)
 class RunFinished(Event):
     """The process ended by itself: at the last step, or because it was asked to stop."""
 
@@ -213,6 +220,8 @@ class RunCrashed(Event):
     reason: str
 
 
+EVALUATIONS = (EvalDone, ScoresDone, SampleDrawn)
+
 EVENTS = {
     kind.__name__: kind
     for kind in (
@@ -225,6 +234,7 @@ EVENTS = {
         UpdateSkipped,
         RolledBack,
         Warned,
+        LastStepMoved,
         RunFinished,
         RunCrashed,
     )

@@ -33,6 +33,13 @@ def test_the_last_step_follows_the_pace(step_seconds: float, may_extend: bool, e
     assert pacer.find_max_steps(20, 100, margin_seconds=0.0, may_extend=may_extend) == expected
 
 
+def test_a_run_that_would_overfit_is_not_extended() -> None:
+    for most_steps, expected in ((100, 100), (110, 110), (80, 100)):
+        pacer = Pacer(deadline=103.0, most_steps=most_steps)
+        run_steps(pacer, 30, 0.5)
+        assert pacer.find_max_steps(30, 100, margin_seconds=0.0, may_extend=True) == expected
+
+
 def test_the_last_evaluation_and_the_margin_are_left_free() -> None:
     pacer = Pacer(deadline=100.0)
     now = run_steps(pacer, 30, 1.0)

@@ -60,7 +60,9 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
             partial(read_peak_memory, session.world.device),
             session.telemetry,
         )
-        pacer = Pacer(request.deadline) if request.is_paced and request.deadline is not None else None
+        pacer = None
+        if request.is_paced and request.deadline is not None:
+            pacer = Pacer(request.deadline, request.most_paced_steps)
         loader = session.open_data_loader(state)
         stack.callback(lambda: loader.close())
         while True:

@@ -6,6 +6,7 @@ WSD schedule the learning rate does not depend on it, and nothing jumps.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import replace
@@ -31,8 +32,9 @@ read_clock = time.monotonic
 class Pacer:
     """Knows the deadline and the recent pace, pauses for evaluations and saves included."""
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, most_steps: int | None = None) -> None:
         self._deadline = deadline
+        self._most_steps = math.inf if most_steps is None else most_steps
         self._times: deque[float] = deque(maxlen=REMEMBERED_STEPS + 1)
         self._longest_pause = 0.0
         self._planned: int | None = None
@@ -74,7 +76,7 @@ class Pacer:
         if possible < (1 - SHORTEN_AT) * planned:
             return step + possible
         if may_extend and possible > (1 + EXTEND_AT) * planned:
-            return min(step + possible, int(MAX_EXTENSION * max_steps))
+            return int(max(max_steps, min(step + possible, int(MAX_EXTENSION * max_steps), self._most_steps)))
         return max_steps
 
 

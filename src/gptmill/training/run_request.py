@@ -61,6 +61,8 @@ class RunRequest:
     """When the process must have exited, on time.monotonic()."""
     is_paced: bool = False
     """Whether the number of steps follows the deadline, so that training is complete by then."""
+    most_paced_steps: int | None = None
+    """How many it may grow to, where more would overfit (default: any number)."""
     is_quiet: bool = False
     """Whether the console shows no progress."""
 

@@ -215,6 +215,8 @@ class MachineConfig:
     """Attention (SDPA) backend on GPUs; auto: PyTorch chooses; math: the unfused formula."""
     deterministic: bool = False
     """Use deterministic algorithms only, for bit-identical results on GPUs; slower."""
+    exact_ranks: bool | None = None
+    """Bit-identical results on any number of ranks; default: on the CPU and with --deterministic."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -65,6 +65,12 @@ class World:
         if self.is_distributed:
             dist.all_reduce(tensor)
         return tensor
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrites the tensors on all ranks by those of rank 0."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
 
 def read_world_size() -> int:

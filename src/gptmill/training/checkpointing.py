@@ -67,12 +67,16 @@ class Checkpointer:
 
     def take_snapshot(self, state: TrainState) -> None:
         """Copies the state to host memory for a later rollback, unless the buffer is still being written to disk."""
-        if self._is_main and self._can_roll_back and not self._is_next_buffer_in_use(state):
+        if not self._can_roll_back:
+            return
+        state.optimizer.gather_state()
+        if self._is_main and not self._is_next_buffer_in_use(state):
             self._take(state, [])
 
     def save(self, state: TrainState, tiers: list[str], beat: Beat) -> None:
         """Starts a background save; returns as soon as the copy off the device has been enqueued."""
         self.saved_at = state.step
+        state.optimizer.gather_state()
         if self._writer is None:
             return
         started = time.monotonic()

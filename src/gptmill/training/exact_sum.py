@@ -72,12 +72,9 @@ class TreeSum:
             summed, node = _add(left, summed), node.parent
         self._pending.append((node, summed))
 
-    def pop_left_of(self, number: int) -> list[Tensor] | None:
-        """Takes back the tensors of number - 1 where those of `number` are to be added to them directly."""
-        leaf = Node(0, number)
-        if leaf.is_right and self._pending and self._pending[-1][0] == leaf.sibling:
-            return self._pending.pop()[1]
-        return None
+    def __bool__(self) -> bool:
+        """Whether anything has been pushed."""
+        return bool(self._pending)
 
     def take_nodes(self) -> list[tuple[Node, list[Tensor]]]:
         """The whole nodes that were pushed, complete as far as possible; none are left."""

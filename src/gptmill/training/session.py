@@ -121,7 +121,7 @@ class Session:
         """This rank's micro-batches from the current data position on."""
         starts = make_starts(
             state.skipped_windows, state.windows_read, state.step, self.plan, self.world.rank, self.world.size,
-            self.sampler.samples_per_batch,
+            self.sampler.samples_per_batch, is_exact=state.reduction.is_exact,
         )  # fmt: skip
         return DataLoader(self.sampler, self.reader, self.world.device, starts, self.config.data.prefetch_batches)
 

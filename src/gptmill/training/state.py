@@ -29,6 +29,7 @@ from gptmill.training.ema import EmaWeights
 from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_graphs
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 from gptmill.training.plan import TrainPlan
+from gptmill.training.reduction import ExactReduction, PlainReduction, Reduction
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
 from gptmill.training.spike_detector import SpikeDetector
 
@@ -44,6 +45,7 @@ class TrainState:
     scaler: torch.amp.GradScaler
     spike_detector: SpikeDetector
     early_stop: EarlyStop
+    reduction: Reduction = field(default_factory=PlainReduction)
     ema: EmaWeights | None = None
     step: int = 0
     windows_read: int = 0
@@ -140,11 +142,18 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     small = is_small(micro_batch_tokens, config.model.embd_size)
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
     model = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
-    optimizer = build_optimizer(model, config.optimizer, world.device)
+    is_exact = config.machine.exact_ranks is True
+    if is_exact:
+        world.broadcast(model.state_dict().values())
+    optimizer = build_optimizer(model, config.optimizer, world.device, world if is_exact else None, is_exact=is_exact)
     optimizer.init_state()
     optimizer.keeps_gradients = is_graphed
+    reduction: Reduction = PlainReduction()
+    if is_exact:
+        sharded = optimizer.is_sharded
+        reduction = ExactReduction(model, world, is_sharded=sharded, keeps_gradients=is_graphed)
     forward: nn.Module = model
-    if world.is_distributed:
+    if world.is_distributed and not is_exact:
         forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     scaler = build_scaler(plan.precision, world.device)
     eager = EagerPass(forward, scaler, plan.precision, world.device)
@@ -152,7 +161,8 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
     ema = None if decay is None else EmaWeights.build(model, decay)
-    return TrainState(model, forward, runner, optimizer, scaler, build_spike_detector(config), early_stop, ema)
+    detector = build_spike_detector(config)
+    return TrainState(model, forward, runner, optimizer, scaler, detector, early_stop, reduction, ema)
 
 
 def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps_up: bool) -> LanguageModel:

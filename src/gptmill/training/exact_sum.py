@@ -18,22 +18,22 @@ from torch import Tensor
 
 
 class Node(NamedTuple):
-    """A node of the tree: numbers index * 2^level to (index + 1) * 2^level - 1."""
+    """A node of the tree: numbers place * 2^level to (place + 1) * 2^level - 1."""
 
     level: int
-    index: int
+    place: int
 
     @property
     def is_right(self) -> bool:
-        return self.index % 2 == 1
+        return self.place % 2 == 1
 
     @property
     def sibling(self) -> Node:
-        return Node(self.level, self.index ^ 1)
+        return Node(self.level, self.place ^ 1)
 
     @property
     def parent(self) -> Node:
-        return Node(self.level + 1, self.index // 2)
+        return Node(self.level + 1, self.place // 2)
 
 
 def list_numbers(count: int, rank: int, size: int, *, is_exact: bool) -> range:

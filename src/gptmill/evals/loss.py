@@ -59,15 +59,15 @@ class ValidationLoss:
     def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
         started = time.monotonic()
         world, size = self._world, self._batch_size
-        starts = range(0, self._windows.num_chosen, size * world.size)
+        starts = range(0, self._windows.num_chosen, size * world.data_size)
         # A row for every batch of every rank, each with the overall loss, then that per corpus. The sum over the ranks
         # is exact: all other summands are 0.
-        sums = torch.zeros(len(starts) * world.size, 1 + len(self._locations), device=world.device)
+        sums = torch.zeros(len(starts) * world.data_size, 1 + len(self._locations), device=world.device)
         # Every rank runs the same number of batches: past the end, it evaluates windows whose targets are ignored.
         for first in starts:
             if is_stopped():
                 break  # but still join the all-reduce below, since other ranks may not have been stopped
-            start = first + world.rank * size
+            start = first + world.data_rank * size
             rows = self._windows.read(start, size).to(world.device)
             batch = make_batch(rows, IGNORE_INDEX, self._separator)
             with make_autocast(self._precision, world.device):

@@ -23,6 +23,7 @@ from gptmill.runs.events import Event
 from gptmill.runtime.host_memory import HostBuffer
 from gptmill.runtime.timing import DeviceTimestamp
 from gptmill.runtime.world import World
+from gptmill.training.gathered_checkpoint import gather_checkpoint
 from gptmill.training.plan import TrainPlan
 from gptmill.training.state import TrainState
 
@@ -51,7 +52,7 @@ class Checkpointer:
         self.saved_at = step
         """The last step that was saved."""
         self._branched_at, self._branched_time = step, time.time()
-        self._run, self._origin, self._is_main = run, origin, world.is_main
+        self._run, self._origin, self._is_main, self._world = run, origin, world.is_main, world
         self._can_roll_back = config.guard.guard == "rollback"
         self._snapshots = SnapshotBuffers(world.device, 2 if self._can_roll_back else 1)
         self._being_written: Snapshot | None = None
@@ -69,20 +70,24 @@ class Checkpointer:
         """Copies the state to host memory for a later rollback, unless the buffer is still being written to disk."""
         if not self._can_roll_back:
             return
-        state.optimizer.gather_state()
-        if self._is_main and not self._is_next_buffer_in_use(state):
+        is_busy = self._is_main and self._is_next_buffer_in_use(state)
+        # Rank 0 knows whether its buffer is free; where all ranks must help, they learn it from there.
+        if self._world.shards_weights or state.optimizer.is_sharded:
+            is_busy = self._world.any_rank(is_busy)
+        if not is_busy:
             self._take(state, [])
 
     def save(self, state: TrainState, tiers: list[str], beat: Beat) -> None:
         """Starts a background save; returns as soon as the copy off the device has been enqueued."""
         self.saved_at = state.step
-        state.optimizer.gather_state()
-        if self._writer is None:
-            return
         started = time.monotonic()
+        if self._writer is None:
+            self._take(state, tiers)
+            return
         if self._is_next_buffer_in_use(state):
             self._writer.finish(beat)
         snapshot = self._being_written = self._take(state, tiers)
+        assert snapshot is not None, "rank 0 has a writer, and takes the snapshots"
         stalled_seconds = time.monotonic() - started
 
         def wait_for_copy() -> float:
@@ -121,8 +126,15 @@ class Checkpointer:
                         return load_checkpoint(path, GROUPS)
         return None
 
-    def _take(self, state: TrainState, tiers: list[str]) -> Snapshot:
-        return self._snapshots.take(state.make_checkpoint({**self._origin, "tiers": tiers}))
+    def _take(self, state: TrainState, tiers: list[str]) -> Snapshot | None:
+        """A snapshot on rank 0, to which the others send what it does not have."""
+        state.optimizer.gather_state()
+        if not (self._is_main or self._world.shards_weights):
+            return None
+        checkpoint = state.make_checkpoint({**self._origin, "tiers": tiers})
+        if self._world.shards_weights:
+            checkpoint = gather_checkpoint(checkpoint, self._world)
+        return self._snapshots.take(checkpoint) if self._is_main else None
 
     def _is_next_buffer_in_use(self, state: TrainState) -> bool:
         """Whether a checkpoint is still being written from the host buffer that the next snapshot overwrites."""

@@ -16,9 +16,10 @@ from gptmill.training.optimizers.ownership import Ownership, flatten, split_flat
 
 
 class PlainReduction:
-    """Adds in the order of computation. DDP, where there are several ranks, averages the gradients over them."""
+    """Adds in the order of computation. DDP and FSDP, where there are several ranks, average gradients over them."""
 
     is_exact = False
+    is_averaged = True
 
     def __init__(self) -> None:
         self._totals: Tensor | None = None
@@ -47,6 +48,21 @@ class PlainReduction:
         """Call after the last micro-batch: the parameters then have the gradients of the step."""
 
 
+class OwnerReduction(PlainReduction):
+    """Sums the gradients of all ranks at the owners of the parameters (ZeRO-1)."""
+
+    is_averaged = False
+
+    def __init__(self, model: nn.Module, world: World, *, is_sharded: bool) -> None:
+        super().__init__()
+        self._ownership, self._is_sharded = Ownership(model, world), is_sharded
+
+    @torch.no_grad()
+    def reduce_gradients(self) -> None:
+        gradients = _fill_gradients(self._ownership.parameters)
+        _deliver(self._ownership, self._ownership.sum_to_owners(gradients), is_sharded=self._is_sharded)
+
+
 class ExactReduction:
     """Adds in one fixed tree over the global numbers of the micro-batches, on any number of ranks.
 
@@ -56,6 +72,7 @@ class ExactReduction:
     """
 
     is_exact = True
+    is_averaged = False
 
     def __init__(self, model: nn.Module, world: World, *, is_sharded: bool, keeps_gradients: bool = False) -> None:
         self._ownership = Ownership(model, world)
@@ -78,9 +95,7 @@ class ExactReduction:
             self._put_aside()
             self._current = leaf
         yield
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        _fill_gradients(self._parameters)
         self._num_micro_batches += 1
 
     def add_totals(self, number: int, totals: Tensor) -> None:
@@ -146,16 +161,9 @@ class ExactReduction:
             [sizes[rank] * len(part) for part in nodes],
             [size * len(nodes[rank]) for size in sizes],
         )
-        if own:
-            parts = received.split(sizes[rank])
-            (total,) = sum_nodes((node, [part]) for node, part in zip(chain(*nodes), parts, strict=True))
-            for parameter, gradient in zip(own, split_flat(total, own), strict=True):
-                parameter.grad = gradient
-        if not self._is_sharded:
-            for parameter in self._parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-            self._ownership.share(_list_gradients(self._parameters))
+        parts = received.split(sizes[rank]) if own else ()
+        totals = sum_nodes((node, [part]) for node, part in zip(chain(*nodes), parts, strict=True)) if own else []
+        _deliver(self._ownership, split_flat(totals[0], own) if own else [], is_sharded=self._is_sharded)
 
     def _list_all_nodes(self) -> list[list[Node]]:
         """The whole nodes that each rank has computed."""
@@ -163,10 +171,39 @@ class ExactReduction:
         return [list_nodes(list_numbers(count, rank, size, is_exact=True)) for rank in range(size)]
 
 
+Reduction = PlainReduction | ExactReduction
+
+
+def build_reduction(
+    model: nn.Module, world: World, *, is_exact: bool, is_sharded: bool, keeps_gradients: bool
+) -> Reduction:
+    """The reduction for a model and its optimizer, sharded or not."""
+    if is_exact:
+        return ExactReduction(model, world, is_sharded=is_sharded, keeps_gradients=keeps_gradients)
+    if world.strategy == "zero1" and world.size > 1:
+        return OwnerReduction(model, world, is_sharded=is_sharded)
+    return PlainReduction()
+
+
+def _deliver(ownership: Ownership, own_gradients: Sequence[Tensor], *, is_sharded: bool) -> None:
+    """Gives this rank's parameters their gradients; and the others theirs, unless the optimizer is sharded."""
+    for parameter in ownership.parameters:
+        parameter.grad = None if is_sharded else torch.empty_like(parameter)
+    for parameter, gradient in zip(ownership.own, own_gradients, strict=True):
+        parameter.grad = gradient
+    if not is_sharded:
+        ownership.share(_list_gradients(ownership.parameters))
+
+
+def _fill_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The gradients, zeros where a parameter has had no part in the loss."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return _list_gradients(parameters)
+
+
 def _list_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     assert len(gradients) == len(parameters), "every trainable parameter has a gradient"
     return gradients
-
-
-Reduction = PlainReduction | ExactReduction

@@ -55,7 +55,8 @@ def train_step(
     reduced = state.reduction.reduce_totals(bool(stop), tokens, world)
     state.reduction.reduce_gradients()
     is_due = is_histogram_due(config.tracking.histogram_freq, state.step + 1)
-    norm_and_scale, histograms = _update(state, config, world, reduced[1:3], takes_histograms=is_due)
+    takes_histograms = is_due and (world.is_main or world.shards_weights or state.optimizer.is_sharded)
+    norm_and_scale, histograms = _update(state, config, world, reduced[1:3], takes_histograms=takes_histograms)
     state.step += 1
     state.windows_jumped += first - state.windows_read
     state.windows_read = windows[1]
@@ -89,15 +90,15 @@ def _accumulate(
     """Runs this rank's micro-batches, whose gradients and losses go to the reduction; returns the number of experts."""
     seed, reduction, num_experts = config.training.seed, state.reduction, 0
     numbers = list_numbers(
-        plan.count_micro_batches(state.step + 1), world.rank, world.size, is_exact=reduction.is_exact
+        plan.count_micro_batches(state.step + 1), world.data_rank, world.data_size, is_exact=reduction.is_exact
     )
     width = find_stage(plan.context_warmup, state.step + 1)
-    # DDP averages gradients over ranks, while the loss is divided by the tokens of all ranks.
-    scale = (1 if reduction.is_exact else world.size) / tokens
+    # DDP and FSDP average gradients over ranks, while the loss is divided by the tokens of all ranks.
+    scale = (world.data_size if reduction.is_averaged else 1) / tokens
     # Runs from before the option drew the random numbers of a step one after the other.
     seeds_each = config.machine.exact_ranks is not None and draws_random_numbers(config)
     if not seeds_each:
-        seed_everything(make_step_seed(seed, state.step, world.rank), world.device)
+        seed_everything(make_step_seed(seed, state.step, world.data_rank), world.device)
     state.micro_batch_runner.begin_step()
     reduction.begin_step()
     for number in numbers:
@@ -111,7 +112,7 @@ def _accumulate(
         num_experts = 0 if losses.experts_LE is None else losses.experts_LE.shape[1]
         reduction.add_totals(number, make_totals(losses, batch, len(plan.corpora)))
     if seeds_each:  # for the update, which is the same on all ranks
-        seed_everything(make_step_seed(seed, state.step, world.size * len(numbers)), world.device)
+        seed_everything(make_step_seed(seed, state.step, world.data_size * len(numbers)), world.device)
     return num_experts
 
 
@@ -130,13 +131,12 @@ def _update(
 ) -> tuple[Tensor, Histograms | None]:
     """Clips, applies and clears the gradients; returns their norm before clipping with the loss scale, and histograms.
 
-    By now all ranks know the same losses and norm, so that they skip the same updates.
+    By now all ranks hold the same losses and agree on the norm, so that they skip the same updates.
     """
-    scale = state.scaler.scale(torch.ones((), device=losses.device))
-    state.optimizer.unscale(state.scaler)
-    optimizer, counts_here = state.optimizer, takes_histograms and (world.is_main or state.optimizer.is_sharded)
-    gradients = count_gradients(state.model) if counts_here else {}
-    if counts_here and optimizer.is_sharded:
+    optimizer, scale = state.optimizer, state.scaler.scale(torch.ones((), device=losses.device))
+    optimizer.unscale(state.scaler)
+    gradients = count_gradients(state.model) if takes_histograms else {}
+    if takes_histograms and optimizer.is_sharded:
         gradients = share_counts(gradients, state.model, world)
     with keep_zeros(state.model) if config.training.keep_zeros else nullcontext():
         norm = optimizer.clip_gradients(config.optimizer.grad_clip or None)
@@ -151,5 +151,5 @@ def _update(
         state.ema.update(state.model, found_inf)
     state.scaler.update()
     optimizer.zero_grad()
-    histograms = send_histograms(count_weights(state.model), gradients) if takes_histograms and world.is_main else None
+    histograms = send_histograms(count_weights(state.model), gradients, world) if takes_histograms else None
     return torch.stack([norm, scale]), histograms

@@ -37,7 +37,7 @@ def build_optimizer(
     *,
     is_exact: bool = False,
 ) -> OptimizerContainer:
-    """The configured optimizer for all parameters of the model; sharded over the ranks of `world`, where it can be.
+    """The configured optimizer for all parameters of the model; with zero1, sharded over the ranks where it can be.
 
     An exact one rounds the same however the parameters are divided among ranks.
     """
@@ -46,9 +46,9 @@ def build_optimizer(
     for member in members:
         if isinstance(member, Muon):
             member.batches_parameters = not is_exact
-    if world is None or world.size == 1 or tag not in PER_PARAMETER:
-        return OptimizerContainer(model, tag, members)
-    return ShardedOptimizer(model, tag, members, world)
+    if world is not None and world.strategy == "zero1" and world.size > 1 and tag in PER_PARAMETER:
+        return ShardedOptimizer(model, tag, members, world)
+    return OptimizerContainer(model, tag, members)
 
 
 def _build_adamw(model: nn.Module, config: OptimizerConfig, device: torch.device) -> Members:

@@ -68,7 +68,7 @@ def is_checkpoint(path: Path) -> bool:
     return os.path.lexists(path / MANIFEST)
 
 
-def build_loaded(saved: Checkpoint, source: str, device: torch.device, group: str = "model") -> LoadedModel:
+def build_loaded(saved: Checkpoint[Tensor], source: str, device: torch.device, group: str = "model") -> LoadedModel:
     """Builds the model from the weights in `group`; raises UserError, naming `source`, for an invalid checkpoint."""
     for name in ("config", "tokenizer", "tokenizer_fingerprint"):
         if name not in saved.values:

@@ -13,7 +13,7 @@ from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runtime.world import World
 
 
-def broadcast_checkpoint(checkpoint: Checkpoint | None, world: World) -> Checkpoint | None:
+def broadcast_checkpoint(checkpoint: Checkpoint[Tensor] | None, world: World) -> Checkpoint[Tensor] | None:
     """The checkpoint of rank 0 in the host memory of every rank; None if rank 0 has none."""
     if world.size == 1:
         return checkpoint
@@ -32,7 +32,7 @@ def broadcast_checkpoint(checkpoint: Checkpoint | None, world: World) -> Checkpo
     return checkpoint or Checkpoint(described["step"], tensors, described["values"])
 
 
-def _describe(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
+def _describe(checkpoint: Checkpoint[Tensor] | None) -> dict[str, Any] | None:
     if checkpoint is None:
         return None
     tensors = {

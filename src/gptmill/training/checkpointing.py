@@ -14,7 +14,7 @@ from torch import Tensor
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.runs.checkpoints.background_writer import CheckpointWriter
-from gptmill.runs.checkpoints.content import Checkpoint
+from gptmill.runs.checkpoints.content import Checkpoint, Held
 from gptmill.runs.checkpoints.mirror import Mirror
 from gptmill.runs.checkpoints.storage import list_step_folders, load_checkpoint, read_info, read_step
 from gptmill.runs.checkpoints.tiers import BEST, make_epoch_name, make_milestone_name, make_rolling_name
@@ -103,7 +103,7 @@ class Checkpointer:
         self.saved_at = min(self.saved_at, step)
         self._branched_at, self._branched_time = step, time.time()
 
-    def find_older(self, last_step: int) -> Checkpoint | None:
+    def find_older(self, last_step: int) -> Checkpoint[Held] | None:
         """The newest state at or before `last_step`: a snapshot in memory, else a valid checkpoint on disk."""
         if not self._is_main:
             return None
@@ -145,7 +145,7 @@ def open_checkpointer(
 class Snapshot:
     """A copy of the state in host memory, complete once `arrived` has been reached."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint[Held]
     started: DeviceTimestamp
     arrived: DeviceTimestamp
     buffer: HostBuffer
@@ -163,7 +163,7 @@ class SnapshotBuffers:
         self._buffers: list[HostBuffer] = []
         self._taken: list[Snapshot] = []
 
-    def allocate(self, live: Checkpoint) -> None:
+    def allocate(self, live: Checkpoint[Held]) -> None:
         """Allocates the buffers, unless they already fit these tensors."""
         tensors = _flatten(live)
         if not (self._buffers and self._buffers[0].fits(tensors)):
@@ -175,7 +175,7 @@ class SnapshotBuffers:
         used = [snapshot.buffer for snapshot in self._taken]
         return next((buffer for buffer in self._buffers if buffer not in used), used[0] if used else self._buffers[0])
 
-    def take(self, live: Checkpoint) -> Snapshot:
+    def take(self, live: Checkpoint[Held]) -> Snapshot:
         """Enqueues the copy off the device without waiting for it."""
         self.allocate(live)
         buffer = self.find_next_buffer()
@@ -187,7 +187,7 @@ class SnapshotBuffers:
         self._taken = [*(older for older in self._taken if older.buffer is not buffer), snapshot]
         return snapshot
 
-    def find_newest(self, last_step: int) -> Checkpoint | None:
+    def find_newest(self, last_step: int) -> Checkpoint[Held] | None:
         """The newest snapshot at or before `last_step`, complete; drops later ones, which a rollback undoes."""
         self._taken = [snapshot for snapshot in self._taken if snapshot.checkpoint.step <= last_step]
         if not self._taken:
@@ -196,7 +196,7 @@ class SnapshotBuffers:
         return self._taken[-1].checkpoint
 
 
-def _flatten(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def _flatten(checkpoint: Checkpoint[Held]) -> dict[str, Tensor]:
     return {f"{group}/{name}": tensor for group, named in checkpoint.tensors.items() for name, tensor in named.items()}
 
 

@@ -85,7 +85,7 @@ def broadcast_initial_weights(
     """
     if not _names_source(request):
         return None
-    made: list[Checkpoint] = []
+    made: list[Checkpoint[Tensor]] = []
 
     def make() -> None:
         found = source or _read_source(request)

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import Tensor
+
 from gptmill.config.errors import UserError
 from gptmill.config.run import TrainingConfig
 from gptmill.config.schema import build_config
@@ -38,7 +40,7 @@ from gptmill.training.run_request import RunRequest
 class ResumePoint:
     """A checkpoint to start from and where it was found."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint[Tensor]
     path: str
     parent: str
     """The checkpoint of another run from which this run was started; empty for a run started from scratch."""

@@ -20,7 +20,7 @@ from gptmill.models.kernels.compiler import list_kernel_options, prepare_compile
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import LossConfig
 from gptmill.models.own_model import build_own_model
-from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
+from gptmill.runs.checkpoints.content import Checkpoint, Held, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
@@ -62,7 +62,7 @@ class TrainState:
             return self.forward.no_sync()
         return nullcontext()
 
-    def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint:
+    def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint[Held]:
         """Everything that the rest of the run depends on, and its `origin`. Shares the live tensors."""
         tensors = {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state_tensors()}
         if self.ema is not None:
@@ -82,7 +82,7 @@ class TrainState:
         }
         return Checkpoint(self.step, tensors, values)
 
-    def restore(self, checkpoint: Checkpoint, source: str) -> None:
+    def restore(self, checkpoint: Checkpoint[Held], source: str) -> None:
         """Loads a checkpoint; raises UserError, naming `source`, for one that does not fit this run.
 
         If the run has changed its optimizer since, the optimizer state starts from zero.

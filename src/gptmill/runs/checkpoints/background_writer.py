@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gptmill.config.run import CheckpointConfig
-from gptmill.runs.checkpoints.content import Checkpoint, CheckpointInfo
+from gptmill.runs.checkpoints.content import Checkpoint, CheckpointInfo, Held
 from gptmill.runs.checkpoints.disk_space import (
     MARGIN_BYTES,
     deletable_bytes,
@@ -44,7 +44,7 @@ class Mirror(Protocol):
 class _Save:
     """One checkpoint that is being saved."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint[Held]
     tiers: list[str]
     wait_for_copy: Callable[[], float]
     started: float
@@ -81,7 +81,7 @@ class CheckpointWriter:
 
     def start(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint[Held],
         tiers: Sequence[str],
         wait_for_copy: Callable[[], float],
         beat: Callable[[], None] = lambda: None,

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.storage import list_step_folders, load_checkpoint, read_step
@@ -16,7 +18,7 @@ from gptmill.runs.checkpoints.tiers import BACKUP, BEST, LATEST, find_unlinked, 
 class Chosen:
     """A loaded checkpoint, its path, and what is wrong with the newer ones that were rejected."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint[Tensor]
     path: Path
     complaints: list[str]
 

@@ -9,14 +9,27 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+
+from torch import Tensor
 
 from gptmill.config.errors import UserError
 from gptmill.data.files import flush_to_disk
 from gptmill.runs.checkpoints.content import Checkpoint as Checkpoint
-from gptmill.runs.checkpoints.content import CheckpointInfo
-from gptmill.runs.checkpoints.manifest import FILE_NAME, make_manifest, read_manifest, write_manifest
+from gptmill.runs.checkpoints.content import CheckpointInfo, Held
+from gptmill.runs.checkpoints.manifest import (
+    FILE_NAME,
+    Manifest,
+    is_of_rank,
+    list_group_files,
+    make_manifest,
+    name_file,
+    read_manifest,
+    write_manifest,
+)
+from gptmill.runs.checkpoints.saved_tensors import SavedTensor, open_tensors
 from gptmill.runs.checkpoints.tensor_files import FileDigest, check_file, measure_tensors, read_tensors, write_tensors
 
 STEP_FOLDER = re.compile(r"step_([0-9]+)(?:_([0-9]+))?")
@@ -26,7 +39,7 @@ BLOCK_BYTES = 4096  # file systems round file sizes up to this
 PLACEHOLDER = FileDigest("0" * 64, 2**63 - 1)
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> CheckpointInfo:
+def save_checkpoint(folder: Path, checkpoint: Checkpoint[Held]) -> CheckpointInfo:
     """Writes to a temporary folder, flushes and renames, so that readers see the complete checkpoint or none.
 
     Raises OSError if that fails, after deleting what it has written.
@@ -54,18 +67,21 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> CheckpointInfo:
     return read_info(final)
 
 
-def load_checkpoint(path: Path, groups: tuple[str, ...]) -> Checkpoint:
-    """Reads a checkpoint with these tensor groups; raises UserError unless all checksums match."""
+def load_checkpoint(path: Path, groups: tuple[str, ...]) -> Checkpoint[Tensor]:
+    """Reads a checkpoint with these tensor groups, whole; raises UserError unless all checksums match."""
     manifest = read_manifest(path)
     _check_name(path, manifest.step)
-    tensors = {}
-    for group in groups:
-        name = f"{group}.safetensors"
-        if group in OPTIONAL_GROUPS and name not in manifest.files:
-            continue
-        if name not in manifest.files or not os.path.lexists(path / name):
-            raise UserError(f"checkpoint {path} is incomplete: it has no {name}")
-        tensors[group] = read_tensors(path / name, manifest.files[name])
+    tensors = {group: _load_group(path, manifest, names) for group, names in _find_files(path, manifest, groups)}
+    return Checkpoint(manifest.step, tensors, manifest.values)
+
+
+def open_checkpoint(path: Path, groups: tuple[str, ...]) -> Checkpoint[SavedTensor]:
+    """Describes a checkpoint, whose tensors are then read in slices; verifies no checksums (`find_damage` does)."""
+    manifest = read_manifest(path)
+    _check_name(path, manifest.step)
+    tensors = {
+        group: open_tensors(path / name for name in names) for group, names in _find_files(path, manifest, groups)
+    }
     return Checkpoint(manifest.step, tensors, manifest.values)
 
 
@@ -125,7 +141,7 @@ def remove_leftovers(folder: Path) -> None:
             _remove(leftover)
 
 
-def measure_checkpoint(checkpoint: Checkpoint) -> int:
+def measure_checkpoint(checkpoint: Checkpoint[Held]) -> int:
     """Returns the disk space that saving it takes, rounded up to file-system blocks."""
     files = {f"{group}.safetensors": measure_tensors(tensors) for group, tensors in checkpoint.tensors.items()}
     manifest = len(make_manifest(checkpoint, dict.fromkeys(files, PLACEHOLDER)))
@@ -140,6 +156,26 @@ def _find_free_path(folder: Path, step: int) -> Path:
     name = make_checkpoint_name(step)
     names = (name if number == 1 else f"{name}_{number}" for number in count(1))
     return next(folder / candidate for candidate in names if not os.path.lexists(folder / candidate))
+
+
+def _find_files(path: Path, manifest: Manifest, groups: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    """Yields the names of each group's files; raises UserError for a group without files, and for a missing file."""
+    for group in groups:
+        names = list_group_files(manifest.files, group)
+        if group in OPTIONAL_GROUPS and not names:
+            continue
+        for name in names or [name_file(group)]:
+            if name not in manifest.files or not os.path.lexists(path / name):
+                raise UserError(f"checkpoint {path} is incomplete: it has no {name}")
+        yield group, names
+
+
+def _load_group(path: Path, manifest: Manifest, names: list[str]) -> dict[str, Tensor]:
+    if not any(map(is_of_rank, names)):
+        return read_tensors(path / names[0], manifest.files[names[0]])
+    for name in names:
+        check_file(path / name, manifest.files[name])
+    return {name: saved.read() for name, saved in open_tensors(path / name for name in names).items()}
 
 
 def _parse_name(path: Path) -> tuple[int, int, str]:

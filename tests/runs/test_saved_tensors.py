@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def cut_rows(tensor: Tensor, ranks: int) -> list[Box]:
     starts = [min(rank * chunk, rows) for rank in range(ranks + 1)]
     rest = tuple(tensor.shape[1:])
     zeros = (0,) * len(rest)
-    return [Box((start, *zeros), (end - start, *rest)) for start, end in zip(starts, starts[1:], strict=False)]
+    return [Box((start, *zeros), (end - start, *rest)) for start, end in pairwise(starts)]
 
 
 def hold(rank: int, ranks: int) -> dict[str, Held]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.runs.checkpoints.content import Held, Shard
+from gptmill.runs.checkpoints.content import Held, Part, Shard
 from gptmill.runs.checkpoints.saved_tensors import SavedTensor, open_tensors
 from gptmill.runs.checkpoints.tensor_files import write_tensors
 from gptmill.runs.checkpoints.tiling import Box, cover, find_tiling_error
@@ -84,6 +84,26 @@ def test_a_cut_in_columns_reads_back_in_rows(tmp_path: Path) -> None:
     assert saved.read_slice(Box((1, 3), (4, 4))).equal(whole[1:5, 3:7])
 
 
+def test_a_shard_of_several_parts_reads_back_whole(tmp_path: Path) -> None:
+    """As tensor parallelism splits packed projections: every rank has a share of the queries, keys and values."""
+    whole, ranks, sections = torch.arange(24.0).view(12, 2), 2, (8, 2, 2)
+    paths = []
+    for rank in range(ranks):
+        parts, locals_, begin = [], [], 0
+        for number, section in enumerate(sections):
+            share = section // ranks
+            first = sum(sections[:number]) + rank * share
+            parts.append(Part((begin, 0), Box((first, 0), (share, 2))))
+            locals_.append(whole[first : first + share])
+            begin += share
+        shard = Shard(torch.cat(locals_), (12, 2), parts[0].box.offset, parts=tuple(parts))
+        paths.append(tmp_path / f"model.{rank:05d}.safetensors")
+        write_tensors(paths[-1], {"qkv": shard})
+    saved = open_tensors(paths)["qkv"]
+    assert saved.read().equal(whole)
+    assert saved.read_slice(Box((3, 1), (7, 1))).equal(whole[3:10, 1:])
+
+
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
 def test_tiles_are_recognised(lengths: list[int], data: st.DataObject) -> None:
     total = sum(lengths)
@@ -104,10 +124,14 @@ HOSTILE: dict[str, tuple[list[Held], str]] = {
     "dtypes": ([Shard(torch.zeros(2), (4,), (0,)), Shard(torch.zeros(2).half(), (4,), (2,))], "differ in dtype"),
     "global shapes": ([Shard(torch.zeros(2), (4,), (0,)), Shard(torch.zeros(2), (5,), (2,))], "global shape"),
     "huge": ([Shard(torch.zeros(2), (10**12,), (0,))], "2 of 1,000,000,000,000 elements"),
-    "huge and of many dimensions": ([Shard(torch.zeros(2), (10**12,) * 3, (0,))], "outside"),
+    "huge and of many dimensions": ([Shard(torch.zeros(2), (10**12,) * 3, (0,))], "another dimension"),
     "no integer": ([Shard(torch.zeros(2), (10**30,), (0,))], "not a list of lengths"),
     "negative offset": ([Shard(torch.zeros(2), (2,), (-1,))], "not a list of lengths"),
     "another dimension": ([Shard(torch.zeros(2), (2, 1), (0, 0))], "another dimension"),
+    "parts that leave a gap": (
+        [Shard(torch.zeros(4), (4,), (0,), parts=(Part((0,), Box((0,), (1,))), Part((2,), Box((1,), (2,)))))],
+        "parts of a shard",
+    ),
     "whole twice": ([torch.zeros(2), torch.zeros(2)], "overlap"),
 }
 

@@ -11,22 +11,40 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
+from gptmill.runs.checkpoints.tiling import Box, Extent
 
 MAX_LISTED = 3  # of the names with the same problem
 
 
+@dataclass(frozen=True)
+class Part:
+    """A rectangular part of a local tensor, and its place in the global one."""
+
+    start: Extent
+    """In the local tensor."""
+    box: Box
+    """In the global tensor."""
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """Of the part in the local tensor."""
+        return tuple(slice(start, start + length) for start, length in zip(self.start, self.box.shape, strict=True))
+
+
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The piece of a global tensor that lives on this rank; it may be empty, or all of the tensor."""
+    """What this rank holds of a global tensor: a piece, which may be empty or all of it, or several parts."""
 
     tensor: Tensor
-    """The local piece."""
-    shape: tuple[int, ...]
+    """The local tensor."""
+    shape: Extent
     """Of the global tensor."""
-    offset: tuple[int, ...]
-    """Of the piece's first element in the global tensor."""
+    offset: Extent
+    """Of the local tensor's first element in the global one."""
     is_written: bool = True
-    """Whether this rank saves the piece; False where another rank has the same one and saves that."""
+    """Whether this rank saves it; False where another rank has the same and saves that."""
+    parts: tuple[Part, ...] = ()
+    """Where the parts of the local tensor lie, if not side by side: a share of the queries, of the keys, ..."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -34,13 +52,12 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """Of the local piece."""
+        """Of the local tensor."""
         return int(self.tensor.nbytes)
 
-    def cut(self, whole: Tensor) -> Tensor:
-        """This piece's part of a tensor of the global shape, as a view."""
-        spans = zip(self.offset, self.tensor.shape, strict=True)
-        return whole[tuple(slice(start, start + length) for start, length in spans)]
+    def list_parts(self) -> tuple[Part, ...]:
+        local = tuple(self.tensor.shape)
+        return self.parts or (Part((0,) * len(local), Box(self.offset, local)),)
 
 
 Held: TypeAlias = Tensor | Shard

@@ -29,13 +29,23 @@ READ_ERRORS = (SafetensorError, OSError, ValueError, RuntimeError, KeyError, Att
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor in a file, and its place in the global tensor of that name."""
+    """A part of a tensor in a file, and its place in the global tensor of that name."""
 
     path: Path
+    stored: Box
+    """In the tensor of the file."""
     box: Box
+    """In the global tensor."""
     shape: Extent
     """Of the global tensor."""
     dtype: torch.dtype
+
+    def locate(self, part: Box) -> tuple[slice, ...]:
+        """The index in the tensor of the file of what is a part of the global one."""
+        starts = (
+            inner.start + start for inner, start in zip(part.locate_in(self.box), self.stored.offset, strict=True)
+        )
+        return tuple(slice(start, start + length) for start, length in zip(starts, part.shape, strict=True))
 
 
 class OpenFiles:
@@ -86,7 +96,7 @@ class SavedTensor:
         return found
 
     def _read_part(self, piece: Piece, part: Box) -> Tensor:
-        return self.files.read(piece.path, self.name, part.locate_in(piece.box))
+        return self.files.read(piece.path, self.name, piece.locate(part))
 
 
 def open_tensors(paths: Iterable[Path]) -> dict[str, SavedTensor]:
@@ -96,8 +106,8 @@ def open_tensors(paths: Iterable[Path]) -> dict[str, SavedTensor]:
     """
     pieces: dict[str, list[Piece]] = defaultdict(list)
     for path in paths:
-        for name, piece in _list_pieces(path):
-            pieces[name].append(piece)
+        for name, found in _list_pieces(path):
+            pieces[name] += found
     files = OpenFiles()
     return {name: _join(name, found, files) for name, found in sorted(pieces.items())}
 
@@ -111,26 +121,31 @@ def _join(name: str, pieces: list[Piece], files: OpenFiles) -> SavedTensor:
     return SavedTensor(name, first.shape, first.dtype, tuple(pieces), files)
 
 
-def _list_pieces(path: Path) -> list[tuple[str, Piece]]:
+def _list_pieces(path: Path) -> list[tuple[str, list[Piece]]]:
     header = read_header(path)
     try:
         placements = json.loads(header.pop(METADATA, {}).get(SHARDS, "{}"))
         if unknown := placements.keys() - header.keys():
             raise ValueError(f"it places {min(unknown)!r:.100}, which it does not hold")
-        return [(name, _make_piece(path, entry, placements.get(name))) for name, entry in header.items()]
+        return [(name, _make_pieces(path, entry, placements.get(name))) for name, entry in header.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"checkpoint {path.parent} is damaged: the header of {path.name}: {error!s:.200}") from None
 
 
-def _make_piece(path: Path, entry: Any, placement: Any) -> Piece:
+def _make_pieces(path: Path, entry: Any, placement: Any) -> list[Piece]:
     """Raises ValueError, KeyError or TypeError for an invalid entry."""
     local, dtype = _check_extent(entry["shape"]), TORCH_DTYPES[entry["dtype"]]
     if placement is None:
-        return Piece(path, cover(local), local, dtype)
-    shape, offset = map(_check_extent, placement)
-    if len(local) != len(offset):
-        raise ValueError("a shard has an offset of another dimension")
-    return Piece(path, Box(offset, local), shape, dtype)
+        return [Piece(path, cover(local), cover(local), local, dtype)]
+    shape, pieces = _check_extent(placement[0]), []
+    for start, offset, lengths in placement[1]:
+        stored, box = (Box(_check_extent(begin), _check_extent(lengths)) for begin in (start, offset))
+        if not len(shape) == len(local) == len(stored.offset) == len(stored.shape) == len(box.offset):
+            raise ValueError("a shard has an offset or shape of another dimension")
+        pieces.append(Piece(path, stored, box, shape, dtype))
+    if error := find_tiling_error(local, [piece.stored for piece in pieces]):
+        raise ValueError(f"the parts of a shard do not make it up: {error}")
+    return pieces
 
 
 def _check_extent(values: Any) -> Extent:

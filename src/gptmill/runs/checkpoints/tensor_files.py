@@ -3,8 +3,9 @@
 The checksum is thus that of the tensors in memory, and the file need not be read back. No tensor is copied, and the
 GIL, which the training thread needs too, is released while a chunk is hashed or written.
 Format: the header's length in 8 bytes, little-endian; a JSON header; the tensors' bytes, one after the other.
-A piece of a larger tensor has an entry in the header's metadata: `{"shards": "{NAME: [SHAPE, OFFSET]}"}`, the shape
-being that of the whole tensor. A tensor without an entry is whole.
+A shard of a larger tensor has an entry in the header's metadata, whose values must be text: `{"shards": "{NAME:
+[SHAPE, [[START, OFFSET, LENGTHS], ...]]}"}`, the shape being that of the larger tensor, of which the shard's part from
+START on begins at OFFSET. A tensor without an entry is whole.
 """
 
 from __future__ import annotations
@@ -159,17 +160,25 @@ def _make_chunks(tensors: Mapping[str, Held]) -> Iterator[bytes | memoryview]:
 def _make_header(tensors: Mapping[str, Held]) -> bytes:
     """Returns the header after its length, padded with spaces so that the tensors start at a multiple of 8."""
     entries: dict[str, Any] = {}
-    if shards := {name: [tensor.shape, tensor.offset] for name, tensor in tensors.items() if isinstance(tensor, Shard)}:
-        entries[METADATA] = {SHARDS: json.dumps(shards, ensure_ascii=False, separators=(",", ":"))}
+    if shards := {name: _place(tensor) for name, tensor in tensors.items() if isinstance(tensor, Shard)}:
+        entries[METADATA] = {SHARDS: _dump(shards)}
     end = 0
     for name, tensor in _sort(tensors):
         assert name != METADATA, "the format reserves this name"
         start, end = end, end + tensor.nbytes
         shape = list(_take_local(tensor).shape)
         entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text = _dump(entries).encode()
     padded = text.ljust(math.ceil(len(text) / LENGTH_BYTES) * LENGTH_BYTES)
     return len(padded).to_bytes(LENGTH_BYTES, "little") + padded
+
+
+def _place(shard: Shard) -> list[Any]:
+    return [shard.shape, [[part.start, part.box.offset, part.box.shape] for part in shard.list_parts()]]
+
+
+def _dump(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def _take_local(tensor: Held) -> Tensor:

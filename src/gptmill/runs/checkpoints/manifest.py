@@ -52,7 +52,7 @@ def make_manifest(checkpoint: Checkpoint[Any], files: dict[str, FileDigest]) -> 
         "version": SHARDED if any(map(is_of_rank, files)) else VERSION,
         "step": checkpoint.step,
         "saved_at": time.time(),
-        "files": {name: {"sha256": file.sha256, "bytes": file.size_bytes} for name, file in files.items()},
+        "files": make_digests(files),
         "values": replace_non_finite(checkpoint.values),
     }
     text = _dump({**content, "sha256": _hash_content(content)})
@@ -73,9 +73,24 @@ def is_of_rank(name: str) -> bool:
     return match is not None and match[2] is not None
 
 
+def find_group(name: str) -> str:
+    """Returns the group of a file's tensors."""
+    return name.partition(".")[0]
+
+
 def list_group_files(files: Iterable[str], group: str) -> list[str]:
     """Returns those of a checkpoint's files that hold tensors of a group."""
-    return sorted(name for name in files if (match := FILE_NAME.fullmatch(name)) and match[1] == group)
+    return sorted(name for name in files if find_group(name) == group)
+
+
+def make_digests(files: dict[str, FileDigest]) -> dict[str, Any]:
+    """Returns checksums and sizes as a manifest holds them."""
+    return {name: {"sha256": file.sha256, "bytes": file.size_bytes} for name, file in files.items()}
+
+
+def read_digests(files: dict[str, Any]) -> dict[str, FileDigest]:
+    """Raises ValueError, KeyError or TypeError for invalid ones."""
+    return {name: _check_file(name, file) for name, file in files.items()}
 
 
 def write_manifest(folder: Path, text: bytes) -> None:
@@ -138,7 +153,7 @@ def _check_content(content: dict[str, Any]) -> Manifest:
     for name in LOSSES:
         if values.get(name) is not None and not _is_number(values[name]):
             raise ValueError(f"its {name} is not a finite number")
-    return Manifest(step, saved_at, {name: _check_file(name, file) for name, file in files.items()}, values)
+    return Manifest(step, saved_at, read_digests(files), values)
 
 
 def _check_file(name: str, file: Any) -> FileDigest:

@@ -42,10 +42,8 @@ class Piece:
 
     def locate(self, part: Box) -> tuple[slice, ...]:
         """The index in the tensor of the file of what is a part of the global one."""
-        starts = (
-            inner.start + start for inner, start in zip(part.locate_in(self.box), self.stored.offset, strict=True)
-        )
-        return tuple(slice(start, start + length) for start, length in zip(starts, part.shape, strict=True))
+        inner = zip(part.locate_in(self.box), self.stored.offset, strict=True)
+        return tuple(slice(begin + index.start, begin + index.stop) for index, begin in inner)
 
 
 class OpenFiles:

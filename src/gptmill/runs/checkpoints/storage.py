@@ -1,7 +1,8 @@
 """Checkpoints on disk: safetensors and JSON in a folder that appears by one atomic rename and never changes.
 
 `step_000250/` holds model.safetensors, optimizer.safetensors and checkpoint.json; the JSON is written last and
-holds the checksums of the others. Step 250 saved again after a rollback is `step_000250_2/`.
+holds the checksums of the others. Step 250 saved again after a rollback is `step_000250_2/`. Where several ranks save
+together, rank 3 adds its shards as model.00003.safetensors: see `joint_save`.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from gptmill.config.errors import UserError
 from gptmill.data.files import flush_to_disk
 from gptmill.runs.checkpoints.content import Checkpoint as Checkpoint
-from gptmill.runs.checkpoints.content import CheckpointInfo, Held
+from gptmill.runs.checkpoints.content import CheckpointInfo, Held, Shard
 from gptmill.runs.checkpoints.manifest import (
-    FILE_NAME,
+    MANIFEST,
     Manifest,
     is_of_rank,
     list_group_files,
@@ -45,25 +48,54 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint[Held]) -> CheckpointInf
     Raises OSError if that fails, after deleting what it has written.
     """
     remove_leftovers(folder)
-    if not folder.is_dir():
-        folder.mkdir(parents=True)
-        flush_to_disk(folder.parent)
+    make_folder(folder)
     final = _find_free_path(folder, checkpoint.step)
     partial = folder / f".{final.name}.partial"
     partial.mkdir()
     try:
-        files = {}
-        for group, tensors in checkpoint.tensors.items():
-            path = partial / f"{group}.safetensors"
-            assert FILE_NAME.fullmatch(path.name), path.name
-            files[path.name] = write_tensors(path, tensors)
-        write_manifest(partial, make_manifest(checkpoint, files))
-        flush_to_disk(partial)
-        partial.rename(final)
+        return publish(partial, checkpoint, write_files(partial, checkpoint))
     except BaseException:
-        _remove(partial)
+        remove_tree(partial)
         raise
-    flush_to_disk(folder)
+
+
+def make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        flush_to_disk(folder.parent)
+
+
+def write_files(partial: Path, checkpoint: Checkpoint[Held], rank: int = 0) -> dict[str, FileDigest]:
+    """Writes what a rank saves: its shards and, on rank 0, what all ranks have. Replaces files of an earlier try."""
+    files = {}
+    for group, tensors in checkpoint.tensors.items():
+        for name, chosen in divide_by_file(group, tensors, rank).items():
+            (partial / name).unlink(missing_ok=True)
+            files[name] = write_tensors(partial / name, chosen)
+    return files
+
+
+def divide_by_file(group: str, tensors: Mapping[str, Held], rank: int = 0) -> dict[str, dict[str, Held]]:
+    """Returns the files that a rank writes for a group, by name, and the tensors in each."""
+    whole: dict[str, Held] = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, Shard)}
+    shards: dict[str, Held] = {
+        name: shard
+        for name, shard in tensors.items()
+        # Somebody has to save a tensor that has no elements anywhere.
+        if isinstance(shard, Shard) and shard.is_written and (shard.tensor.numel() or not prod(shard.shape))
+    }
+    files = {name_file(group): whole} if rank == 0 and (whole or len(tensors) == len(whole)) else {}
+    return files | ({name_file(group, rank): shards} if shards else {})
+
+
+def publish(partial: Path, checkpoint: Checkpoint[Any], files: dict[str, FileDigest]) -> CheckpointInfo:
+    """Completes a temporary folder by its manifest and renames it; the files must be durable."""
+    (partial / MANIFEST).unlink(missing_ok=True)
+    write_manifest(partial, make_manifest(checkpoint, files))
+    flush_to_disk(partial)
+    final = _find_free_path(partial.parent, checkpoint.step)
+    partial.rename(final)
+    flush_to_disk(partial.parent)
     return read_info(final)
 
 
@@ -129,21 +161,26 @@ def read_step(path: Path) -> int:
 def delete_checkpoint(path: Path) -> None:
     """Renames, then deletes: a kill in between must not leave a partial checkpoint that looks complete."""
     hidden = path.with_name(f".{path.name}.deleted")
-    _remove(hidden)
+    remove_tree(hidden)
     path.rename(hidden)
-    _remove(hidden)  # files that a reader still holds open are deleted with the next save
+    remove_tree(hidden)  # files that a reader still holds open are deleted with the next save
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Deletes what interrupted saves and deletions have left behind."""
+def remove_leftovers(folder: Path, but: str = "") -> None:
+    """Deletes what interrupted saves and deletions have left behind, except for what has `but` in its name."""
     for pattern in LEFTOVERS:
         for leftover in folder.glob(pattern):
-            _remove(leftover)
+            if not (but and but in leftover.name):
+                remove_tree(leftover)
 
 
-def measure_checkpoint(checkpoint: Checkpoint[Held]) -> int:
-    """Returns the disk space that saving it takes, rounded up to file-system blocks."""
-    files = {f"{group}.safetensors": measure_tensors(tensors) for group, tensors in checkpoint.tensors.items()}
+def measure_checkpoint(checkpoint: Checkpoint[Held], rank: int = 0) -> int:
+    """Returns the disk space that a rank's share in saving it takes, rounded up to file-system blocks."""
+    files = {
+        name: measure_tensors(chosen)
+        for group, tensors in checkpoint.tensors.items()
+        for name, chosen in divide_by_file(group, tensors, rank).items()
+    }
     manifest = len(make_manifest(checkpoint, dict.fromkeys(files, PLACEHOLDER)))
     return sum(files.values()) + manifest + BLOCK_BYTES * (len(files) + 2)
 
@@ -193,7 +230,8 @@ def _check_name(path: Path, step: int) -> None:
         raise UserError(f"checkpoint {path} is misnamed: it was saved at step {step}; rename it")
 
 
-def _remove(path: Path) -> None:
+def remove_tree(path: Path) -> None:
+    """Deletes a file, a link or a folder, as far as it can."""
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     else:

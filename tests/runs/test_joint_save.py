@@ -101,8 +101,12 @@ def save(folder: Path, step: int, ranks: int, strategy: str = "fsdp") -> list[Ev
     writers = open_writers(folder, ranks)
     for rank, writer in enumerate(writers):
         start(writer, step, rank, ranks, strategy)
-    assert all([writer.finish() for writer in writers])
+    assert all(finish(writers))
     return writers[0].collect()
+
+
+def finish(writers: list[BackgroundSaver]) -> list[bool]:
+    return [writer.finish() for writer in writers]
 
 
 def is_same(found: Checkpoint[Tensor], step: int) -> bool:
@@ -147,7 +151,7 @@ def test_one_rank_that_holds_plain_tensors_writes_the_files_of_before(tmp_path: 
     writers = open_writers(tmp_path / "joint", 2)
     for writer in writers:  # as in DDP, if it saved jointly
         writer.start(plain, [], NEVER)
-    assert all([writer.finish() for writer in writers])
+    assert all(finish(writers))
     alone, joint = (
         {file.name: file.read_bytes() for file in (tmp_path / name / "step_000020").glob("*.safetensors")}
         for name in ("alone", "joint")
@@ -167,7 +171,7 @@ def test_saves_follow_each_other_and_old_ones_are_deleted_whole(tmp_path: Path) 
     for step in (10, 20, 20, 30):  # 20 again, as after a rollback
         for rank, writer in enumerate(writers):
             start(writer, step, rank, 3)
-    assert all([writer.finish() for writer in writers])
+    assert all(finish(writers))
     assert show(writers[0].collect()) == ["10 saved", "20 saved", "20 saved", "30 saved"]
     assert [path.name for path in list_step_folders(tmp_path)] == ["step_000020_2", "step_000030"]
     assert is_same(load_checkpoint(tmp_path / "step_000030", GROUPS), 30)
@@ -189,7 +193,7 @@ def test_rank_0_says_which_ranks_did_not_deliver(tmp_path: Path, monkeypatch: py
     for rank in (1, 2, 3):
         writers[rank]._saves = 1
         start(writers[rank], 30, rank, 4)
-    assert all([writer.finish() for writer in writers])
+    assert all(finish(writers))
     assert is_same(load_checkpoint(tmp_path / "step_000030", GROUPS), 30)
 
 
@@ -206,7 +210,7 @@ def test_a_rank_that_cannot_write_tells_rank_0_at_once(tmp_path: Path, monkeypat
     writers = open_writers(tmp_path, 2)
     for rank, writer in enumerate(writers):
         start(writer, 20, rank, 2)
-    assert not any([writer.finish() for writer in reversed(writers)])
+    assert not any(finish(writers[::-1]))
     (said,) = show(writers[0].collect())
     assert said.startswith("step 20 is not saved: rank 1: Input/output error (")
     assert list_step_folders(tmp_path) == []
@@ -217,13 +221,13 @@ def test_ranks_stop_waiting_once_rank_0_gives_up(tmp_path: Path, monkeypatch: py
     writers = open_writers(tmp_path, 2)
     for rank in (1, 0):
         start(writers[rank], 20, rank, 2)
-    assert not any([writer.finish() for writer in writers])
+    assert not any(finish(writers))
     assert show(writers[0].collect())[0].startswith("THE DISK IS FULL")
     assert show(writers[1].collect()) == ["step 20 is not saved: rank 0 gave it up"]
     monkeypatch.undo()
     for rank, writer in enumerate(writers):
         start(writer, 30, rank, 2)
-    assert all([writer.finish() for writer in writers])
+    assert all(finish(writers))
     open_writers(tmp_path, 2, token="next")
     assert not list(tmp_path.glob(".*"))
 
@@ -239,7 +243,7 @@ def test_shards_that_do_not_make_up_a_tensor_are_not_published(tmp_path: Path) -
     writers = open_writers(tmp_path, 2)
     for writer in writers:
         start(writer, 20, 0, 2)  # both ranks take themselves for the first
-    assert [writer.finish() for writer in writers] == [False, True]
+    assert finish(writers) == [False, True]
     assert "two shards overlap" in show(writers[0].collect())[0]
     assert list_step_folders(tmp_path) == []
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gptmill.config.composition import FP8
@@ -31,6 +32,7 @@ from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_gra
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 from gptmill.training.plan import TrainPlan
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
+from gptmill.training.sharded_state import Saved, hold, load, read_whole
 from gptmill.training.spike_detector import SpikeDetector
 
 
@@ -65,9 +67,9 @@ class TrainState:
 
     def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint[Held]:
         """Everything that the rest of the run depends on, and its `origin`. Shares the live tensors."""
-        tensors = {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state_tensors()}
+        tensors = {"model": hold(self.model.state_dict()), "optimizer": self.optimizer.hold_state()}
         if self.ema is not None:
-            tensors["ema"] = self.ema.tensors()
+            tensors["ema"] = hold(self.ema.tensors())
         values = {
             "windows_read": self.windows_read,
             "windows_jumped": self.windows_jumped,
@@ -83,19 +85,17 @@ class TrainState:
         }
         return Checkpoint(self.step, tensors, values)
 
-    def restore(self, checkpoint: Checkpoint[Held], source: str) -> None:
+    def restore(self, checkpoint: Checkpoint[Saved], source: str, *, is_own: bool = False) -> None:
         """Loads a checkpoint; raises UserError, naming `source`, for one that does not fit this run.
 
-        If the run has changed its optimizer since, the optimizer state starts from zero.
+        One of this very process, `is_own`, does; it may lack what other ranks hold. If the run has changed its
+        optimizer since, the optimizer state starts from zero.
         """
         model, optimizer, values = checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.values
         ema = checkpoint.tensors.get("ema")
-        check_tensors(model, self.model.state_dict(), source)
         has_same_optimizer = self._has_same_optimizer(values)
-        if has_same_optimizer:
-            self._check_optimizer_state(optimizer, source)
-        if self.ema is not None and ema is not None:
-            check_tensors(ema, self.ema.tensors(), f"the EMA in {source}")
+        if not is_own:
+            self._check(model, optimizer if has_same_optimizer else None, ema, source)
         try:
             spans = read_spans(values.get("skipped_windows"), "skipped_windows")
             read, jumped, epochs = (
@@ -111,13 +111,15 @@ class TrainState:
                 self.scaler.load_state_dict(scaler)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"cannot resume from {source}: {error}; use another checkpoint") from None
-        self.model.load_state_dict(model)
+        load(hold(self.model.state_dict()), model)
         if has_same_optimizer:
-            self.optimizer.load_state(optimizer)
+            load(self.optimizer.hold_state(), optimizer)
         else:
             self.optimizer.reset_state()
-        if self.ema is not None:
-            self.ema.load(ema or dict(self.model.named_parameters()))
+        if self.ema is not None and ema is not None:
+            load(hold(self.ema.tensors()), ema)
+        elif self.ema is not None:
+            self.ema.load(dict(self.model.named_parameters()))
         self.step, self.windows_read, self.windows_jumped, self.skipped_windows = checkpoint.step, read, jumped, spans
         self.epochs_done, self.evaluated_at = epochs, evaluated_at
         self.train_loss, self.val_loss = train_loss, val_loss
@@ -128,10 +130,22 @@ class TrainState:
         saved = config.get("optimizer") if isinstance(config, dict) else None
         return saved in (None, self.optimizer.kind)
 
-    def _check_optimizer_state(self, tensors: dict[str, Tensor], source: str) -> None:
+    def _check(
+        self,
+        model: Mapping[str, Saved],
+        optimizer: Mapping[str, Saved] | None,
+        ema: Mapping[str, Saved] | None,
+        source: str,
+    ) -> None:
         """Raises UserError for missing, extra or misshapen tensors, and for an invalid step count."""
-        check_tensors(tensors, self.optimizer.state_tensors(), f"the optimizer of {source}")
-        if any(not tensor >= 0 for name, tensor in tensors.items() if name.endswith("/step")):
+        check_tensors(model, self.model.state_dict(), source)
+        if self.ema is not None and ema is not None:
+            check_tensors(ema, self.ema.tensors(), f"the EMA in {source}")
+        if optimizer is None:
+            return
+        check_tensors(optimizer, self.optimizer.state_tensors(), f"the optimizer of {source}")
+        steps = [read_whole(tensor) for name, tensor in optimizer.items() if name.endswith("/step")]
+        if any(not step >= 0 for step in steps):
             raise UserError(f"the optimizer of {source} has an invalid step count; use another checkpoint")
 
 

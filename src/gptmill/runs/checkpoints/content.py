@@ -28,7 +28,7 @@ class Part:
     @property
     def index(self) -> tuple[slice, ...]:
         """Of the part in the local tensor."""
-        return tuple(slice(start, start + length) for start, length in zip(self.start, self.box.shape, strict=True))
+        return Box(self.start, self.box.shape).index
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,10 +31,15 @@ class Box:
         shape = tuple(end - start for start, end in zip(offset, map(min, self.end, other.end), strict=True))
         return Box(offset, shape) if all(length > 0 for length in shape) else None
 
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """Of the box in the tensor."""
+        return tuple(map(slice, self.offset, self.end))
+
     def locate_in(self, other: Box) -> tuple[slice, ...]:
         """The index of this box in a tensor that holds the other one, which contains it."""
-        starts = (start - origin for start, origin in zip(self.offset, other.offset, strict=True))
-        return tuple(slice(start, start + length) for start, length in zip(starts, self.shape, strict=True))
+        starts = tuple(start - origin for start, origin in zip(self.offset, other.offset, strict=True))
+        return Box(starts, self.shape).index
 
 
 def cover(shape: Extent) -> Box:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gptmill.config.errors import UserError
+from gptmill.runs.checkpoints.content import Held
+from gptmill.training.sharded_state import hold
 
 
 class OptimizerContainer:
@@ -110,6 +112,10 @@ class OptimizerContainer:
             for own, value in states.get(parameter, {}).items()
             for key, tensor in _flatten(own, value)
         }
+
+    def hold_state(self) -> dict[str, Held]:
+        """The live optimizer state that this rank has, for a checkpoint."""
+        return hold(self.state_tensors())
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

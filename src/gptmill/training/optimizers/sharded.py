@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gptmill.runs.checkpoints.content import Held
 from gptmill.runtime.world import World
 from gptmill.training.optimizers.container import OptimizerContainer
 from gptmill.training.optimizers.ownership import Ownership, flatten
+from gptmill.training.sharded_state import hold_alone
 
 
 class ShardedOptimizer(OptimizerContainer):
@@ -95,6 +97,10 @@ class ShardedOptimizer(OptimizerContainer):
     def own_state(self) -> dict[str, Tensor]:
         """The live state of this rank's parameters."""
         return super().state_tensors()
+
+    def hold_state(self) -> dict[str, Held]:
+        """The live state of this rank's parameters, which no other rank has."""
+        return hold_alone(self.own_state())
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

@@ -315,3 +315,11 @@ def build_gpt(
         model = model_class(config, padded_vocab_size, vocab_size)
     init_weights(model, config, torch.Generator().manual_seed(seed))
     return model
+
+
+def build_meta_gpt(
+    config: ModelConfig, padded_vocab_size: int, vocab_size: int | None = None, model_class: type[GPT] = GPT
+) -> GPT:
+    """A model on the meta device: shapes without memory, for weights that come later."""
+    with torch.device("meta"), SkipInit():
+        return model_class(config, padded_vocab_size, vocab_size)

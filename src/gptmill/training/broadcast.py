@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gptmill.runs.checkpoints.content import Checkpoint, Held
 from gptmill.runtime.world import World
+from gptmill.training.sharded_state import keep_whole
 
 
 def broadcast_checkpoint(checkpoint: Checkpoint[Tensor] | None, world: World) -> Checkpoint[Tensor] | None:
@@ -37,11 +38,7 @@ def broadcast_checkpoint(checkpoint: Checkpoint[Tensor] | None, world: World) ->
 
 def complete_snapshot(snapshot: Checkpoint[Held], world: World) -> Checkpoint[Held]:
     """This rank's part of a snapshot, with the whole tensors and the values that rank 0 keeps for all."""
-    whole = {
-        group: {name: item for name, item in named.items() if isinstance(item, Tensor)}
-        for group, named in snapshot.tensors.items()
-    }
-    shared = broadcast_checkpoint(Checkpoint(snapshot.step, whole, snapshot.values) if world.is_main else None, world)
+    shared = broadcast_checkpoint(keep_whole(snapshot) if world.is_main else None, world)
     assert shared is not None
     tensors: dict[str, dict[str, Held]] = {group: {**named} for group, named in snapshot.tensors.items()}
     for group, named in shared.tensors.items():

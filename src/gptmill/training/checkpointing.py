@@ -25,7 +25,7 @@ from gptmill.runtime.world import World
 from gptmill.training.broadcast import broadcast_checkpoint, broadcast_json, complete_snapshot
 from gptmill.training.joint_reading import open_jointly
 from gptmill.training.plan import TrainPlan
-from gptmill.training.sharded_state import Saved, drop_whole
+from gptmill.training.sharded_state import Saved, drop_whole, keep_whole
 from gptmill.training.snapshots import Snapshot, SnapshotBuffers
 from gptmill.training.state import TrainState
 
@@ -130,7 +130,8 @@ class Checkpointer:
         found: Checkpoint[Tensor] | None = None
         if self._world.is_main:
             steps = self._snapshots.drop_later(last_step)
-            found = self._snapshots.find(steps[-1]) if steps else self._load_older(last_step)
+            snapshot = self._snapshots.find(steps[-1]) if steps else None
+            found = self._load_older(last_step) if snapshot is None else keep_whole(snapshot)
         return broadcast_checkpoint(found, self._world)
 
     def _find_older_jointly(self, last_step: int) -> Checkpoint[Saved] | None:

@@ -36,6 +36,15 @@ def hold_alone(tensors: Mapping[str, Tensor]) -> dict[str, Held]:
     return {name: Shard(tensor, tuple(tensor.shape), (0,) * tensor.dim()) for name, tensor in tensors.items()}
 
 
+def keep_whole(checkpoint: Checkpoint[Held]) -> Checkpoint[Tensor]:
+    """What all ranks have, and rank 0 saves."""
+    whole = {
+        group: {name: item for name, item in named.items() if isinstance(item, Tensor)}
+        for group, named in checkpoint.tensors.items()
+    }
+    return Checkpoint(checkpoint.step, whole, checkpoint.values)
+
+
 def drop_whole(checkpoint: Checkpoint[Held]) -> Checkpoint[Held]:
     """What only this rank can save and restore: rank 0 has the rest."""
     shards = {

@@ -26,6 +26,7 @@ def check_shared_folder(folder: Path, world: World) -> str:
     parents = [folder.absolute(), *folder.absolute().parents]
     levels = next(number for number, parent in enumerate(parents) if parent.is_dir())
     levels, token = broadcast_json([levels, secrets.token_hex(4)], world)
+    assert isinstance(token, str)
     probe = parents[levels] / f".gptmill-{token}.probe"
 
     def write() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.content import Held
-from gptmill.training.sharded_state import hold
+from gptmill.training.sharded_state import Saved, hold, load
 
 
 class OptimizerContainer:
@@ -117,13 +117,11 @@ class OptimizerContainer:
         """The live optimizer state that this rank has, for a checkpoint."""
         return hold(self.state_tensors())
 
-    @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state(self, tensors: Mapping[str, Saved]) -> None:
         """Copies saved state in. Call init_state() before; the caller checks names and shapes."""
-        live = self.state_tensors()
-        assert live.keys() == tensors.keys(), "the state is that of another optimizer, or init_state() was not called"
-        for name, tensor in live.items():
-            tensor.copy_(tensors[name])
+        held = self.hold_state()
+        assert held.keys() <= tensors.keys(), "the state is that of another optimizer, or init_state() was not called"
+        load(held, tensors)
 
     @torch.no_grad()
     def reset_state(self) -> None:
@@ -136,10 +134,14 @@ class OptimizerContainer:
         """One line: which optimizer updates how many parameters, with which weight decay."""
         return "; ".join(
             f"{type(member).__name__} {_describe_decay(group['weight_decay'])}: {len(group['params']):,} tensors, "
-            f"{sum(parameter.numel() for parameter in group['params']):,} parameters"
+            f"{sum(map(self._count, group['params'])):,} parameters"
             for member in self.members
             for group in member.param_groups
         )
+
+    def _count(self, parameter: nn.Parameter) -> int:
+        """The numbers of a whole parameter."""
+        return parameter.numel()
 
     @property
     def _groups(self) -> list[dict[str, Any]]:

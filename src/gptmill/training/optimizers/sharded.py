@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -101,13 +101,6 @@ class ShardedOptimizer(OptimizerContainer):
     def hold_state(self) -> dict[str, Held]:
         """The live state of this rank's parameters, which no other rank has."""
         return hold_alone(self.own_state())
-
-    @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies the saved state of this rank's parameters in; `tensors` holds that of all."""
-        assert self.state_tensors().keys() == tensors.keys(), "the state is that of another optimizer"
-        for name, tensor in self.own_state().items():
-            tensor.copy_(tensors[name])
 
     @torch.no_grad()
     def gather_state(self) -> None:

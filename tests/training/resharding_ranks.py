@@ -30,6 +30,7 @@ from gptmill.training.plan import CorpusSize, MachineRate, derive_plan
 from gptmill.training.sharded_state import saves_jointly
 from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.state import TrainState, build_state
+from gptmill.training.strategy import choose_strategy
 
 STEP = 7
 LIMIT_SECONDS = 60.0
@@ -82,7 +83,7 @@ def build(name: str, world: World) -> tuple[RunConfig, TrainState]:
 
 def save(config: RunConfig, state: TrainState, run: RunDirectory, world: World) -> None:
     """Saves as a run does; also takes a snapshot, which a rollback finds on every rank."""
-    is_joint = saves_jointly(config, world)
+    is_joint = saves_jointly(world)
     token = check_shared_folder(run.checkpoints, world) if is_joint else ""
     writers = join_writers(token, state, world) if is_joint else None
     with open_checkpointer(run, config, {}, world, STEP, writers) as checkpointer:
@@ -113,13 +114,12 @@ def restore(state: TrainState, run: RunDirectory, world: World, *, is_joint: boo
 
 def main(name: str, folder: Path, others: list[str]) -> None:
     with open_world("cpu") as world:
-        strategy = choose(name).machine.parallel
-        world = arrange_ranks(world, "ddp" if strategy == "auto" else strategy)
+        world = arrange_ranks(world, choose_strategy(choose(name), world))
         config, state = build(name, world)
         fill(state.make_checkpoint({}).tensors)
         save(config, state, RunDirectory(folder / name), world)
         for other in others:
-            restore(state, RunDirectory(folder / other), world, is_joint=saves_jointly(config, world))
+            restore(state, RunDirectory(folder / other), world, is_joint=saves_jointly(world))
         world.any_rank(False)  # no rank leaves while another still needs it
 
 

@@ -126,7 +126,7 @@ class Session:
         world = self.world
         starts = make_starts(
             state.skipped_windows, state.windows_read, state.step, self.plan, world.data_rank, world.data_size,
-            self.sampler.samples_per_batch,
+            self.sampler.samples_per_batch, is_exact=state.reduction.is_exact,
         )  # fmt: skip
         return DataLoader(self.sampler, self.reader, self.world.device, starts, self.config.data.prefetch_batches)
 
@@ -146,7 +146,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     tasks = load_eval_tasks(config, corpora.tokenizer)
     set_matmul_precision(plan.precision)
     run = hold_run(request, world, stack)
-    is_joint = saves_jointly(config, world)
+    is_joint = saves_jointly(world)
     token = check_shared_folder(run.checkpoints, world) if is_joint else ""
     resume_point = read_resume_point(request, world, is_joint=is_joint)
     weights = None

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from gptmill.config.run import RunConfig
 from gptmill.runs.checkpoints.content import Checkpoint, Held, Shard
 from gptmill.runs.checkpoints.saved_tensors import SavedTensor
 from gptmill.runs.checkpoints.tiling import Box
@@ -21,9 +20,9 @@ Saved: TypeAlias = Tensor | Shard | SavedTensor
 """A tensor to load: whole, this rank's shard of a snapshot, or in the files of a checkpoint."""
 
 
-def saves_jointly(config: RunConfig, world: World) -> bool:
+def saves_jointly(world: World) -> bool:
     """Whether ranks hold different tensors, and save them together. The same on every rank."""
-    return world.size > 1 and (world.shards_weights or config.machine.exact_ranks is True)
+    return world.size > 1 and world.strategy != "ddp"
 
 
 def hold(tensors: Mapping[str, Tensor]) -> dict[str, Held]:

@@ -68,11 +68,13 @@ class Checkpointer:
 
     def take_snapshot(self, state: TrainState) -> None:
         """Copies the state to host memory for a later rollback, unless the buffer is still being written to disk."""
+        if not self._can_roll_back:
+            return
         is_busy = self._is_main and self._is_next_buffer_in_use(state)
         # Rank 0 knows whether its buffer is free; where all ranks must help, they learn it from there.
-        if self._world.shards_weights and self._can_roll_back:
+        if self._world.shards_weights or state.optimizer.is_sharded:
             is_busy = self._world.any_rank(is_busy)
-        if self._can_roll_back and not is_busy:
+        if not is_busy:
             self._take(state, [])
 
     def save(self, state: TrainState, tiers: list[str], beat: Beat) -> None:
@@ -126,6 +128,7 @@ class Checkpointer:
 
     def _take(self, state: TrainState, tiers: list[str]) -> Snapshot | None:
         """A snapshot on rank 0, to which the others send what it does not have."""
+        state.optimizer.gather_state()
         if not (self._is_main or self._world.shards_weights):
             return None
         checkpoint = state.make_checkpoint({**self._origin, "tiers": tiers})

@@ -36,6 +36,7 @@ from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_gra
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 from gptmill.training.optimizers.fsdp import build_fsdp_optimizer
 from gptmill.training.plan import TrainPlan
+from gptmill.training.reduction import PlainReduction, Reduction, build_reduction
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
 from gptmill.training.spike_detector import SpikeDetector
 from gptmill.training.strategy import can_hold_gradients
@@ -52,6 +53,7 @@ class TrainState:
     scaler: torch.amp.GradScaler
     spike_detector: SpikeDetector
     early_stop: EarlyStop
+    reduction: Reduction = field(default_factory=PlainReduction)
     ema: EmaWeights | None = None
     step: int = 0
     windows_read: int = 0
@@ -153,19 +155,24 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
     model = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
     forward = _share(model, config, plan, world)
+    is_exact = config.machine.exact_ranks is True
     if world.uses_fsdp:
         optimizer: OptimizerContainer = build_fsdp_optimizer(model, config.optimizer, world)
     else:
-        optimizer = build_optimizer(model, config.optimizer, world.device)
+        optimizer = build_optimizer(model, config.optimizer, world.device, world, is_exact=is_exact)
     optimizer.init_state()
     optimizer.keeps_gradients = is_graphed
+    reduction = build_reduction(
+        model, world, is_exact=is_exact, is_sharded=optimizer.is_sharded, keeps_gradients=is_graphed
+    )
     scaler = build_scaler(plan.precision, world.device)
     eager = EagerPass(forward, scaler, plan.precision, world.device)
     runner = GraphedPass(eager, model) if is_graphed and isinstance(model, GPT) else eager
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
     ema = None if decay is None else EmaWeights.build(model, decay)
-    state = TrainState(model, forward, runner, optimizer, scaler, build_spike_detector(config), early_stop, ema)
+    detector = build_spike_detector(config)
+    state = TrainState(model, forward, runner, optimizer, scaler, detector, early_stop, reduction, ema)
     state.reduces_every_micro_batch = world.uses_fsdp and not can_hold_gradients(config, plan, world)
     return state
 

@@ -28,6 +28,9 @@ def parallelize(
     """
     if not world.is_distributed:
         return model
+    if world.strategy == "zero1":  # DDP without its hooks: the gradients go to the owners of the parameters
+        world.broadcast(model.state_dict().values())
+        return model
     if not world.uses_fsdp:
         return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     _shard(model, find_data_mesh(world), blocks, compute_dtype)

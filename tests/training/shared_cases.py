@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,15 @@ from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import open_shards
 from gptmill.evals.loss import ValidationLoss
 from gptmill.evals.samples import Samples
-from gptmill.runtime.parallel.local_shards import reshard
+from gptmill.runtime.parallel.local_shards import gather_whole, reshard
 from gptmill.runtime.parallel.mesh import arrange_ranks
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import World, open_world
 from gptmill.training import state as training_state
-from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.dry_run import dry_run
-from gptmill.training.gathered_checkpoint import gather_checkpoint
 from gptmill.training.plan import make_plan
 from gptmill.training.skip_ranges import make_starts
+from gptmill.training.snapshots import SnapshotBuffers
 from gptmill.training.state import build_state
 from gptmill.training.step import train_step
 from gptmill.training.step_stats import StepStats
@@ -102,19 +101,23 @@ class Training:
 
     def go_back(self) -> tuple[float, float]:
         """The loss of the next step, and that of the same step after a rollback."""
-        live = gather_checkpoint(self.state.make_checkpoint({}), self.world)
-        kept = broadcast_checkpoint(live if self.world.is_main else None, self.world)
-        assert kept is not None
-        tensors = {group: {name: t.clone() for name, t in named.items()} for group, named in kept.tensors.items()}
-        kept = replace(kept, tensors=tensors)
+        kept = SnapshotBuffers(self.world.device, 1).take(self.state.make_checkpoint({}))
         first = self.step().read().loss
-        self.state.restore(kept, "the snapshot")
+        self.state.restore(kept.checkpoint, "the snapshot", is_own=True)
         return first, self.step().read().loss
 
     def read_tensors(self) -> Tensors:
         """The whole state on rank 0."""
-        groups = gather_checkpoint(self.state.make_checkpoint({}), self.world).tensors
-        return {f"{group}/{name}": tensor.clone() for group in groups for name, tensor in groups[group].items()}
+        state = self.state
+        state.optimizer.gather_state()
+        groups = {"model": state.model.state_dict(), "optimizer": state.optimizer.state_tensors()}
+        if state.ema is not None:
+            groups["ema"] = state.ema.tensors()
+        return {
+            f"{group}/{name}": gather_whole(tensor).clone()
+            for group in groups
+            for name, tensor in groups[group].items()
+        }
 
 
 def run_case(name: str, corpora: Corpora, world: World, steps: int = STEPS) -> tuple[Outcome, Tensors]:

@@ -52,10 +52,16 @@ def copy_whole(target: Tensor, whole: Tensor) -> None:
 
 def take_part(whole: Tensor, like: DTensor) -> Tensor:
     """The part of a whole tensor that this rank holds of a sharded one."""
+    shape, offset = find_place(like)
+    return whole[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
+
+
+def find_place(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of this rank's part, and where it begins in the whole."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
-    return whole[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(shape), tuple(offset)
 
 
 def gather_whole(tensor: Tensor) -> Tensor:

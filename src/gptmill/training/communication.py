@@ -1,0 +1,164 @@
+"""What ranks send each other in a step, and how much of it the computation hides.
+
+Ring algorithms over n ranks, as NCCL uses them for large messages: to gather or to reduce-scatter S bytes, each rank
+sends (n - 1)/n x S in n - 1 hops; an all-reduce is one of each. Nothing here has been measured: no machine with several
+GPUs was at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from gptmill.config.run import ParallelName
+from gptmill.runtime.interconnects import Interconnect
+from gptmill.training.memory_estimate import FP32
+from gptmill.training.strategy_memory import ShardedUnits
+
+REACHED_SHARE = 0.8  # of a nominal rate: between H100s, 376 of 450 GB/s are known (NVIDIA/nccl issue 1264)
+HOP_SECONDS = 5e-6  # from one rank to the next, however little is sent
+BUCKET_BYTES = 25 << 20  # DDP sums gradients in buckets of this size; the last one has nothing left to hide behind
+FORWARD_SHARE = 1 / 3  # of the time of a micro-batch
+
+CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
+RINGS: dict[CollectiveKind, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective over a group of ranks."""
+
+    kind: CollectiveKind
+    size_bytes: float
+    """Of the whole: what all ranks have in the end, or had in the beginning."""
+    ranks: int
+    rate: float
+    """Nominal bytes per second of each rank."""
+    calls: int = 1
+    """Into how many it is divided, one after the other."""
+
+    @property
+    def sent_bytes(self) -> float:
+        """What each rank sends."""
+        return RINGS[self.kind] * (self.ranks - 1) / self.ranks * self.size_bytes
+
+    @property
+    def seconds(self) -> float:
+        hops = RINGS[self.kind] * (self.ranks - 1) * self.calls
+        return self.sent_bytes / (REACHED_SHARE * self.rate) + hops * HOP_SECONDS
+
+
+@dataclass(frozen=True)
+class StepCommunication:
+    """The collectives of a step, by what they can hide behind."""
+
+    forward: tuple[Collective, ...] = ()
+    """In every micro-batch, during its forward pass."""
+    backward: tuple[Collective, ...] = ()
+    """In every micro-batch, during its backward pass."""
+    last_backward: tuple[Collective, ...] = ()
+    """During the backward pass of the last micro-batch."""
+    ends: tuple[Collective, ...] = ()
+    """The parts of the above, in every micro-batch, that come before or after all computation."""
+    last_end: tuple[Collective, ...] = ()
+    """The same of `last_backward`."""
+    after: tuple[Collective, ...] = ()
+    """After the update."""
+
+    def count_sent(self, kind: CollectiveKind, micro_batches: int) -> float:
+        """Bytes that each rank sends in a step."""
+        each, once = (*self.forward, *self.backward), (*self.last_backward, *self.after)
+        return micro_batches * _sum_sent(each, kind) + _sum_sent(once, kind)
+
+    def count_seconds(self, micro_batches: int) -> float:
+        """Seconds of all collectives of a step, hidden or not."""
+        each = _sum_seconds((*self.forward, *self.backward))
+        return micro_batches * each + _sum_seconds((*self.last_backward, *self.after))
+
+    def count_exposed_seconds(self, compute_seconds: float, micro_batches: int) -> float:
+        """Seconds of a step in which nothing is computed.
+
+        A collective hides behind all of the pass that it belongs to, at no cost to the computation, except for the
+        ends.
+        """
+        forward = compute_seconds / micro_batches * FORWARD_SHARE
+        backward = compute_seconds / micro_batches - forward
+        ends, last_end = _sum_seconds(self.ends), _sum_seconds(self.last_end)
+        sent_forward, sent_backward = _sum_seconds(self.forward), _sum_seconds(self.backward)
+        beyond = max(0.0, sent_forward - forward) + max(0.0, sent_backward - backward)
+        last_backward = sent_backward + _sum_seconds(self.last_backward)
+        last = max(0.0, sent_forward - forward) + max(0.0, last_backward - backward)
+        exposed = (micro_batches - 1) * max(ends, beyond) + max(ends + last_end, last)
+        return exposed + _sum_seconds(self.after)
+
+
+def plan_communication(
+    strategy: ParallelName, units: ShardedUnits, number_bytes: int, links: Interconnect
+) -> StepCommunication:
+    """The collectives of a strategy; weights are gathered in the dtype that computes, gradients summed in fp32."""
+    if strategy == "ddp":
+        return _plan_ddp(units, links)
+    if strategy == "zero1":
+        return _plan_zero1(units, links)
+    return _plan_sharded(strategy, units, number_bytes, links)
+
+
+def _plan_ddp(units: ShardedUnits, links: Interconnect) -> StepCommunication:
+    """One all-reduce of all gradients, in the last micro-batch."""
+    size, rate = FP32 * units.total, links.find_rate(links.gpus)
+    buckets = max(1, round(size / BUCKET_BYTES))
+    return StepCommunication(
+        last_backward=(Collective("all_reduce", size, links.gpus, rate, buckets),),
+        last_end=(Collective("all_reduce", min(size, BUCKET_BYTES), links.gpus, rate),),
+    )
+
+
+def _plan_zero1(units: ShardedUnits, links: Interconnect) -> StepCommunication:
+    """The same all-reduce; each rank updates its part of the weights, which are then gathered."""
+    size, rate = FP32 * units.total, links.find_rate(links.gpus)
+    ddp = _plan_ddp(units, links)
+    return StepCommunication(
+        last_backward=ddp.last_backward,
+        last_end=ddp.last_end,
+        after=(Collective("all_gather", size, links.gpus, rate, max(1, round(size / BUCKET_BYTES))),),
+    )
+
+
+def _plan_sharded(
+    strategy: ParallelName, units: ShardedUnits, number_bytes: int, links: Interconnect
+) -> StepCommunication:
+    """FSDP: blocks are gathered for each pass, the root once; hybrid: within a machine, and shards summed across."""
+    ranks = links.gpus if strategy == "fsdp" else links.gpus_per_node
+    rate = links.find_rate(ranks)
+    blocks = units.total - units.root
+    calls = max(1, round(blocks / max(1, units.block)))
+
+    def gather(numbers: int, calls: int = 1) -> Collective:
+        return Collective("all_gather", number_bytes * numbers, ranks, rate, calls)
+
+    def reduce(numbers: int, calls: int = 1) -> Collective:
+        return Collective("reduce_scatter", FP32 * numbers, ranks, rate, calls)
+
+    sums: tuple[Collective, ...] = ()
+    if strategy == "hsdp" and links.nodes > 1:
+        shard = FP32 * units.count_shard(ranks)
+        sums = (Collective("all_reduce", shard, links.nodes, links.find_rate_across(), calls + 1),)
+    return StepCommunication(
+        forward=(gather(units.root), gather(blocks, calls)),
+        backward=(gather(blocks, calls), reduce(units.total, calls + 1)),
+        last_backward=sums,
+        ends=(gather(units.root), gather(units.block), reduce(units.root)),
+        last_end=tuple(
+            Collective("all_reduce", each.size_bytes * units.root / units.total, each.ranks, each.rate)
+            for each in sums
+        ),
+    )
+
+
+def _sum_sent(collectives: Iterable[Collective], kind: CollectiveKind) -> float:
+    return sum(each.sent_bytes for each in collectives if each.kind == kind)
+
+
+def _sum_seconds(collectives: Iterable[Collective]) -> float:
+    return sum(each.seconds for each in collectives)

@@ -7,6 +7,7 @@ meta device, which has shapes but no memory, and is sharded by the code that sha
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed import fake_pg as fake_pg  # the import registers the backend
 
 from gptmill.config.durations import format_duration
 from gptmill.config.errors import UserError
@@ -26,15 +29,18 @@ from gptmill.models.gpt import GPT
 from gptmill.models.initialisation import SkipInit
 from gptmill.runtime.interconnects import Interconnect
 from gptmill.runtime.parallel.mesh import arrange_ranks
-from gptmill.runtime.parallel.parallelize import parallelize
 from gptmill.runtime.world import World
 from gptmill.training.optimizers import build_optimizer
+from gptmill.training.optimizers.ownership import Ownership
 from gptmill.training.plan import TrainPlan
 from gptmill.training.strategy_estimate import StrategyEstimate
 
 TOLERANCE = 0.01
 META = torch.device("meta")
 SECONDS_BETWEEN_REPORTS = 5.0
+LOCAL_SIZE = "LOCAL_WORLD_SIZE"
+
+LocalShapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -93,9 +99,10 @@ def _place(
 ) -> Placement:
     started = said = time.monotonic()
     found: list[PlacedBytes] = []
+    states: dict[LocalShapes, dict[str, int]] = {}
     for rank in range(links.gpus):
         with open_fake_rank(rank, links) as world:
-            found.append(place_rank(config, plan, arrange_ranks(world, estimate.strategy)))
+            found.append(place_rank(config, plan, arrange_ranks(world, estimate.strategy), states))
         now, done = time.monotonic(), rank + 1
         if now - said > SECONDS_BETWEEN_REPORTS:
             left = (now - started) / done * (links.gpus - done)
@@ -110,35 +117,59 @@ def _place(
 @contextmanager
 def open_fake_rank(rank: int, links: Interconnect) -> Iterator[World]:
     """This process as one rank of many that do not exist, on machines of equal size."""
-    before = os.environ.get(LOCAL_SIZE)
+    local_size, excepthook = os.environ.get(LOCAL_SIZE), sys.excepthook
     os.environ[LOCAL_SIZE] = str(links.gpus_per_node)
-    dist.init_process_group("fake", rank=rank, world_size=links.gpus)
+    dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=links.gpus)
     try:
         yield World(rank, links.gpus, torch.device("cpu"))
     finally:
         dist.destroy_process_group()
-        if before is None:
+        sys.excepthook = excepthook  # torch's names the rank in every traceback
+        if local_size is None:
             del os.environ[LOCAL_SIZE]
         else:
-            os.environ[LOCAL_SIZE] = before
+            os.environ[LOCAL_SIZE] = local_size
 
 
-LOCAL_SIZE = "LOCAL_WORLD_SIZE"
+def place_rank(
+    config: RunConfig, plan: TrainPlan, world: World, states: dict[LocalShapes, dict[str, int]]
+) -> PlacedBytes:
+    """What this rank holds of the model after it was shared among the ranks.
 
-
-def place_rank(config: RunConfig, plan: TrainPlan, world: World) -> PlacedBytes:
-    """What this rank holds of the model after it was shared among the ranks."""
+    `states` keeps the sizes of the optimizer's state for other ranks with pieces of the same shapes.
+    """
     with META, SkipInit():
         model = GPT(config.model, plan.padded_vocab_size)
-    parallelize(model, world)
-    optimizer = build_optimizer(model, config.optimizer, world.device)
-    optimizer.init_state()
-    weights = sum(count_bytes(parameter) for parameter in model.parameters())
-    state = sum(count_bytes(tensor) for tensor in optimizer.state_tensors().values())
-    return PlacedBytes(weights, weights, state)
+    if world.shards_weights:
+        for block in (*model.blocks, *model.extra_blocks):
+            fully_shard(block, mesh=world.mesh)
+        fully_shard(model, mesh=world.mesh)
+    local = {name: _take_local(parameter) for name, parameter in model.named_parameters()}
+    shapes = tuple(tuple(piece.shape) for piece in local.values())
+    if shapes not in states:
+        states[shapes] = measure_state(model, config)
+    owned = set(local)
+    if world.strategy == "zero1":
+        owners = Ownership(model, world).owners
+        owned = {name for name, owner in zip(local, owners, strict=True) if owner == world.rank}
+    weights = sum(piece.nbytes for piece in local.values())
+    return PlacedBytes(weights, weights, sum(size for name, size in states[shapes].items() if name in owned))
 
 
-def count_bytes(tensor: Tensor) -> int:
-    """Of this rank's part."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.nbytes
+def measure_state(model: nn.Module, config: RunConfig) -> dict[str, int]:
+    """Bytes of the optimizer's state by parameter, after a step on the meta device."""
+    optimizer = build_optimizer(model, config.optimizer, META)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter in names:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    return {
+        names[parameter]: sum(_take_local(value).nbytes for value in state.values())
+        for member in optimizer.members
+        for parameter, state in member.state.items()
+    }
+
+
+def _take_local(tensor: Tensor) -> Tensor:
+    """This rank's piece."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -6,6 +6,7 @@ Rates are nominal bytes per second in one direction, half of the sum of both dir
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.runtime.peak_rates import identify_gpu
@@ -33,7 +34,18 @@ GPU_PORT_GB = {
 MACHINE_PORT_GB = {"ethernet": 12.5}  # one port of 100 Gb/s for all GPUs of a machine
 NVLINK = "nvlink"  # switches that join machines, as in a GB200 NVL72
 NETWORKS = (*GPU_PORT_GB, *MACHINE_PORT_GB, NVLINK)
+LINK_SECONDS, NETWORK_SECONDS = 1e-6, 5e-6  # from one GPU to the next, however little is sent: the usual magnitude
 GB = 1e9
+
+
+class Ring(NamedTuple):
+    """GPUs that pass data on in a ring, as NCCL does."""
+
+    ranks: int
+    rate: float
+    """Nominal bytes per second of each."""
+    latency: float
+    """Seconds once around."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +64,17 @@ class Interconnect:
     def gpus_per_node(self) -> int:
         return self.gpus // self.nodes
 
-    def find_rate(self, group: int) -> float:
-        """The rate of a ring over `group` neighbouring GPUs: it leaves each machine once, by all of its ports."""
-        return self.link_rate if group <= self.gpus_per_node else min(self.link_rate, self.network_rate)
+    def find_ring(self, ranks: int) -> Ring:
+        """The ring over so many neighbouring GPUs: it leaves each machine once, by all of its ports."""
+        crossings = 0 if ranks <= self.gpus_per_node else ranks // self.gpus_per_node
+        rate = min(self.link_rate, self.network_rate) if crossings else self.link_rate
+        latency = (ranks - crossings) * LINK_SECONDS + crossings * NETWORK_SECONDS
+        return Ring(ranks, rate, latency)
 
-    def find_rate_across(self) -> float:
-        """The rate of a ring of one GPU of each machine, while the other GPUs have theirs."""
-        return min(self.link_rate, self.network_rate / self.gpus_per_node)
+    def find_ring_across(self) -> Ring:
+        """The ring over one GPU of each machine, while the other GPUs have theirs."""
+        rate = min(self.link_rate, self.network_rate / self.gpus_per_node)
+        return Ring(self.nodes, rate, self.nodes * NETWORK_SECONDS)
 
 
 def find_interconnect(device_name: str, gpus: int, nodes: int, network: str) -> Interconnect:

@@ -17,7 +17,6 @@ from gptmill.training.memory_estimate import FP32
 from gptmill.training.strategy_memory import ShardedUnits
 
 REACHED_SHARE = 0.8  # of a nominal rate: between H100s, 376 of 450 GB/s are known (NVIDIA/nccl issue 1264)
-HOP_SECONDS = 5e-6  # from one rank to the next, however little is sent
 BUCKET_BYTES = 25 << 20  # DDP sums gradients in buckets of this size; the last one has nothing left to hide behind
 FORWARD_SHARE = 1 / 3  # of the time of a micro-batch
 
@@ -35,6 +34,8 @@ class Collective:
     ranks: int
     rate: float
     """Nominal bytes per second of each rank."""
+    latency: float
+    """Seconds once around the ring, however little is sent."""
     calls: int = 1
     """Into how many it is divided, one after the other."""
 
@@ -45,8 +46,8 @@ class Collective:
 
     @property
     def seconds(self) -> float:
-        hops = RINGS[self.kind] * (self.ranks - 1) * self.calls
-        return self.sent_bytes / (REACHED_SHARE * self.rate) + hops * HOP_SECONDS
+        waits = RINGS[self.kind] * self.calls * self.latency
+        return self.sent_bytes / (REACHED_SHARE * self.rate) + waits
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class StepCommunication:
     last_end: tuple[Collective, ...] = ()
     """The same of `last_backward`."""
     after: tuple[Collective, ...] = ()
-    """After the update."""
+    """After all computation."""
 
     def count_sent(self, kind: CollectiveKind, micro_batches: int) -> float:
         """Bytes that each rank sends in a step."""
@@ -106,53 +107,46 @@ def plan_communication(
 
 def _plan_ddp(units: ShardedUnits, links: Interconnect) -> StepCommunication:
     """One all-reduce of all gradients, in the last micro-batch."""
-    size, rate = FP32 * units.total, links.find_rate(links.gpus)
+    size, ring = FP32 * units.total, links.find_ring(links.gpus)
     buckets = max(1, round(size / BUCKET_BYTES))
     return StepCommunication(
-        last_backward=(Collective("all_reduce", size, links.gpus, rate, buckets),),
-        last_end=(Collective("all_reduce", min(size, BUCKET_BYTES), links.gpus, rate),),
+        last_backward=(Collective("all_reduce", size, *ring, buckets),),
+        last_end=(Collective("all_reduce", min(size, BUCKET_BYTES), *ring),),
     )
 
 
 def _plan_zero1(units: ShardedUnits, links: Interconnect) -> StepCommunication:
-    """The same all-reduce; each rank updates its part of the weights, which are then gathered."""
-    size, rate = FP32 * units.total, links.find_rate(links.gpus)
-    ddp = _plan_ddp(units, links)
-    return StepCommunication(
-        last_backward=ddp.last_backward,
-        last_end=ddp.last_end,
-        after=(Collective("all_gather", size, links.gpus, rate, max(1, round(size / BUCKET_BYTES))),),
-    )
+    """Gradients are summed at their owners once all are there; each updates its weights and sends them to all."""
+    size, ring = FP32 * units.total, links.find_ring(links.gpus)
+    kinds: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather")
+    return StepCommunication(after=tuple(Collective(kind, size, *ring, links.gpus) for kind in kinds))
 
 
 def _plan_sharded(
     strategy: ParallelName, units: ShardedUnits, number_bytes: int, links: Interconnect
 ) -> StepCommunication:
     """FSDP: blocks are gathered for each pass, the root once; hybrid: within a machine, and shards summed across."""
-    ranks = links.gpus if strategy == "fsdp" else links.gpus_per_node
-    rate = links.find_rate(ranks)
+    ring = links.find_ring(links.gpus if strategy == "fsdp" else links.gpus_per_node)
     blocks = units.total - units.root
     calls = max(1, round(blocks / max(1, units.block)))
 
     def gather(numbers: int, calls: int = 1) -> Collective:
-        return Collective("all_gather", number_bytes * numbers, ranks, rate, calls)
+        return Collective("all_gather", number_bytes * numbers, *ring, calls)
 
     def reduce(numbers: int, calls: int = 1) -> Collective:
-        return Collective("reduce_scatter", FP32 * numbers, ranks, rate, calls)
+        return Collective("reduce_scatter", FP32 * numbers, *ring, calls)
 
-    sums: tuple[Collective, ...] = ()
-    if strategy == "hsdp" and links.nodes > 1:
-        shard = FP32 * units.count_shard(ranks)
-        sums = (Collective("all_reduce", shard, links.nodes, links.find_rate_across(), calls + 1),)
+    def add(numbers: int, calls: int = 1) -> tuple[Collective, ...]:
+        if strategy == "fsdp":
+            return ()
+        return (Collective("all_reduce", FP32 * numbers / ring.ranks, *links.find_ring_across(), calls),)
+
     return StepCommunication(
         forward=(gather(units.root), gather(blocks, calls)),
         backward=(gather(blocks, calls), reduce(units.total, calls + 1)),
-        last_backward=sums,
+        last_backward=add(units.total, calls + 1),
         ends=(gather(units.root), gather(units.block), reduce(units.root)),
-        last_end=tuple(
-            Collective("all_reduce", each.size_bytes * units.root / units.total, each.ranks, each.rate)
-            for each in sums
-        ),
+        last_end=add(units.root),
     )
 
 

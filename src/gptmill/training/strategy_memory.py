@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.models.built_shapes import list_shapes
 from gptmill.training.memory_estimate import EMA_BYTES, FP32, HALF, HALF_PRECISIONS
+from gptmill.training.optimizers.ownership import assign_owners
 from gptmill.training.optimizers.param_groups import BLOCK_PREFIXES
 from gptmill.training.plan import TrainPlan
 from gptmill.training.run_counts import MOMENTUM_BYTES, STATE_BYTES, USUAL_STATE_BYTES
@@ -69,6 +70,17 @@ class ShardedUnits:
         """Parameters of the rank that holds most."""
         return count_numbers(split_shape(shape, ranks) for shape in self.shapes.values())
 
+    def assign(self, ranks: int) -> list[int]:
+        """The owner of each parameter, where ranks own whole ones."""
+        return assign_owners([math.prod(shape) for shape in self.shapes.values()], ranks)
+
+    def count_owned(self, ranks: int) -> int:
+        """Parameters of the rank that owns most."""
+        loads = [0] * ranks
+        for shape, owner in zip(self.shapes.values(), self.assign(ranks), strict=True):
+            loads[owner] += math.prod(shape)
+        return max(loads)
+
 
 def build_units(config: RunConfig, plan: TrainPlan) -> ShardedUnits:
     """The parameters of the run's model, which is built without memory."""
@@ -104,31 +116,40 @@ def estimate_strategy_memory(
         buffers = number * (units.root + units.block) + FP32 * units.block
     else:
         copies = units.total * HALF if number == HALF else 0
-        buffers = FP32 * units.total  # DDP's buckets
+        buffers = FP32 * (units.total if strategy == "ddp" else units.count_owned(shards))  # DDP's buckets
+    if strategy == "zero1":
+        state = count_owned_state(config, units, shards)
+    else:
+        state = count_state(config, units, shards if is_sharded else 1)
     return StrategyMemory(
         weights=FP32 * held,
         copies=copies,
         gradients=FP32 * held,
         buffers=buffers,
-        optimizer=count_state_bytes(config, units, 1 if strategy == "ddp" else shards)
-        + (EMA_BYTES * held if config.optimizer.ema_decay is not None else 0),
+        optimizer=round(state) + (EMA_BYTES * held if config.optimizer.ema_decay is not None else 0),
         activations=plan.memory.activations,
         logits=plan.memory.logits,
     )
 
 
-def count_state_bytes(config: RunConfig, units: ShardedUnits, ranks: int) -> int:
-    """Bytes of the optimizer state of the rank that holds most."""
-    tag = config.optimizer.optimizer.tag
-    usual = STATE_BYTES.get(tag, USUAL_STATE_BYTES)
-    return round(
-        sum(
-            math.prod(split_shape(shape, ranks)) * (MOMENTUM_BYTES if tag == "muon" and _is_matrix(name, shape) else usual)
-            for name, shape in units.shapes.items()
-        )
+def count_state(config: RunConfig, units: ShardedUnits, ranks: int) -> float:
+    """Bytes of optimizer state where every parameter is split."""
+    return sum(
+        math.prod(split_shape(shape, ranks)) * find_state_bytes(config, name, shape)
+        for name, shape in units.shapes.items()
     )
 
 
-def _is_matrix(name: str, shape: Shape) -> bool:
-    """Whether Muon updates it: see `param_groups.uses_muon`."""
-    return len(shape) >= 2 and find_unit(name) is not None and not name.endswith("router.weight")
+def count_owned_state(config: RunConfig, units: ShardedUnits, ranks: int) -> float:
+    """Bytes of optimizer state of the rank that has most, where each rank has some parameters whole."""
+    loads = [0.0] * ranks
+    for (name, shape), owner in zip(units.shapes.items(), units.assign(ranks), strict=True):
+        loads[owner] += math.prod(shape) * find_state_bytes(config, name, shape)
+    return max(loads)
+
+
+def find_state_bytes(config: RunConfig, name: str, shape: Shape) -> float:
+    """Optimizer state per number of a parameter; Muon keeps one momentum of what `param_groups.uses_muon` gives it."""
+    tag = config.optimizer.optimizer.tag
+    is_matrix = len(shape) >= 2 and find_unit(name) is not None and not name.endswith("router.weight")
+    return MOMENTUM_BYTES if tag == "muon" and is_matrix else STATE_BYTES.get(tag, USUAL_STATE_BYTES)

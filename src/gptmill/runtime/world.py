@@ -57,6 +57,11 @@ class World:
     @property
     def shards_weights(self) -> bool:
         """Whether each rank holds a part of every weight only: then a forward pass needs all ranks."""
+        return self.uses_fsdp
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether FSDP shards all parameters, gradients and optimizer state."""
         return self.strategy in ("fsdp", "hsdp") and self.is_distributed
 
     def axis_size(self, name: str) -> int:
@@ -93,9 +98,13 @@ class World:
         """Whether the flag is set on any rank. Synchronises with the device."""
         return bool(self.all_reduce_sum(torch.tensor(float(flag), device=self.device)).item())
 
-    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sums in place over all ranks, on the device, without synchronising with the host."""
-        if self.is_distributed:
+    def all_reduce_sum(self, tensor: Tensor, axis: str | None = None) -> Tensor:
+        """Sums in place over all ranks, or those of an axis, on the device, without synchronising with the host."""
+        if axis is not None:
+            if self.axis_size(axis) > 1:
+                assert self.mesh is not None
+                dist.all_reduce(tensor, group=self.mesh.get_group(axis))
+        elif self.is_distributed:
             dist.all_reduce(tensor)
         return tensor
 

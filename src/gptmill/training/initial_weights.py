@@ -34,7 +34,7 @@ from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.initial_source import CheckpointWeights, Source, make_pin, read_source, split_pin
 from gptmill.training.plan import TrainPlan
 from gptmill.training.run_request import LOOSE_FIELDS, RunRequest
-from gptmill.training.state import TrainState
+from gptmill.training.state import TrainState, load_weights
 
 # Fields of the model that decide what it computes, but not the shape of its weights.
 FUNCTION_FIELDS = frozenset(
@@ -53,7 +53,7 @@ class InitialWeights:
     def load(self, state: TrainState) -> None:
         """Copies them into the model of a fresh state, and into its EMA."""
         check_tensors(self.tensors, state.model.state_dict(), split_pin(self.init_from)[0])
-        state.model.load_state_dict(self.tensors)
+        load_weights(state.model, self.tensors)
         if state.ema is not None:
             state.ema.load(dict(state.model.named_parameters()))
 

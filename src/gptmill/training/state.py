@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from gptmill.config.composition import FP8
@@ -15,23 +18,28 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.models.fused.dispatch import MODELS, choose_kernels, is_small
 from gptmill.models.fused.fp8_layers import use_fp8
-from gptmill.models.gpt import GPT, build_gpt
+from gptmill.models.gpt import GPT, build_gpt, build_meta_gpt
+from gptmill.models.initialisation import init_parameter
 from gptmill.models.kernels.compiler import list_kernel_options, prepare_compiler
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import LossConfig
 from gptmill.models.own_model import build_own_model
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
+from gptmill.runtime.parallel.local_shards import copy_whole
+from gptmill.runtime.parallel.materialize import materialize
 from gptmill.runtime.parallel.parallelize import parallelize
-from gptmill.runtime.precision import build_scaler
+from gptmill.runtime.precision import build_scaler, find_autocast_dtype
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
 from gptmill.training.ema import EmaWeights
 from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_graphs
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
+from gptmill.training.optimizers.fsdp import build_fsdp_optimizer
 from gptmill.training.plan import TrainPlan
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
 from gptmill.training.spike_detector import SpikeDetector
+from gptmill.training.strategy import can_hold_gradients
 
 
 @dataclass
@@ -56,11 +64,15 @@ class TrainState:
     val_loss: float | None = None
     evaluated_at: int | None = None
     """The last step whose evaluation was completed: an interrupted evaluation runs again on resume."""
+    reduces_every_micro_batch: bool = False
+    """Whether sharded gradients are summed over the ranks at once, where whole ones do not fit until the last."""
 
     def no_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
-        """Skips DDP's gradient all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
+        """Skips the gradients' all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
         if isinstance(self.forward, DistributedDataParallel) and not is_last:
             return self.forward.no_sync()
+        if isinstance(self.forward, FSDPModule):
+            self.forward.set_requires_gradient_sync(is_last or self.reduces_every_micro_batch)
         return nullcontext()
 
     def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint:
@@ -111,7 +123,7 @@ class TrainState:
                 self.scaler.load_state_dict(scaler)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"cannot resume from {source}: {error}; use another checkpoint") from None
-        self.model.load_state_dict(model)
+        load_weights(self.model, model)
         if has_same_optimizer:
             self.optimizer.load_state(optimizer)
         else:
@@ -141,8 +153,11 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     small = is_small(micro_batch_tokens, config.model.embd_size)
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
     model = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
-    forward = parallelize(model, world)
-    optimizer = build_optimizer(model, config.optimizer, world.device)
+    forward = _share(model, config, plan, world)
+    if world.uses_fsdp:
+        optimizer: OptimizerContainer = build_fsdp_optimizer(model, config.optimizer, world)
+    else:
+        optimizer = build_optimizer(model, config.optimizer, world.device)
     optimizer.init_state()
     optimizer.keeps_gradients = is_graphed
     scaler = build_scaler(plan.precision, world.device)
@@ -151,7 +166,9 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
     ema = None if decay is None else EmaWeights.build(model, decay)
-    return TrainState(model, forward, runner, optimizer, scaler, build_spike_detector(config), early_stop, ema)
+    state = TrainState(model, forward, runner, optimizer, scaler, build_spike_detector(config), early_stop, ema)
+    state.reduces_every_micro_batch = world.uses_fsdp and not can_hold_gradients(config, plan, world)
+    return state
 
 
 def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps_up: bool) -> LanguageModel:
@@ -166,8 +183,12 @@ def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps
     )
     size = (config.model, plan.padded_vocab_size, training.seed, plan.vocab_size)
     is_own = "architecture" in config.model.own_parts
-    model: LanguageModel = build_own_model(*size) if is_own else build_gpt(*size, MODELS[kernels])
-    model.to(world.device)
+    if uses_meta_device(config, world):
+        model: LanguageModel = build_meta_gpt(config.model, plan.padded_vocab_size, plan.vocab_size, MODELS[kernels])
+    else:
+        model = build_own_model(*size) if is_own else build_gpt(*size, MODELS[kernels])
+    if not world.uses_fsdp:
+        model.to(world.device)  # FSDP moves this rank's part only
     model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
     model.set_activation_checkpointing(machine.gradient_checkpointing)
     if plan.precision in FP8:
@@ -180,8 +201,33 @@ def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps
         cache_custom_autograd()
         raise_recompile_limit()
         mode = machine.compile_mode
-        model.compile_parts(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
+        compile_model = model.compile_in_place if world.uses_fsdp else model.compile_parts
+        compile_model(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
     return model
+
+
+def _share(model: LanguageModel, config: RunConfig, plan: TrainPlan, world: World) -> nn.Module:
+    """What a step calls in the place of the model; after this, every rank has its weights or its part of them."""
+    if not world.uses_fsdp:
+        return parallelize(model, world)
+    model.isolate_blocks()
+    dtype = find_autocast_dtype(plan.precision, world.device)
+    forward = parallelize(model, world, model.list_blocks(), model.inference_methods, dtype)
+    if uses_meta_device(config, world):
+        generator = torch.Generator().manual_seed(config.training.seed)
+        materialize(model, world.device, partial(init_parameter, config=config.model, generator=generator))
+    return forward
+
+
+def uses_meta_device(config: RunConfig, world: World) -> bool:
+    """Whether a model has no memory until it is sharded. Parts of plug-ins initialise themselves, as a whole."""
+    return world.uses_fsdp and not config.model.own_parts
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copies whole tensors into a model, which may be sharded; the caller checks names and shapes."""
+    for name, tensor in model.state_dict().items():
+        copy_whole(tensor, tensors[name])
 
 
 def build_spike_detector(config: RunConfig) -> SpikeDetector:

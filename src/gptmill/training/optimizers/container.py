@@ -130,10 +130,14 @@ class OptimizerContainer:
         """One line: which optimizer updates how many parameters, with which weight decay."""
         return "; ".join(
             f"{type(member).__name__} {_describe_decay(group['weight_decay'])}: {len(group['params']):,} tensors, "
-            f"{sum(parameter.numel() for parameter in group['params']):,} parameters"
+            f"{sum(map(self._count, group['params'])):,} parameters"
             for member in self.members
             for group in member.param_groups
         )
+
+    def _count(self, parameter: nn.Parameter) -> int:
+        """The numbers of a whole parameter."""
+        return parameter.numel()
 
     @property
     def _groups(self) -> list[dict[str, Any]]:

@@ -8,11 +8,11 @@ GPUs was at hand.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gptmill.config.run import ParallelName
-from gptmill.runtime.interconnects import Interconnect
+from gptmill.runtime.interconnects import Interconnect, Ring
 from gptmill.training.memory_estimate import FP32
 from gptmill.training.strategy_memory import ShardedUnits
 
@@ -95,14 +95,18 @@ class StepCommunication:
 
 
 def plan_communication(
-    strategy: ParallelName, units: ShardedUnits, number_bytes: int, links: Interconnect
+    strategy: ParallelName, units: ShardedUnits, number_bytes: int, links: Interconnect, *, holds_gradients: bool = False
 ) -> StepCommunication:
-    """The collectives of a strategy; weights are gathered in the dtype that computes, gradients summed in fp32."""
+    """The collectives of a strategy; weights are gathered in the dtype that computes, gradients summed in fp32.
+
+    `holds_gradients`: see `estimate_strategy_memory`.
+    """
     if strategy == "ddp":
         return _plan_ddp(units, links)
     if strategy == "zero1":
         return _plan_zero1(units, links)
-    return _plan_sharded(strategy, units, number_bytes, links)
+    gathers = _plan_gathers(strategy, units, number_bytes, links)
+    return _add_sums(gathers, strategy, units, links, holds_gradients=holds_gradients)
 
 
 def _plan_ddp(units: ShardedUnits, links: Interconnect) -> StepCommunication:
@@ -122,32 +126,43 @@ def _plan_zero1(units: ShardedUnits, links: Interconnect) -> StepCommunication:
     return StepCommunication(after=tuple(Collective(kind, size, *ring, links.gpus) for kind in kinds))
 
 
-def _plan_sharded(
+def _plan_gathers(
     strategy: ParallelName, units: ShardedUnits, number_bytes: int, links: Interconnect
 ) -> StepCommunication:
-    """FSDP: blocks are gathered for each pass, the root once; hybrid: within a machine, and shards summed across."""
-    ring = links.find_ring(links.gpus if strategy == "fsdp" else links.gpus_per_node)
-    blocks = units.total - units.root
-    calls = max(1, round(blocks / max(1, units.block)))
+    """FSDP: blocks are gathered for each pass, the root once; hybrid: within a machine."""
+    ring = _find_shard_ring(strategy, links)
+    blocks, count = units.total - units.root, units.num_blocks
+    root = Collective("all_gather", number_bytes * units.root, *ring)
+    each = Collective("all_gather", number_bytes * blocks, *ring, count)
+    first = Collective("all_gather", number_bytes * units.block, *ring)
+    return StepCommunication(forward=(root, each), backward=(each,), ends=(root, first))
 
-    def gather(numbers: int, calls: int = 1) -> Collective:
-        return Collective("all_gather", number_bytes * numbers, *ring, calls)
 
-    def reduce(numbers: int, calls: int = 1) -> Collective:
-        return Collective("reduce_scatter", FP32 * numbers, *ring, calls)
+def _add_sums(
+    gathers: StepCommunication,
+    strategy: ParallelName,
+    units: ShardedUnits,
+    links: Interconnect,
+    *,
+    holds_gradients: bool,
+) -> StepCommunication:
+    """The sums of gradients, block by block, in every micro-batch or in the last; hybrid: of shards across machines."""
 
-    def add(numbers: int, calls: int = 1) -> tuple[Collective, ...]:
+    def add(numbers: int, calls: int) -> tuple[Collective, ...]:
+        ring = _find_shard_ring(strategy, links)
+        inside = Collective("reduce_scatter", FP32 * numbers, *ring, calls)
         if strategy == "fsdp":
-            return ()
-        return (Collective("all_reduce", FP32 * numbers / ring.ranks, *links.find_ring_across(), calls),)
+            return (inside,)
+        return (inside, Collective("all_reduce", FP32 * numbers / ring.ranks, *links.find_ring_across(), calls))
 
-    return StepCommunication(
-        forward=(gather(units.root), gather(blocks, calls)),
-        backward=(gather(blocks, calls), reduce(units.total, calls + 1)),
-        last_backward=add(units.total, calls + 1),
-        ends=(gather(units.root), gather(units.block), reduce(units.root)),
-        last_end=add(units.root),
-    )
+    sums, root = add(units.total, units.num_blocks + 1), add(units.root, 1)
+    if holds_gradients:
+        return replace(gathers, last_backward=sums, last_end=root)
+    return replace(gathers, backward=(*gathers.backward, *sums), ends=(*gathers.ends, *root))
+
+
+def _find_shard_ring(strategy: ParallelName, links: Interconnect) -> Ring:
+    return links.find_ring(links.gpus if strategy == "fsdp" else links.gpus_per_node)
 
 
 def _sum_sent(collectives: Iterable[Collective], kind: CollectiveKind) -> float:

@@ -92,30 +92,43 @@ def _estimate(
     alone: TimeEstimate | None,
 ) -> StrategyEstimate:
     shards = links.gpus_per_node if strategy == "hsdp" else links.gpus
-    memory = estimate_strategy_memory(strategy, config, plan, units, shards)
+    usable = None if memory_bytes is None else USABLE_SHARE * memory_bytes
+    # Whole gradients of a sharded model are summed once per step where there is memory for them.
+    holds = strategy in ("fsdp", "hsdp") and plan.micro_batches > 1
+    memory = estimate_strategy_memory(strategy, config, plan, units, shards, holds_gradients=holds)
+    if holds and usable is not None and memory.total > usable:
+        holds = False
+        memory = estimate_strategy_memory(strategy, config, plan, units, shards)
     number = HALF if plan.precision in HALF_PRECISIONS else FP32
-    sent = plan_communication(strategy, units, number, links)
+    sent = plan_communication(strategy, units, number, links, holds_gradients=holds)
     time = None
     if alone is not None:
         compute = plan.tokens_per_step / alone.tokens_per_second
         exposed = sent.count_exposed_seconds(compute, plan.micro_batches)
-        time = _slow_down(alone, compute, sent.count_seconds(plan.micro_batches), exposed)
+        savers = shards if strategy in ("fsdp", "hsdp") else 1
+        time = _slow_down(alone, compute, sent.count_seconds(plan.micro_batches), exposed, savers)
     return StrategyEstimate(
         strategy,
         memory,
-        None if memory_bytes is None else memory.total <= USABLE_SHARE * memory_bytes,
+        None if usable is None else memory.total <= usable,
         {kind: sent.count_sent(kind, plan.micro_batches) for kind in RINGS},
         time,
     )
 
 
-def _slow_down(alone: TimeEstimate, compute: float, communication: float, exposed: float) -> StrategyTime:
-    """The time of a run whose steps also communicate. Evaluations do too, but little."""
+def _slow_down(
+    alone: TimeEstimate, compute: float, communication: float, exposed: float, savers: int
+) -> StrategyTime:
+    """The time of a run whose steps also communicate, and whose checkpoints so many ranks save together.
+
+    Evaluations communicate too, but little.
+    """
     slower = (compute + exposed) / compute
     mfu = None if alone.mfu is None else alone.mfu / slower
     run = replace(
         alone,
         training=alone.training * slower,
+        checkpoints=alone.checkpoints / savers,
         tokens_per_second=alone.tokens_per_second / slower,
         mfu=mfu,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.models.built_shapes import list_shapes
@@ -53,18 +54,27 @@ class ShardedUnits:
     def total(self) -> int:
         return count_numbers(self.shapes.values())
 
-    @property
-    def block(self) -> int:
-        """Parameters of the largest block; all of a model without blocks is root."""
+    @cached_property
+    def blocks(self) -> dict[str, int]:
+        """Parameters of each block by name; all of a model without blocks is root."""
         sizes: dict[str, int] = {}
         for name, shape in self.shapes.items():
             if (unit := find_unit(name)) is not None:
                 sizes[unit] = sizes.get(unit, 0) + math.prod(shape)
-        return max(sizes.values(), default=0)
+        return sizes
+
+    @property
+    def block(self) -> int:
+        """Parameters of the largest block."""
+        return max(self.blocks.values(), default=0)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
 
     @property
     def root(self) -> int:
-        return count_numbers(shape for name, shape in self.shapes.items() if find_unit(name) is None)
+        return self.total - sum(self.blocks.values())
 
     def count_shard(self, ranks: int) -> int:
         """Parameters of the rank that holds most."""
@@ -103,9 +113,18 @@ def count_numbers(shapes: Iterable[Shape]) -> int:
 
 
 def estimate_strategy_memory(
-    strategy: ParallelName, config: RunConfig, plan: TrainPlan, units: ShardedUnits, shards: int
+    strategy: ParallelName,
+    config: RunConfig,
+    plan: TrainPlan,
+    units: ShardedUnits,
+    shards: int,
+    *,
+    holds_gradients: bool = False,
 ) -> StrategyMemory:
-    """Bytes by purpose where `shards` ranks share what the strategy shards."""
+    """Bytes by purpose where `shards` ranks share what the strategy shards.
+
+    `holds_gradients`: sharded ranks keep whole gradients over the micro-batches of a step, and sum them once.
+    """
     assert plan.memory is not None
     number = HALF if plan.precision in HALF_PRECISIONS else FP32
     is_sharded = strategy in ("fsdp", "hsdp")
@@ -113,7 +132,7 @@ def estimate_strategy_memory(
     if is_sharded:
         copies = number * (units.root + GATHERED_BLOCKS * units.block)
         # Gradients of the root wait for the end of the backward pass; a block's are summed while the next one's appear.
-        buffers = number * (units.root + units.block) + FP32 * units.block
+        buffers = number * (units.root + units.block) + FP32 * (units.total if holds_gradients else units.block)
     else:
         copies = units.total * HALF if number == HALF else 0
         buffers = FP32 * (units.total if strategy == "ddp" else units.count_owned(shards))  # DDP's buckets

@@ -7,13 +7,11 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from gptmill.runs.checkpoints.content import Checkpoint, Held, Shard
 from gptmill.runs.checkpoints.saved_tensors import SavedTensor
 from gptmill.runs.checkpoints.tiling import Box
-from gptmill.runtime.parallel.local_shards import to_local
+from gptmill.runtime.parallel.local_shards import find_place, is_sharded, to_local
 from gptmill.runtime.world import World
 
 Saved: TypeAlias = Tensor | Shard | SavedTensor
@@ -22,7 +20,7 @@ Saved: TypeAlias = Tensor | Shard | SavedTensor
 
 def saves_jointly(world: World) -> bool:
     """Whether ranks hold different tensors, and save them together. The same on every rank."""
-    return world.size > 1 and world.strategy != "ddp"
+    return world.size > 1 and (world.shards_weights or world.strategy == "zero1")
 
 
 def hold(tensors: Mapping[str, Tensor]) -> dict[str, Held]:
@@ -78,14 +76,14 @@ def _cut(saved: Tensor | SavedTensor, box: Box) -> Tensor:
 
 
 def _hold(tensor: Tensor) -> Held:
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor
     mesh, placements = tensor.device_mesh, tensor.placements
     if mesh.size() == 1 or all(placement.is_replicate() for placement in placements):
         return to_local(tensor)
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    _, offset = find_place(tensor)
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank is in the mesh"
     # Of the replicas of a shard, the first is saved.
     replicas = (place for place, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
-    return Shard(to_local(tensor), tuple(tensor.shape), tuple(offset), is_written=not any(replicas))
+    return Shard(to_local(tensor), tuple(tensor.shape), offset, is_written=not any(replicas))

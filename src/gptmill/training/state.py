@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from gptmill.config.composition import FP8
@@ -26,6 +25,7 @@ from gptmill.models.losses import LossConfig
 from gptmill.models.own_model import build_own_model
 from gptmill.runs.checkpoints.content import Checkpoint, Held, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
+from gptmill.runtime.parallel.local_shards import is_fsdp
 from gptmill.runtime.parallel.materialize import materialize
 from gptmill.runtime.parallel.parallelize import parallelize
 from gptmill.runtime.precision import build_scaler, find_autocast_dtype
@@ -73,7 +73,7 @@ class TrainState:
         """Skips the gradients' all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
         if isinstance(self.forward, DistributedDataParallel) and not is_last:
             return self.forward.no_sync()
-        if isinstance(self.forward, FSDPModule):
+        if is_fsdp(self.forward):
             self.forward.set_requires_gradient_sync(is_last or self.reduces_every_micro_batch)
         return nullcontext()
 

@@ -62,7 +62,7 @@ def train(run_ranks: RunRanks) -> Train:
         if ranks == 1:
             assert run_guarded(words) == 0
         else:
-            run_ranks(*words, size=ranks)
+            run_ranks(*words, count=ranks)
         return Path("runs") / name
 
     return run

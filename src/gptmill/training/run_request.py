@@ -148,10 +148,10 @@ def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: 
 def _check_resumable(run: RunDirectory) -> None:
     """Raises UserError for a run that was imported or compressed: it has weights, but no optimizer to go on with."""
     try:
-        files = read_manifest(run.checkpoints / "latest").files
+        manifest = read_manifest(run.checkpoints / "latest")
     except UserError:  # absent or damaged: whether another one is valid is found out later
         return
-    if "optimizer.safetensors" in files:
+    if manifest.list_files("optimizer"):
         return
     raise UserError(
         f"run {run.path} is a model only, with no training to resume; train it further in a new run: "

@@ -40,6 +40,7 @@ from gptmill.runtime.telemetry import Telemetry, open_telemetry
 from gptmill.runtime.torch_settings import restore_torch_settings
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
+from gptmill.training.audit import check_audit
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
 from gptmill.training.dry_run import dry_run, refuse_too_large
 from gptmill.training.initial_weights import (
@@ -205,6 +206,7 @@ def open_machine(config: RunConfig, stack: ExitStack) -> World:
         load_compiler()
     world = stack.enter_context(open_world(config.machine.device))
     check_cuda_graphs(config, world)
+    check_audit(config, world.device)
     return world
 
 

@@ -131,6 +131,16 @@ def _check_histogram_freq(values: Values) -> str:
     return "has no tracker to show histograms; add --use_tensorboard, or remove it" if is_unseen else ""
 
 
+def _check_exact_ranks(values: Values) -> str:
+    if not values["exact_ranks"]:
+        return ""
+    if values["parallel"] not in ("auto", "zero1"):
+        return f"adds up gradients in its own way, not that of --parallel {values['parallel']}; remove one of them"
+    axes = ("tensor_parallel", "context_parallel", "expert_parallel")
+    divided = [f"--{name}" for name in axes if values.get(name, 1) != 1]
+    return f"divides the batch among ranks, not the model by {join_words(divided)}; remove one" if divided else ""
+
+
 def join_words(words: Sequence[str]) -> str:
     return " and ".join(words)
 
@@ -151,5 +161,6 @@ RELATIONS = (
     Relation("mixture", "corpus data_dir", _check_mixture),
     Relation("order", "documents", _check_order),
     Relation("shift_windows", "documents", _check_shift_windows),
+    Relation("exact_ranks", "parallel", _check_exact_ranks),
     Relation("context_warmup", "documents context_length", _check_context_warmup),
 )

@@ -248,7 +248,9 @@ def _set_exact_ranks(config: RunConfig) -> RunConfig:
     machine = config.machine
     if machine.exact_ranks is not None:
         return config
-    is_exact = machine.deterministic or is_cpu(machine.device)
+    axes = ("tensor_parallel", "context_parallel", "expert_parallel")
+    is_plain = machine.parallel == "auto" and all(getattr(machine, name, 1) == 1 for name in axes)
+    is_exact = is_plain and (machine.deterministic or is_cpu(machine.device))
     return replace(config, machine=replace(machine, exact_ranks=is_exact))
 
 

@@ -168,7 +168,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     reader = build_reader(config, corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))
     origin = make_origin(config, corpora, resume_point, world)
-    writers = join_writers(token, state, world) if is_joint else None
+    writers = join_writers(token, state.make_checkpoint(origin), world) if is_joint else None
     checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step, writers))
     size_bytes = estimate_size(state) if writers is None else writers.total_bytes
     open_run(run, request, state, size_bytes, resume_point, world)

@@ -11,6 +11,7 @@ from gptmill import cli
 from gptmill.cli.output import print_line
 from gptmill.cli.plan_strategies import list_strategy_lines
 from gptmill.cli.recipe_calls import parse_recipe_call
+from gptmill.config import exit_codes
 from gptmill.config.durations import format_duration
 from gptmill.config.errors import UserError
 from gptmill.config.plan_request import PlanRequest

@@ -100,6 +100,8 @@ def _list_placements(placements: tuple[Placement, ...]) -> list[str]:
         pairs = zip(asdict(each.planned).values(), asdict(each.placed).values(), strict=True)
         cells = [f"{planned / GB:,.3f} / {placed / GB:,.3f}" for planned, placed in pairs]
         verdict = "" if each.agrees else "  the plan is wrong"
-        rows.append([each.strategy, f"{each.ranks}", *cells, f"{each.least_total / GB:,.3f}", f"{each.error:.2%}{verdict}"])
+        rows.append(
+            [each.strategy, f"{each.ranks}", *cells, f"{each.least_total / GB:,.3f}", f"{each.error:.2%}{verdict}"]
+        )
     columns = ["", "ranks", *asdict(placements[0].planned), "least of a rank", "largest error"]
     return format_table(columns, rows, {""})

@@ -95,7 +95,12 @@ class StepCommunication:
 
 
 def plan_communication(
-    strategy: ParallelName, units: ShardedUnits, number_bytes: int, links: Interconnect, *, holds_gradients: bool = False
+    strategy: ParallelName,
+    units: ShardedUnits,
+    number_bytes: int,
+    links: Interconnect,
+    *,
+    holds_gradients: bool = False,
 ) -> StepCommunication:
     """The collectives of a strategy; weights are gathered in the dtype that computes, gradients summed in fp32.
 

@@ -52,7 +52,11 @@ class StrategyEstimate:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values, for JSON."""
-        time = self.time and {**asdict(self.time), "step_seconds": self.time.step_seconds, "seconds": self.time.run.total}
+        time = self.time and {
+            **asdict(self.time),
+            "step_seconds": self.time.step_seconds,
+            "seconds": self.time.run.total,
+        }
         return {
             "strategy": self.strategy,
             "fits": self.fits,
@@ -71,9 +75,7 @@ def estimate_strategies(
     alone: TimeEstimate | None,
 ) -> tuple[StrategyEstimate, ...]:
     """Every strategy that these GPUs can use; `alone` is the run's time without communication."""
-    return tuple(
-        _estimate(name, config, plan, units, links, memory_bytes, alone) for name in _list_strategies(links)
-    )
+    return tuple(_estimate(name, config, plan, units, links, memory_bytes, alone) for name in _list_strategies(links))
 
 
 def _list_strategies(links: Interconnect) -> list[ParallelName]:
@@ -116,9 +118,7 @@ def _estimate(
     )
 
 
-def _slow_down(
-    alone: TimeEstimate, compute: float, communication: float, exposed: float, savers: int
-) -> StrategyTime:
+def _slow_down(alone: TimeEstimate, compute: float, communication: float, exposed: float, savers: int) -> StrategyTime:
     """The time of a run whose steps also communicate, and whose checkpoints so many ranks save together.
 
     Evaluations communicate too, but little.

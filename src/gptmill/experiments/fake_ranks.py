@@ -72,7 +72,7 @@ class Placement:
     def error(self) -> float:
         """The largest relative difference of a kind."""
         pairs = zip(asdict(self.planned).values(), asdict(self.placed).values(), strict=True)
-        return max(abs(planned - placed) / max(1, placed) for planned, placed in pairs)
+        return max(float(abs(planned - placed) / max(1, placed)) for planned, placed in pairs)
 
     @property
     def agrees(self) -> bool:
@@ -162,7 +162,8 @@ def open_fake_rank(rank: int, links: Interconnect) -> Iterator[World]:
     """This process as one rank of many that do not exist, on machines of equal size."""
     local_size, excepthook = os.environ.get(LOCAL_SIZE), sys.excepthook
     os.environ[LOCAL_SIZE] = str(links.gpus_per_node)
-    dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=links.gpus)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
+    dist.init_process_group("fake", store=store, rank=rank, world_size=links.gpus)
     try:
         yield World(rank, links.gpus, torch.device("cpu"))
     finally:

@@ -21,7 +21,13 @@ from gptmill.config.schema import list_fields
 FOLDER = PROJECT / "examples" / "cluster"
 SLURM, KUBERNETES, SKYPILOT = (FOLDER / name for name in ("train.sbatch", "pytorchjob.yaml", "skypilot.yaml"))
 DIRECTIVE = re.compile(r"^#SBATCH --([a-z-]+)(?:=(\S+))?(?:  +#.*)?$")
-NUMBERS = {"SLURM_NNODES": "2", "GPUS": "8", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_NODE_RANK": "0"}
+NUMBERS = {
+    "SLURM_NNODES": "2",
+    "GPUS": "8",
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    "SKYPILOT_NODE_RANK": "0",
+}
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def describe_memory(plan: RunPlan) -> str:
         return f"{plan.memory_bytes / 1e9:,.2f} GB{total}, measured"
     kinds = vars(plan.strategy.memory if plan.strategy else memory)
     parts = [f"{name} {size / 1e9:,.2f}" for name, size in kinds.items()]
-    snapshots = f"snapshots {plan.counts.snapshot_bytes / 1e9:,.2f}"
+    snapshots = f"snapshots {plan.counts.snapshot_bytes / plan.savers / 1e9:,.2f}"
     rest = f"; {snapshots} GB in host memory" if plan.machine.is_gpu else f", {snapshots}, process 0.4"
     return f"{plan.memory_bytes / 1e9:,.2f} GB{total}, by estimate: {', '.join(parts)}{rest}"
 

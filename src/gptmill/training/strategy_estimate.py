@@ -47,6 +47,8 @@ class StrategyEstimate:
     """None if the memory of the GPU is unknown."""
     sent_bytes: dict[CollectiveKind, float]
     """By each rank in a step."""
+    savers: int
+    """Ranks that save a checkpoint together, each its part."""
     time: StrategyTime | None
     """None where the time of the computation is unknown."""
 
@@ -95,6 +97,7 @@ def _estimate(
 ) -> StrategyEstimate:
     shards = links.gpus_per_node if strategy == "hsdp" else links.gpus
     usable = None if memory_bytes is None else USABLE_SHARE * memory_bytes
+    savers = shards if strategy in ("fsdp", "hsdp") else 1
     # Whole gradients of a sharded model are summed once per step where there is memory for them.
     holds = strategy in ("fsdp", "hsdp") and plan.micro_batches > 1
     memory = estimate_strategy_memory(strategy, config, plan, units, shards, holds_gradients=holds)
@@ -107,13 +110,13 @@ def _estimate(
     if alone is not None:
         compute = plan.tokens_per_step / alone.tokens_per_second
         exposed = sent.count_exposed_seconds(compute, plan.micro_batches)
-        savers = shards if strategy in ("fsdp", "hsdp") else 1
         time = _slow_down(alone, compute, sent.count_seconds(plan.micro_batches), exposed, savers)
     return StrategyEstimate(
         strategy,
         memory,
         None if usable is None else memory.total <= usable,
         {kind: sent.count_sent(kind, plan.micro_batches) for kind in RINGS},
+        savers,
         time,
     )
 

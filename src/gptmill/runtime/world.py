@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -107,6 +107,12 @@ class World:
         elif self.is_distributed:
             dist.all_reduce(tensor)
         return tensor
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrites the tensors on all ranks by those of rank 0."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
 
 def _list_data_axes(mesh: DeviceMesh) -> list[str]:

@@ -27,10 +27,8 @@ for pid in $pids; do while wait $pid; last=$?; kill -0 $pid 2>/dev/null; do :; d
 exit $code
 """
 # Slurm's documentation leaves open whether a signal reaches the tasks alone or all of their processes.
-SCANCEL = {
-    "tasks": '#!/bin/bash\necho "$@" > scancel.said\nfor pid in $(cat step.pids); do kill -USR1 $pid; done\n',
-    "all-processes": '#!/bin/bash\necho "$@" > scancel.said\nfor pid in $(cat step.pids); do kill -USR1 -- -$pid; done\n',
-}
+SCANCEL = '#!/bin/bash\necho "$@" > scancel.said\nfor pid in $(cat step.pids); do kill -USR1 -- WHOM$pid; done\n'
+WHOM = {"tasks": "", "all-processes": "-"}
 SCONTROL = '#!/bin/bash\nif [ "$1" = show ]; then echo 127.0.0.1; echo 127.0.0.1; else echo "$@" > requeued; fi\n'
 
 
@@ -39,7 +37,7 @@ def write_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.fixture(params=SCANCEL, ids=str)
+@pytest.fixture(params=WHOM, ids=str)
 def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """The environment of a job, with the programs of a cluster, where torchrun trains a tiny model on CPUs."""
     programs = tmp_path / "programs"
@@ -48,7 +46,7 @@ def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     torchrun = f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@" {flags}\n'
     for name, text in {
         "srun": SRUN,
-        "scancel": SCANCEL[request.param],
+        "scancel": SCANCEL.replace("WHOM", WHOM[request.param]),
         "scontrol": SCONTROL,
         "torchrun": torchrun,
     }.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +15,18 @@ import pytest
 from conftest import TINY_FLAGS, RunRanks, make_environment
 from network_hosts import Host, open_hosts
 
+import gptmill
 from gptmill.runs.comparison import compare_checkpoints, describe_comparison
 
 LIMIT_SECONDS = 400
 CUT_SECONDS = 5.0
 STEPS = 40
 FLAGS = [*TINY_FLAGS, *f"--data_dir words --max_steps {STEPS} --checkpoint_freq 8 --eval_freq 10 --dropout 0.1".split()]
+
+# A run that outlives one of its hosts: torchrun starts the workers of those that are left again.
+ELASTIC = "--nnodes=1:2 --rdzv_backend=c10d --rdzv_id=1 --max-restarts=3 --rdzv_conf=last_call_timeout=2".split()
+LONG_STEPS = 400
+LONG = [*TINY_FLAGS, *f"--data_dir words --max_steps {LONG_STEPS} --checkpoint_freq 4 --hang_seconds 15".split()]
 
 StartOnHost = Callable[..., subprocess.Popen[str]]
 
@@ -92,3 +99,27 @@ def test_two_hosts_give_the_bits_of_one_though_their_cable_was_pulled(
     last = f"checkpoints/step_{STEPS:06}"
     found = compare_checkpoints(tmp_path / "runs/cut" / last, tmp_path / "runs/whole" / last)
     assert found.has_same_tensors, describe_comparison(found)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(2 * LIMIT_SECONDS)
+@pytest.mark.usefixtures("words")
+def test_the_host_that_is_left_names_the_lost_one_and_goes_on_from_the_checkpoint(
+    hosts: tuple[Host, Host], torchrun: StartOnHost, tmp_path: Path
+) -> None:
+    pytest.importorskip("gptmill.runtime.rank_watch", reason="no rank watches the others")
+    train = ["-m", "gptmill", "train", *LONG, "--run_name", "left", "--resume", "auto"]
+    endpoint = f"--rdzv_endpoint={hosts[0].address}:29500"
+    left, lost = (
+        torchrun(number, *ELASTIC, endpoint, f"--local_addr={hosts[number].address}", *train) for number in (0, 1)
+    )
+    log = tmp_path / "runs/left/log.txt"
+    wait_for_step(log, 6, left, lost)
+    hosts[1].plug(is_in=False)
+    output = left.communicate(timeout=LIMIT_SECONDS)[0]
+    assert left.returncode == 0, output
+    assert re.search(r"gptmill: rank [01] is lost: its process \d+ on .+ has not been heard of for \d+ s", output)
+    assert "2 x CPU" in output
+    assert re.search(r"steps +[1-9]\d* to 400", output), output
+    run = gptmill.open_run("left", tmp_path / "runs")
+    assert run.metrics["step"].tolist() == list(range(1, LONG_STEPS + 1))

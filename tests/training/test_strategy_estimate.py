@@ -152,3 +152,7 @@ def test_one_machine_has_no_hybrid() -> None:
     assert {each.fits for each in found} == {None}
     assert {each.time for each in found} == {None}
     assert choose_estimate(found).strategy == "ddp"
+
+
+def test_an_optimizer_whose_state_cannot_be_split_is_not_sharded() -> None:
+    assert list(estimate(mini_batch_size=8, optimizer="adamw8bit")) == ["ddp", "zero1"]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gptmill.config.hardware import USABLE_SHARE
+from gptmill.config.relations import SHARDABLE_OPTIMIZERS
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.runtime.interconnects import Interconnect
 from gptmill.training.communication import RINGS, CollectiveKind, plan_communication
@@ -77,13 +78,15 @@ def estimate_strategies(
     alone: TimeEstimate | None,
 ) -> tuple[StrategyEstimate, ...]:
     """Every strategy that these GPUs can use; `alone` is the run's time without communication."""
-    return tuple(_estimate(name, config, plan, units, links, memory_bytes, alone) for name in _list_strategies(links))
+    names = _list_strategies(links, can_shard=config.optimizer.optimizer.tag in SHARDABLE_OPTIMIZERS)
+    return tuple(_estimate(name, config, plan, units, links, memory_bytes, alone) for name in names)
 
 
-def _list_strategies(links: Interconnect) -> list[ParallelName]:
+def _list_strategies(links: Interconnect, *, can_shard: bool) -> list[ParallelName]:
     """Hybrid sharding needs several machines with several GPUs each; otherwise it is one of the others."""
     is_hybrid = links.nodes > 1 and links.gpus_per_node > 1
-    return [name for name in STRATEGIES if name != "hsdp" or is_hybrid]
+    left_out = {*(() if is_hybrid else ("hsdp",)), *(() if can_shard else ("fsdp", "hsdp"))}
+    return [name for name in STRATEGIES if name not in left_out]
 
 
 def _estimate(

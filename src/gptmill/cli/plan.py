@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 SUMMARY = """\
 Prints what a run of RECIPE with these flags will take: tokens, epochs, parameters, FLOPs, memory, disk, and time and
-cost on a GPU by name (--gpu H200) or measured here (--probe). Warns of what is far from usual. Trains nothing else.
+cost on a GPU by name (--gpu H200) or measured here (--probe); for many GPUs (--gpus 64 --nodes 8) with each way to
+share the model. Warns of what is far from usual. Trains nothing else.
 RECIPE is the path of a .toml file or one of these:
 """
 PART_NAMES = {

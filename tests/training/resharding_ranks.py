@@ -85,7 +85,7 @@ def save(config: RunConfig, state: TrainState, run: RunDirectory, world: World) 
     """Saves as a run does; also takes a snapshot, which a rollback finds on every rank."""
     is_joint = saves_jointly(world)
     token = check_shared_folder(run.checkpoints, world) if is_joint else ""
-    writers = join_writers(token, state, world) if is_joint else None
+    writers = join_writers(token, state.make_checkpoint({}), world) if is_joint else None
     with open_checkpointer(run, config, {}, world, STEP, writers) as checkpointer:
         state.step = STEP
         checkpointer.take_snapshot(state)

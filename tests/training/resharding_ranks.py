@@ -20,6 +20,7 @@ from torch import Tensor
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.runs.checkpoints.content import Held, Shard
 from gptmill.runs.checkpoints.selection import load_chosen
+from gptmill.runs.checkpoints.sharded_state import saves_jointly
 from gptmill.runs.checkpoints.storage import list_step_folders
 from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.parallel.mesh import arrange_ranks
@@ -27,7 +28,6 @@ from gptmill.runtime.world import World, open_world
 from gptmill.training.checkpointing import GROUPS, open_checkpointer
 from gptmill.training.joint_reading import open_jointly
 from gptmill.training.plan import CorpusSize, MachineRate, derive_plan
-from gptmill.training.sharded_state import saves_jointly
 from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.state import TrainState, build_state
 from gptmill.training.strategy import choose_strategy

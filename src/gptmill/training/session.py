@@ -24,6 +24,7 @@ from gptmill.evals.loss import check_validation
 from gptmill.evals.task_evaluator import describe_cropped, load_eval_tasks
 from gptmill.inference.loading import check_size
 from gptmill.runs.checkpoints.disk_space import check_disk_space
+from gptmill.runs.checkpoints.sharded_state import saves_jointly
 from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import Event, Warned
 from gptmill.runs.history import record_crash
@@ -59,7 +60,6 @@ from gptmill.training.provenance import describe_run, make_origin
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
-from gptmill.training.sharded_state import saves_jointly
 from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state, uses_meta_device

@@ -63,6 +63,8 @@ def test_several_gpus_are_planned_with_every_strategy(folder: Path, capsys: pyte
     assert found["cost"] == fsdp["cost"]
     assert found["seconds"] == fsdp["time"]["seconds"]
     assert found["links"]["nodes"] == 8
+    assert run_guarded(["plan", "gpt2-124m", "--gpus", "8", "--corpus_tokens", "1e9", "--device", "cuda"]) == 0
+    assert "name the GPU, e.g. --gpu H100, to learn which is cheapest" in capsys.readouterr().out
     assert list(folder.iterdir()) == []
 
 

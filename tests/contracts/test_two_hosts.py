@@ -24,7 +24,7 @@ STEPS = 40
 FLAGS = [*TINY_FLAGS, *f"--data_dir words --max_steps {STEPS} --checkpoint_freq 8 --eval_freq 10 --dropout 0.1".split()]
 
 # A run that outlives one of its hosts: torchrun starts the workers of those that are left again.
-ELASTIC = "--nnodes=1:2 --rdzv_backend=c10d --rdzv_id=1 --max-restarts=3 --rdzv_conf=last_call_timeout=2".split()
+ELASTIC = "--nnodes=1:2 --rdzv_backend=c10d --rdzv_id=1 --max-restarts=3".split()
 LONG_STEPS = 400
 LONG = [*TINY_FLAGS, *f"--data_dir words --max_steps {LONG_STEPS} --checkpoint_freq 4 --hang_seconds 15".split()]
 
@@ -109,10 +109,13 @@ def test_the_host_that_is_left_names_the_lost_one_and_goes_on_from_the_checkpoin
 ) -> None:
     pytest.importorskip("gptmill.runtime.rank_watch", reason="no rank watches the others")
     train = ["-m", "gptmill", "train", *LONG, "--run_name", "left", "--resume", "auto"]
-    endpoint = f"--rdzv_endpoint={hosts[0].address}:29500"
-    left, lost = (
-        torchrun(number, *ELASTIC, endpoint, f"--local_addr={hosts[number].address}", *train) for number in (0, 1)
-    )
+    place = [*ELASTIC, f"--rdzv_endpoint={hosts[0].address}:29500"]
+    # By their names, which they share, neither host would know that it is the first.
+    names = [
+        [f"--local_addr={host.address}", f"--rdzv_conf=last_call_timeout=2,is_host={host is hosts[0]}"]
+        for host in hosts
+    ]
+    left, lost = (torchrun(number, *place, *names[number], *train) for number in (0, 1))
     log = tmp_path / "runs/left/log.txt"
     wait_for_step(log, 6, left, lost)
     hosts[1].plug(is_in=False)

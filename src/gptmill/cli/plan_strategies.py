@@ -91,8 +91,9 @@ def _describe_choice(plan: RunPlan) -> str:
             "nothing fits: take more GPUs, a smaller --mini_batch_size or --gradient_checkpointing full; "
             f"{chosen.strategy} needs the least, and the plan above is for it"
         )
-    what = "cheapest that fits" if chosen.fits else "cheapest, if it fits"
-    return f"{what}: --parallel {chosen.strategy}; the plan above is for it"
+    if chosen.time is None:
+        return f"name the GPU, e.g. --gpu H100, to learn which is cheapest; the plan above is for {chosen.strategy}"
+    return f"cheapest that fits: --parallel {chosen.strategy}; the plan above is for it"
 
 
 def _list_placements(placements: tuple[Placement, ...]) -> list[str]:

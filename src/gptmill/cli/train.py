@@ -43,9 +43,9 @@ def run(arguments: list[str]) -> int:
     if options.resume is None and asks_to_resume(recipe, flags):
         options = replace(options, resume="auto")
     from gptmill.api.training import run_training
-    from gptmill.training.run_request import make_run_request
+    from gptmill.training.launch import Call, make_launch
 
-    request = make_run_request(recipe, flags, options, presets, cli.STARTED)
+    request = make_launch(Call(recipe, flags, options, presets), cli.STARTED)
     is_main = os.environ.get("RANK", "0") == "0"
     for change in request.changes if is_main else ():
         sys.stdout.write(f"changed since the run began: {change}\n")

@@ -23,8 +23,8 @@ from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.interactive import is_interactive
 from gptmill.runtime.ranks import join_ranks
 from gptmill.training import loop
-from gptmill.training.loop import Outcome
 from gptmill.training.launch import Call, make_launch
+from gptmill.training.loop import Outcome
 from gptmill.training.run_request import RunRequest
 
 

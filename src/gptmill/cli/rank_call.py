@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from gptmill.config.errors import UserError
 from gptmill.runtime.rank_store import RankFailedError
-from gptmill.runtime.rank_watch import describe_rank
-from gptmill.runtime.ranks import join_ranks
+from gptmill.runtime.ranks import describe_failure, join_ranks
 
 
 def run_as_rank(call: Callable[[], int]) -> int:
@@ -19,7 +18,7 @@ def run_as_rank(call: Callable[[], int]) -> int:
             with ranks.store.publish_failure():
                 return call()
         except UserError as error:
-            rank = error.failure.rank if isinstance(error, RankFailedError) else ranks.store.rank
+            failure = error.failure if isinstance(error, RankFailedError) else describe_failure(ranks.store.rank, error)
             if ranks.store.takes_report():
-                sys.stderr.write(f"gptmill{describe_rank(rank)}: {error}\n")
+                sys.stderr.write(f"{failure}\n")
             return error.exit_code

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
@@ -38,6 +38,13 @@ class Failure:
     rank: int
     text: str
     exit_code: int = exit_codes.USER_ERROR
+    is_lost: bool = False
+    """Whether others found out, since the rank itself no longer speaks."""
+
+    def __str__(self) -> str:
+        """The line to print. What a user did wrong does not say on which rank."""
+        where = f" (rank {self.rank})" if self.rank and self.exit_code == exit_codes.USER_ERROR else ""
+        return f"gptmill{where}: {self.text}"
 
 
 class RankFailedError(UserError):
@@ -52,7 +59,7 @@ class RankFailedError(UserError):
 class RankStore:
     """The values that ranks share, as JSON: nothing that another machine sends is unpickled."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, address: str = "") -> None:
+    def __init__(self, store: Store, rank: int, size: int, address: str = "") -> None:
         self.rank, self.size = rank, size
         self.has_noticed_failure = False
         """Whether the main thread knows that a rank has failed, and ends by itself."""
@@ -123,7 +130,7 @@ class RankStore:
             text = f"torchrun at {self._address} no longer answers; see its own messages"
         else:
             text = f"rank 0 is lost: its store at {self._address} no longer answers"
-        return Failure(0, text, exit_codes.RANK_LOST)
+        return Failure(0, text, exit_codes.RANK_LOST, is_lost=True)
 
     def raise_failure(self) -> None:
         """Raises what another rank has failed with, if one has."""
@@ -147,8 +154,10 @@ class RankStore:
         try:
             self._store.add("left", 1)
             deadline = time.monotonic() + LEAVE_SECONDS
-            waits = self.rank == 0 or self.has_noticed_failure  # torchrun would kill the ones that still unwind
-            while waits and self._store.add("left", 0) < self.size and time.monotonic() < deadline:
+            failure = self.find_failure()
+            waits = self.rank == 0 or failure is not None  # torchrun would kill the ones that still unwind
+            expected = self.size - (failure is not None and failure.is_lost)
+            while waits and self._store.add("left", 0) < expected and time.monotonic() < deadline:
                 time.sleep(LONGEST_POLL_SECONDS)
         except RuntimeError:
             return
@@ -173,9 +182,9 @@ class RankStore:
             return {}
         return {rank: bytes(text).decode(errors="replace") for rank, text in zip(known, texts, strict=True)}
 
-    def open_store(self, prefix: str) -> dist.Store:
+    def open_store(self, prefix: str) -> Store:
         """A connection of its own for the process group, whose waits would hold up the other threads."""
-        return dist.PrefixStore(prefix, self._store.clone())
+        return PrefixStore(prefix, self._store.clone())  # type: ignore[attr-defined]
 
     def _make_key(self, what: str) -> str:
         """Ranks exchange the same things in the same order."""
@@ -217,11 +226,11 @@ def connect(rank: int, size: int, host: str, port: int, generation: int) -> Rank
         _await_host(host, port, deadline)
     timeout = timedelta(seconds=JOIN_SECONDS)
     try:
-        store = dist.TCPStore(host, port, size, is_host, timeout, wait_for_workers=False, multi_tenant=True)
+        store = TCPStore(host, port, size, is_host, timeout, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"rank {rank} cannot open the store of all ranks at {address}: {reason}") from None
-    ranks = RankStore(dist.PrefixStore(f"gptmill/{generation}", store), rank, size, address)
+    ranks = RankStore(PrefixStore(f"gptmill/{generation}", store), rank, size, address)
     _await_all(ranks, deadline)
     return ranks
 
@@ -234,7 +243,7 @@ def _await_host(host: str, port: int, deadline: float) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"rank 0 cannot be reached at {host}:{port} ({error.strerror or error}); check that it has started, "
+                    f"rank 0 cannot be reached at {host}:{port} ({error.strerror or error}); check that it runs, "
                     f"MASTER_ADDR and MASTER_PORT, and the firewall"
                 ) from None
             time.sleep(LONGEST_POLL_SECONDS)

@@ -85,7 +85,7 @@ class RankWatch:
         now = time.monotonic()
         for rank, (beat, heard_at) in list(self._seen.items()):
             if now - heard_at > self.silent_seconds:
-                return Failure(rank, describe_lost(rank, beat, now - heard_at), exit_codes.RANK_LOST)
+                return Failure(rank, describe_lost(rank, beat, now - heard_at), exit_codes.RANK_LOST, is_lost=True)
         return None
 
     def find_silent(self, seconds: float) -> list[tuple[int, RankBeat]]:
@@ -140,14 +140,9 @@ class RankWatch:
         if self._ranks.takes_report():
             # Not through sys.stderr, which the blocked thread may have locked.
             with suppress(OSError):
-                os.write(2, f"gptmill{describe_rank(failure.rank)}: {failure.text}\n".encode(errors="replace"))
+                os.write(2, f"{failure}\n".encode(errors="replace"))
         self._ranks.leave()
         self._exit_process(failure.exit_code)
-
-
-def describe_rank(rank: int) -> str:
-    """ " (rank 3)", for a message that is not of rank 0."""
-    return f" (rank {rank})" if rank else ""
 
 
 def describe_lost(rank: int, beat: RankBeat, silence: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.runtime.rank_store import Failure, RankFailedError, RankStore, connect
-from gptmill.runtime.rank_watch import RankWatch, open_rank_watch
+from gptmill.runtime.rank_watch import RankBeat, RankWatch, open_rank_watch
+from gptmill.runtime.watchdog import SILENT_SECONDS, Heartbeat
 
 MAX_REASON = 500
 
@@ -21,6 +23,24 @@ class Ranks:
 
     store: RankStore
     watch: RankWatch
+
+    def read_heartbeats(self, silent_seconds: float) -> dict[int, Heartbeat | None]:
+        """What the other ranks do, by the clock of this one: who does not beat for that long is silent."""
+        silent = {rank for rank, _ in self.watch.find_silent(silent_seconds)}
+        beats, now = self.watch.read_beats(), time.time()
+        return {rank: _make_heartbeat(rank, beat, now, rank in silent) for rank, beat in beats.items()}
+
+    def announce_hang(self, sentence: str) -> bool:
+        """Ends the others with this sentence; returns whether this rank is the one to print it."""
+        hang = Failure(self.store.rank, sentence, exit_codes.HUNG)
+        return self.store.publish(hang, is_own=False) == hang and self.store.takes_report()
+
+
+def _make_heartbeat(rank: int, beat: RankBeat | None, now: float, is_silent: bool) -> Heartbeat | None:
+    if beat is None:
+        return None
+    beaten_at = now - 2 * SILENT_SECONDS if is_silent else now
+    return Heartbeat(rank, beat.step, beat.doing, beat.since, beaten_at, beat.host, beat.pid)
 
 
 _joined: list[Ranks] = []
@@ -75,7 +95,7 @@ def join_ranks() -> Iterator[Ranks | None]:
             raise
         finally:
             _joined.pop()
-    store.leave()
+            store.leave()
 
 
 def describe_failure(rank: int, error: BaseException, where: str = "") -> Failure:

@@ -19,6 +19,7 @@ from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFini
 from gptmill.runs.trackers import check_trackers
 from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.memory import read_peak_memory
+from gptmill.runtime.rank_store import RankFailedError
 from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.checkpointing import list_due_tiers
 from gptmill.training.final_export import check_final_export, export_best
@@ -181,7 +182,14 @@ def roll_back(session: Session, state: TrainState, metrics: Metrics) -> bool:
 
 
 def handle_error(session: Session, state: TrainState, metrics: Metrics, error: Exception) -> bool:
-    """Whether the error is only a consequence of a request to stop; saves the state where the error left it intact."""
+    """Whether the error is only a consequence of a request to stop; saves the state where the error left it intact.
+
+    Raises RankFailedError if it is the consequence of another rank's failure.
+    """
+    session.watchdog.beat(state.step, session.watchdog.last_beat.doing)
+    if isinstance(cause := session.failures.settle(error), RankFailedError):
+        session.trackers.track(RunCrashed(state.step, str(cause)))
+        raise cause
     # Once one rank stops, the collectives of the others fail; a signal also kills torch.compile's worker processes.
     may_follow_stop = session.world.size > 1 or is_compiler_error(error)
     is_stop = isinstance(error, DataLoaderStoppedError) or (may_follow_stop and bool(session.stop))

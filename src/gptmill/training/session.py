@@ -54,6 +54,7 @@ from gptmill.training.plan_warnings import warn_of_plan
 from gptmill.training.plugin_fingerprints import check_plugins
 from gptmill.training.preflight import check_machine
 from gptmill.training.provenance import describe_run, make_origin
+from gptmill.training.rank_failures import RankFailures, open_rank_failures
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
@@ -75,6 +76,7 @@ class Session:
     checkpointer: Checkpointer
     stop: StopFlag
     watchdog: Watchdog
+    failures: RankFailures
     trackers: TrackerGroup
     monitor: Monitor
     telemetry: Telemetry
@@ -160,7 +162,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
     open_run(run, request, state, resume_point, world)
     hang_limits = (config.guard.hang_factor, config.guard.hang_seconds)
-    watchdog = stack.enter_context(open_watchdog(run.path, world.rank, world.size, *hang_limits))
+    watchdog = stack.enter_context(open_watchdog(run.path, world.rank, world.size, *hang_limits, peers=world.ranks))
+    failures = stack.enter_context(open_rank_failures(run, world, watchdog, stop))
     is_evaluated, is_quiet = state.evaluated_at == state.step, request.is_quiet
     trackers = TrackerGroup([])
     if world.is_main:
@@ -179,8 +182,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     monitor = build_monitor(config, plan, read_device_memory(world.device))
     telemetry = stack.enter_context(open_telemetry(world))
     session = Session(
-        config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, trackers,
-        monitor, telemetry, shows_progress=shows_progress, first_step=state.step, started=started,
+        config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, failures,
+        trackers, monitor, telemetry, shows_progress=shows_progress, first_step=state.step, started=started,
     )  # fmt: skip
     return session, state
 

@@ -1,0 +1,159 @@
+"""Ranks start together and end together: what one finds wrong, and which one is lost, is said once, by all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import TINY_FLAGS, Start, wait_for_text
+from zygote import Process
+
+from gptmill.config import exit_codes
+from gptmill.runs.directory import RunDirectory
+from gptmill.runs.events import RunCrashed
+from gptmill.runs.history import read_history
+
+FLAGS = [*TINY_FLAGS, *"--mini_batch_size 2 --eval_freq 100000 --sample_tokens 0 --checkpoint_freq 5".split()]
+ENDLESS = [*FLAGS, "--max_steps", "100000", "--run_name", "two"]
+WAIT_SECONDS = 60.0
+
+# gptmill, after a patch that only rank 1 gets, and with clocks that run faster.
+PATCHED = """
+import os, sys, time
+from gptmill.runtime import rank_watch, watchdog
+from gptmill.training import rank_failures
+rank_watch.POLL_SECONDS, rank_watch.GRACE_SECONDS, rank_failures.SEARCH_SECONDS = 0.1, 0.5, 1.0
+watchdog.POLL_SECONDS, watchdog.SILENT_SECONDS = 0.1, 0.5
+if os.environ["RANK"] == "1":
+    {patch}
+from gptmill.cli.main import main
+raise SystemExit(main())
+"""
+NOTHING = "pass"
+
+StartRank = Callable[..., Process]
+
+
+@pytest.fixture
+def start_rank(start: Start, words: list[str]) -> StartRank:
+    """Starts one of two ranks, whose options and folder may differ from the other's."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+
+    def run(rank: int, *arguments: str, patch: str = NOTHING, **environment: str) -> Process:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        ranked = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}
+        program = ("-c", PATCHED.replace("{patch}", patch.replace("\n", "\n    ")))
+        return start("train", *words, *arguments, program=program, environment=ranked)
+
+    return run
+
+
+def finish(ranks: list[Process]) -> tuple[list[int | None], str]:
+    """The exit codes, and what all of them said."""
+    said = "".join(rank.communicate(timeout=WAIT_SECONDS)[0] for rank in ranks)
+    return [rank.returncode for rank in ranks], said
+
+
+def test_ranks_that_start_apart_name_the_run_once(tmp_path: Path, start_rank: StartRank) -> None:
+    late = start_rank(1, *FLAGS, "--max_steps", "2", patch="time.sleep(1.2)")  # names hold the time in seconds
+    codes, said = finish([start_rank(0, *FLAGS, "--max_steps", "2"), late])
+    assert codes == [0, 0], said
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "\n2 train" in (run / "log.txt").read_text()
+
+
+def test_a_rank_that_does_not_see_the_run_takes_over_what_rank_0_resumes(tmp_path: Path, start_rank: StartRank) -> None:
+    hidden = tmp_path / "elsewhere"
+    hidden.mkdir()
+    (hidden / "words").symlink_to(tmp_path / "words")
+    flags = [*FLAGS, "--run_name", "two", "--resume", "auto"]
+    for steps in ("2", "4"):
+        ranks = [start_rank(rank, *flags, "--max_steps", steps, patch=f"os.chdir({str(hidden)!r})") for rank in (0, 1)]
+        codes, said = finish(ranks)
+        assert codes == [0, 0], said
+    assert "\n4 train" in (tmp_path / "runs/two/log.txt").read_text()
+    assert "resumed from step 2" in said or "step 2" in said
+    assert not (hidden / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("own", "patch", "sentence"),
+    [
+        (["--max_lr", "2e-3"], NOTHING, "rank 1 was started with --max_lr 0.002, but rank 0 with no --max_lr"),
+        (["--nonsense", "1"], NOTHING, "--nonsense"),
+        ([], "import gptmill; gptmill.__version__ = '0.0.1'", "rank 1 runs gptmill 0.0.1"),
+        ([], "import torch; torch.__version__ = '2.0'", "rank 1 runs torch 2.0, but rank 0 torch"),
+        ([], "os.chdir('/')", "words"),
+    ],
+    ids=["flags", "bad flag", "gptmill", "torch", "no corpus"],
+)
+def test_what_is_wrong_on_one_rank_is_said_once_and_ends_both(
+    tmp_path: Path, start_rank: StartRank, own: list[str], patch: str, sentence: str
+) -> None:
+    ranks = [start_rank(0, *FLAGS), start_rank(1, *FLAGS, *own, patch=patch)]
+    codes, said = finish(ranks)
+    assert codes == [2, 2], said
+    assert said.count("gptmill") == 1 + (sentence.count("gptmill") + ("but rank 0 gptmill" in said)), said
+    assert sentence in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+def read_crashes(run: Path) -> list[str]:
+    return [event.reason for event in read_history(RunDirectory(run)) if isinstance(event, RunCrashed)]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGSTOP, None)], ids=["killed", "hung"]
+)
+def test_a_rank_that_is_lost_is_named_and_ends_the_other(
+    tmp_path: Path, start_rank: StartRank, number: signal.Signals, code: int | None
+) -> None:
+    ranks = [start_rank(rank, *ENDLESS, "--hang_seconds", "1.5") for rank in (0, 1)]
+    run = tmp_path / "runs/two"
+    wait_for_text(ranks[0], run / "log.txt", "\n6 train")
+    os.kill(ranks[1].pid, number)
+    said, _ = ranks[0].communicate(timeout=WAIT_SECONDS)
+    assert ranks[0].returncode == exit_codes.RANK_LOST, said
+    assert said.count("rank 1 is lost") == 1
+    assert f"process {ranks[1].pid}" in said
+    assert ranks[1].poll() == code
+    assert any("rank 1 is lost" in reason for reason in read_crashes(run))
+    assert [path.name[-9:] for path in run.glob("crash_*_rank_00001.txt")] == ["00001.txt"]
+
+
+def test_a_rank_that_crashes_is_named_with_its_reason(tmp_path: Path, start_rank: StartRank) -> None:
+    patch = """
+from gptmill.training import step
+make_lr = step.make_lr
+def fail_late(number, *rest):
+    if number == 7:
+        raise ZeroDivisionError("boom")
+    return make_lr(number, *rest)
+step.make_lr = fail_late
+""".strip()
+    ranks = [start_rank(rank, *ENDLESS, patch=patch) for rank in (0, 1)]
+    said, failed = (rank.communicate(timeout=WAIT_SECONDS)[0] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [exit_codes.RANK_LOST, 1], said + failed
+    assert "rank 1 failed" in said
+    assert "ZeroDivisionError: boom" in said
+    assert "Traceback" not in said
+    run = tmp_path / "runs/two"
+    (file,) = run.glob("crash_step_000007_rank_00001.txt")
+    assert "fail_late" in file.read_text()
+    assert any("ZeroDivisionError: boom" in reason for reason in read_crashes(run))
+
+
+def test_a_rank_that_loses_rank_0_says_so(tmp_path: Path, start_rank: StartRank) -> None:
+    ranks = [start_rank(rank, *ENDLESS) for rank in (0, 1)]
+    wait_for_text(ranks[0], tmp_path / "runs/two/log.txt", "\n6 train")
+    ranks[0].kill()
+    said, _ = ranks[1].communicate(timeout=WAIT_SECONDS)
+    assert ranks[1].returncode == exit_codes.RANK_LOST, said
+    assert said.count("rank 0 is lost") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from zygote import Process
 
 from gptmill.config import exit_codes
 from gptmill.runs.directory import RunDirectory
-from gptmill.runs.events import RunCrashed
+from gptmill.runs.events import RunCrashed, Warned
 from gptmill.runs.history import read_history
 
 FLAGS = [*TINY_FLAGS, *"--mini_batch_size 2 --eval_freq 100000 --sample_tokens 0 --checkpoint_freq 5".split()]
@@ -24,10 +25,12 @@ WAIT_SECONDS = 60.0
 # gptmill, after a patch that only rank 1 gets, and with clocks that run faster.
 PATCHED = """
 import os, sys, time
-from gptmill.runtime import rank_watch, watchdog
+from gptmill.runtime import rank_watch, ranks, watchdog
 from gptmill.training import rank_failures
-rank_watch.POLL_SECONDS, rank_watch.GRACE_SECONDS, rank_failures.SEARCH_SECONDS = 0.1, 0.5, 1.0
+rank_watch.POLL_SECONDS, rank_watch.GRACE_SECONDS = 0.1, 0.5
+rank_failures.SEARCH_SECONDS = ranks.SEARCH_SECONDS = 1.0
 watchdog.POLL_SECONDS, watchdog.SILENT_SECONDS = 0.1, 0.5
+{everywhere}
 if os.environ["RANK"] == "1":
     {patch}
 from gptmill.cli.main import main
@@ -45,10 +48,11 @@ def start_rank(start: Start, words: list[str]) -> StartRank:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
 
-    def run(rank: int, *arguments: str, patch: str = NOTHING, **environment: str) -> Process:
+    def run(rank: int, *arguments: str, patch: str = NOTHING, everywhere: str = "") -> Process:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        ranked = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}
-        program = ("-c", PATCHED.replace("{patch}", patch.replace("\n", "\n    ")))
+        ranked = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        code = PATCHED.replace("{patch}", patch.replace("\n", "\n    ")).replace("{everywhere}", everywhere)
+        program = ("-c", code)
         return start("train", *words, *arguments, program=program, environment=ranked)
 
     return run
@@ -125,7 +129,10 @@ def test_a_rank_that_is_lost_is_named_and_ends_the_other(
     assert f"process {ranks[1].pid}" in said
     assert ranks[1].poll() == code
     assert any("rank 1 is lost" in reason for reason in read_crashes(run))
-    assert [path.name[-9:] for path in run.glob("crash_*_rank_00001.txt")] == ["00001.txt"]
+    assert len(list(run.glob("crash_*_rank_00001.txt"))) == 1
+    if number == signal.SIGSTOP:
+        last = pickle.loads((run / "flight_recorder_rank_0").read_bytes())["entries"][-1]
+        assert "all" in last["profiling_name"]  # which waits for rank 1
 
 
 def test_a_rank_that_crashes_is_named_with_its_reason(tmp_path: Path, start_rank: StartRank) -> None:
@@ -157,3 +164,24 @@ def test_a_rank_that_loses_rank_0_says_so(tmp_path: Path, start_rank: StartRank)
     said, _ = ranks[1].communicate(timeout=WAIT_SECONDS)
     assert ranks[1].returncode == exit_codes.RANK_LOST, said
     assert said.count("rank 0 is lost") == 1
+
+
+def test_a_slow_rank_is_named_in_the_log_and_in_the_history(tmp_path: Path, start_rank: StartRank) -> None:
+    """It sleeps before each of its forward passes; what would last for 30 s is told at once."""
+    slow = """
+from gptmill.training import step
+make_batch = step.make_batch
+def make_slowly(*rest):
+    time.sleep(0.02)
+    return make_batch(*rest)
+step.make_batch = make_slowly
+""".strip()
+    at_once = "from gptmill.training import straggler_check; straggler_check.MIN_SECONDS = 0.0\n"
+    flags = [*FLAGS, "--max_steps", "30", "--run_name", "two"]
+    ranks = [start_rank(0, *flags, everywhere=at_once), start_rank(1, *flags, patch=slow)]
+    codes, said = finish(ranks)
+    assert codes == [0, 0], said
+    warnings = [event for event in read_history(RunDirectory(tmp_path / "runs/two")) if isinstance(event, Warned)]
+    name = f"rank 1 on {socket.gethostname()} is a straggler"
+    assert len([event for event in warnings if event.about == "straggler" and name in event.message]) == 1
+    assert said.replace("\n", " ").count(name) == 1

@@ -15,7 +15,7 @@ def run_as_rank(call: Callable[[], int]) -> int:
     with join_ranks() as ranks:
         assert ranks is not None
         try:
-            with ranks.store.publish_failure():
+            with ranks.share_errors():
                 return call()
         except UserError as error:
             failure = error.failure if isinstance(error, RankFailedError) else describe_failure(ranks.store.rank, error)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch.distributed as dist
+
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
+from gptmill.runtime.flight_recorder import dump_flight_recorder
 from gptmill.runtime.rank_store import Failure, RankFailedError, RankStore, connect
-from gptmill.runtime.rank_watch import RankBeat, RankWatch, open_rank_watch
+from gptmill.runtime.rank_watch import RankBeat, RankWatch, describe_lost, open_rank_watch
 from gptmill.runtime.watchdog import SILENT_SECONDS, Heartbeat
 
+SEARCH_SECONDS = 4.0  # several heartbeats: who misses them all is lost
 MAX_REASON = 500
+COLLECTIVE_ERROR = re.compile(r"gloo|nccl|ProcessGroup|Connection (closed|reset)|by peer", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,33 @@ class Ranks:
     store: RankStore
     watch: RankWatch
 
+    @contextmanager
+    def share_errors(self) -> Iterator[None]:
+        """What is raised inside ends the other ranks too. An exchange that fails is explained by who has failed."""
+        try:
+            yield
+        except RankFailedError:
+            raise
+        except BaseException as error:
+            is_collective = isinstance(error, Exception) and is_collective_error(error)
+            if is_collective and (failure := self.find_failed(SEARCH_SECONDS)) is not None:
+                raise RankFailedError(failure) from error
+            self.store.publish(describe_failure(self.store.rank, error))
+            raise
+
+    def find_failed(self, seconds: float) -> Failure | None:
+        """What another rank has failed with, or who is lost: who neither beats for so long nor has left in good order.
+
+        Call it when a collective has failed.
+        """
+        silent = self.watch.find_silent(seconds)
+        if (failure := self.store.find_failure()) is not None:
+            self.store.has_noticed_failure = True
+            return failure
+        left = self.store.read_texts("leaving", [rank for rank, _ in silent])
+        lost = [(rank, beat) for rank, beat in silent if rank not in left]
+        return self.store.publish(describe_lost_ranks(lost, seconds)) if lost else None
+
     def read_heartbeats(self, silent_seconds: float) -> dict[int, Heartbeat | None]:
         """What the other ranks do, by the clock of this one: who does not beat for that long is silent."""
         silent = {rank for rank, _ in self.watch.find_silent(silent_seconds)}
@@ -32,6 +65,7 @@ class Ranks:
 
     def announce_hang(self, sentence: str) -> bool:
         """Ends the others with this sentence; returns whether this rank is the one to print it."""
+        dump_flight_recorder(self.store.rank)
         hang = Failure(self.store.rank, sentence, exit_codes.HUNG)
         return self.store.publish(hang, is_own=False) == hang and self.store.takes_report()
 
@@ -86,16 +120,27 @@ def join_ranks() -> Iterator[Ranks | None]:
     store = connect(rank, size, os.environ.get("MASTER_ADDR", "127.0.0.1"), port, _num_joins)
     with open_rank_watch(store) as watch:
         store.find_lost = watch.find_lost
-        _joined.append(Ranks(store, watch))
+        ranks = Ranks(store, watch)
+        _joined.append(ranks)
         try:
-            yield _joined[-1]
-        except BaseException as error:
-            if not isinstance(error, RankFailedError):
-                store.publish(describe_failure(rank, error))
-            raise
+            with ranks.share_errors():
+                yield ranks
         finally:
             _joined.pop()
             store.leave()
+
+
+def is_collective_error(error: Exception) -> bool:
+    """Whether an exchange between ranks has failed. Gloo raises plain RuntimeErrors."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and COLLECTIVE_ERROR.search(str(error)) is not None
+    )
+
+
+def describe_lost_ranks(lost: list[tuple[int, RankBeat]], silence: float) -> Failure:
+    """Names the first of them, and how many others there are."""
+    more = f"; {len(lost) - 1} more ranks are lost too" if len(lost) > 1 else ""
+    return Failure(lost[0][0], f"{describe_lost(*lost[0], silence)}{more}", exit_codes.RANK_LOST, is_lost=True)
 
 
 def describe_failure(rank: int, error: BaseException, where: str = "") -> Failure:

@@ -78,6 +78,7 @@ def open_world(device_name: DeviceName) -> Iterator[World]:
             device = choose_device(device_name, local_rank=read_variable("LOCAL_RANK"))
             if device.type == "mps":
                 raise UserError("several ranks cannot share one MPS device; start one process, or add --device cpu")
+        check_devices(ranks.store.gather("device", device.type))
         on_gpu = device.type == "cuda"
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
@@ -93,3 +94,13 @@ def open_world(device_name: DeviceName) -> Iterator[World]:
             if not on_gpu:
                 time.sleep(GLOO_DRAIN_SECONDS)
             dist.destroy_process_group()
+
+
+def check_devices(kinds: list[str]) -> None:
+    """Raises UserError if ranks have devices of different kinds: a GPU that one does not find."""
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise UserError(
+                f"rank {rank} would train on {kind}, but rank 0 on {kinds[0]}; run gptmill doctor on its machine, or "
+                f"add --device {kind}"
+            )

@@ -81,6 +81,19 @@ def check_same(ranks: Ranks, call: Call) -> None:
                 )
 
 
+def check_same_data(ranks: Ranks | None, sha256: str, corpus: str) -> None:
+    """Raises UserError that names a rank whose folder holds other tokens than rank 0's."""
+    if ranks is None:
+        return
+    everyone = ranks.store.gather("corpus", sha256)
+    for rank, other in enumerate(everyone):
+        if other != everyone[0]:
+            raise UserError(
+                f"rank {rank} reads other tokens from {corpus} than rank 0; copy the shards again, or use a folder "
+                f"that all machines share"
+            )
+
+
 def _describe_flag(name: str, value: str | None) -> str:
     if name == "RECIPE":
         return f"the recipe {value}" if value else "no recipe"

@@ -24,6 +24,7 @@ from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.checkpointing import list_due_tiers
 from gptmill.training.final_export import check_final_export, export_best
 from gptmill.training.metrics import Metrics
+from gptmill.training.micro_batch import EagerPass
 from gptmill.training.pacing import Pacer, keep_pace
 from gptmill.training.run_request import RunRequest
 from gptmill.training.session import Session, open_session
@@ -31,6 +32,8 @@ from gptmill.training.skip_ranges import add_skip_range
 from gptmill.training.spike_detector import Verdict
 from gptmill.training.state import TrainState
 from gptmill.training.step import train_step
+from gptmill.training.stop_agreement import agree_on_stop
+from gptmill.training.straggler_check import BusyTimer
 
 MAX_REASON = 500
 SPARE_SECONDS = 3.0  # margin before a time limit, on top of the expected time of a step and a save
@@ -62,6 +65,7 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
             session.telemetry,
         )
         pacer = Pacer(request.deadline) if request.is_paced and request.deadline is not None else None
+        busy = time_ranks(session, state)
         loader = session.open_data_loader(state)
         stack.callback(lambda: loader.close())
         while True:
@@ -80,6 +84,9 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
                     break
                 raise
             metrics.push(stats)
+            if busy is not None:
+                busy.add(stats.started)
+                session.watchdog.busy_seconds = busy.median_seconds
             if pacer is not None:
                 session = keep_pace(pacer, session, state, metrics)
             if metrics.stop_requested or session.is_something_due(state):
@@ -95,6 +102,15 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
     if is_main and outcome.exit_code == 0:
         export_best(outcome.run, outcome.config)
     return outcome
+
+
+def time_ranks(session: Session, state: TrainState) -> BusyTimer | None:
+    """Times this rank's own part of each step, to find stragglers; None where there is no other rank."""
+    if session.world.size == 1 or not isinstance(state.micro_batch_runner, EagerPass):
+        return None
+    timer = BusyTimer(session.world.device)
+    state.micro_batch_runner = replace(state.micro_batch_runner, on_backward=timer.mark)
+    return timer
 
 
 def evaluate_and_save(session: Session, state: TrainState, metrics: Metrics) -> None:
@@ -222,6 +238,7 @@ def finish(session: Session, state: TrainState, metrics: Metrics) -> Outcome:
     elif state.step < max_steps and state.early_stop.is_due:
         reason = f"stopped early: {state.early_stop.reason()}"
     elif state.step < max_steps or metrics.stop_requested:
+        agree_on_stop(session.stop, session.world.ranks)
         reason, code = f"stopped {session.stop.describe()}", session.stop.exit_code
     if not is_durable and code != exit_codes.DIVERGED:
         reason, code = f"{reason}, but the last checkpoint could not be saved", exit_codes.NOT_SAVED

@@ -5,7 +5,6 @@ A collective that fails is only the consequence of a lost rank; the error that i
 
 from __future__ import annotations
 
-import re
 import socket
 import sys
 import time
@@ -13,9 +12,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch.distributed as dist
-
-from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.data.batches.data_loader import DataLoaderStoppedError
 from gptmill.runs.crash_files import has_crash, write_crash
@@ -23,16 +19,16 @@ from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import RunCrashed
 from gptmill.runs.history import append_event
 from gptmill.runtime.compiling import is_compiler_error
+from gptmill.runtime.flight_recorder import dump_flight_recorder
 from gptmill.runtime.rank_store import Failure, RankFailedError
-from gptmill.runtime.rank_watch import RankBeat, describe_lost
-from gptmill.runtime.ranks import Ranks, describe_failure
+from gptmill.runtime.rank_watch import RankBeat
+from gptmill.runtime.ranks import SEARCH_SECONDS, Ranks, describe_failure, is_collective_error
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.watchdog import Watchdog
 from gptmill.runtime.world import World
+from gptmill.training.stop_agreement import publish_stop, take_over_stop
 
-SEARCH_SECONDS = 4.0  # several heartbeats: who misses them all is lost
 MAX_STACKS = 60_000
-COLLECTIVE_ERROR = re.compile(r"gloo|nccl|ProcessGroup|Connection (closed|reset)|by peer", re.IGNORECASE)
 
 
 class RankFailures:
@@ -54,12 +50,15 @@ class RankFailures:
         rank, step = self._world.rank, self._watchdog.last_beat.step
         sentence = f"rank {rank} was {self._watchdog.last_beat.doing} when it was ended: {failure.text}"
         write_crash(self._run, rank, step, sentence, format_stacks())
+        dump_flight_recorder(rank)
         self._record_other(failure)
         if self._world.is_main:
             append_event(self._run, RunCrashed(step, failure.text))
 
     def _find_cause(self, error: Exception) -> Exception:
         ranks = self._world.ranks
+        if isinstance(error, DataLoaderStoppedError):
+            return error
         if isinstance(error, RankFailedError):
             self._record_other(error.failure)
             return error
@@ -68,26 +67,16 @@ class RankFailures:
                 ranks.store.publish(describe_failure(self._world.rank, error))
             return error
         is_collective = ranks is not None and is_collective_error(error)
-        if ranks is not None and is_collective and (failure := self._find_failure(ranks)) is not None:
-            self._record_other(failure)
-            found = RankFailedError(failure)
-            found.__cause__ = error
-            return found
+        if ranks is not None and is_collective:
+            if (failure := ranks.find_failed(SEARCH_SECONDS)) is not None:
+                self._record_other(failure)
+                found = RankFailedError(failure)
+                found.__cause__ = error
+                return found
+            take_over_stop(self._stop, ranks)  # of a rank that was stopped while it waited for data
         if not (self._stop and (is_collective or is_compiler_error(error))):
             self._record_own(error)
         return error
-
-    def _find_failure(self, ranks: Ranks) -> Failure | None:
-        """What another rank has failed with; or that one is lost, which has neither failed nor left in good order."""
-        silent = ranks.watch.find_silent(SEARCH_SECONDS)
-        if (failure := ranks.store.find_failure()) is not None:
-            ranks.store.has_noticed_failure = True
-            return failure
-        left = ranks.store.read_texts("leaving", [rank for rank, _ in silent])
-        lost = [(rank, beat) for rank, beat in silent if rank not in left]
-        if not lost:
-            return None
-        return ranks.store.publish(describe_lost_ranks(lost, SEARCH_SECONDS))
 
     def _record_own(self, error: Exception) -> None:
         rank, beat = self._world.rank, self._watchdog.last_beat
@@ -116,8 +105,6 @@ def open_rank_failures(run: RunDirectory, world: World, watchdog: Watchdog, stop
         _connect(world.ranks, failures, watchdog)
     try:
         yield failures
-    except DataLoaderStoppedError:
-        raise
     except Exception as error:
         cause = failures.settle(error)
         if cause is error:
@@ -125,6 +112,7 @@ def open_rank_failures(run: RunDirectory, world: World, watchdog: Watchdog, stop
         raise cause from error
     finally:
         if world.ranks is not None:
+            publish_stop(stop, world.ranks)
             world.ranks.store.set_text("leaving", "")
 
 
@@ -142,19 +130,6 @@ def make_beat_reader(watchdog: Watchdog) -> Callable[[], RankBeat]:
         return RankBeat(beat.step, beat.doing, time.monotonic() - beat.seconds, watchdog.busy_seconds)
 
     return make_beat
-
-
-def is_collective_error(error: Exception) -> bool:
-    """Whether an exchange between ranks has failed. Gloo raises plain RuntimeErrors."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and COLLECTIVE_ERROR.search(str(error)) is not None
-    )
-
-
-def describe_lost_ranks(lost: list[tuple[int, RankBeat]], silence: float) -> Failure:
-    """Names the first of them, and how many others there are."""
-    more = f"; {len(lost) - 1} more ranks are lost too" if len(lost) > 1 else ""
-    return Failure(lost[0][0], f"{describe_lost(*lost[0], silence)}{more}", exit_codes.RANK_LOST, is_lost=True)
 
 
 def format_stacks() -> str:

@@ -7,6 +7,7 @@ import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
@@ -32,8 +33,10 @@ from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
+from gptmill.runtime.flight_recorder import set_up_flight_recorder
 from gptmill.runtime.memory import read_device_memory
 from gptmill.runtime.precision import set_matmul_precision
+from gptmill.runtime.ranks import has_ranks
 from gptmill.runtime.signals import StopFlag, listen_for_stop
 from gptmill.runtime.telemetry import Telemetry, open_telemetry
 from gptmill.runtime.torch_settings import restore_torch_settings
@@ -47,6 +50,7 @@ from gptmill.training.initial_weights import (
     read_initial_source,
     record_source,
 )
+from gptmill.training.launch import check_same_data
 from gptmill.training.micro_batch import check_cuda_graphs
 from gptmill.training.monitor import Monitor, build_monitor
 from gptmill.training.plan import TrainPlan, check_step_time, make_plan
@@ -60,6 +64,7 @@ from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state
+from gptmill.training.straggler_check import make_busy_reader
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
         no_validation = check_validation(config, corpora)
         tasks = load_eval_tasks(config, corpora.tokenizer)
+        check_same_data(world.ranks, corpora.sha256, corpora.name)
     set_matmul_precision(plan.precision)
     run = hold_run(request, world, stack)
     resume_point = read_resume_point(request, world)
@@ -179,7 +185,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     if resume_point is None and world.is_main:
         for warning in warn_of_plan(config, plan, corpora):
             trackers.track(warning)
-    monitor = build_monitor(config, plan, read_device_memory(world.device))
+    monitor = build_monitor(config, plan, read_device_memory(world.device), make_busy_reader(world, watchdog))
     telemetry = stack.enter_context(open_telemetry(world))
     session = Session(
         config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, failures,
@@ -195,6 +201,9 @@ def open_machine(config: RunConfig, stack: ExitStack) -> World:
     set_attention_backend(config.machine.attention_backend)
     if config.machine.compile:
         load_compiler()
+    if has_ranks():
+        prefix = Path(config.tracking.logdir, config.tracking.run_name or "", "flight_recorder_rank_")
+        stack.enter_context(set_up_flight_recorder(prefix))
     world = stack.enter_context(open_world(config.machine.device))
     check_cuda_graphs(config, world)
     return world

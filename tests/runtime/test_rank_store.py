@@ -21,7 +21,7 @@ from gptmill.runtime.rank_watch import RankBeat, RankWatch
 from gptmill.runtime.ranks import Ranks, describe_failure, is_collective_error
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import check_devices
-from gptmill.training.launch import check_same_data
+from gptmill.training.launch import check_same, check_same_data
 from gptmill.training.stop_agreement import agree_on_stop
 
 WAIT_SECONDS = 30.0
@@ -140,6 +140,35 @@ def test_all_ranks_stop_for_the_reason_of_the_first_that_has_one(
         return flag.exit_code
 
     assert call_as_ranks(stop) == [code] * 3
+
+
+GIVEN, SOFTWARE = {"RECIPE": "demo", "max_lr": "0.001"}, {"gptmill": "1.0, code ab", "torch": "2.13"}
+
+
+@pytest.mark.parametrize(
+    ("given", "software", "sentence"),
+    [
+        (
+            {"max_lr": "0.1"},
+            {},
+            "rank 2 was started with --max_lr 0.1, but rank 0 with --max_lr 0.001; start all ranks",
+        ),
+        ({"seed": "1"}, {}, "rank 2 was started with --seed 1, but rank 0 with no --seed; start all ranks"),
+        ({"RECIPE": "x.toml"}, {}, "rank 2 was started with the recipe x.toml, but rank 0 with the recipe demo"),
+        ({}, {"torch": "2.9"}, "rank 2 runs torch 2.9, but rank 0 torch 2.13; install the same version"),
+        ({}, {"gptmill": "1.0, code cd"}, "rank 2 runs gptmill 1.0, code cd, but rank 0 gptmill 1.0, code ab"),
+    ],
+    ids=["value", "flag", "recipe", "torch", "gptmill"],
+)
+def test_ranks_with_another_command_line_or_other_software_are_named(
+    given: dict[str, str], software: dict[str, str], sentence: str
+) -> None:
+    def check(ranks: Ranks) -> None:
+        is_odd = ranks.store.rank == 2
+        check_same(ranks, GIVEN | (given if is_odd else {}), SOFTWARE | (software if is_odd else {}))
+
+    errors = call_as_ranks(check)
+    assert {str(error)[: len(sentence)] for error in errors} == {sentence}
 
 
 def test_ranks_with_other_tokens_or_another_device_are_named() -> None:

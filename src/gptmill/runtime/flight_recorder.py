@@ -11,23 +11,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
+from torch.torch_version import TorchVersion
 
 BUFFER_SIZE = "2000"  # collectives; torch's own default since it records by default
-# Each under its current name and the one before.
+# Each under its current name and the one before, of which newer versions of torch warn.
 SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 PATH_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+FIRST_CURRENT = "2.10"
 DUMP_FUNCTIONS = ("_dump_nccl_trace", "_dump_fr_trace")
 
 
 @contextmanager
 def set_up_flight_recorder(prefix: Path) -> Iterator[None]:
     """Names the files `prefix` + rank, for process groups opened inside; what the user's environment says stays."""
-    wanted = dict.fromkeys(SIZE_VARIABLES, BUFFER_SIZE) | dict.fromkeys(PATH_VARIABLES, str(prefix.absolute()))
-    wanted["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
-    is_path_given = any(name in os.environ for name in PATH_VARIABLES)
-    is_size_given = any(name in os.environ for name in SIZE_VARIABLES)
-    kept = {*(PATH_VARIABLES if is_path_given else ()), *(SIZE_VARIABLES if is_size_given else ()), *os.environ}
-    added = {name: value for name, value in wanted.items() if name not in kept}
+    wanted = {
+        SIZE_VARIABLES: BUFFER_SIZE,
+        PATH_VARIABLES: str(prefix.absolute()),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT",): "1",
+    }
+    newest = 0 if TorchVersion(torch.__version__) >= FIRST_CURRENT else -1
+    added = {names[newest]: value for names, value in wanted.items() if not os.environ.keys() & set(names)}
     os.environ.update(added)
     try:
         yield

@@ -48,7 +48,7 @@ def make_launch(call: Call, started: float | None = None) -> RunRequest:
     with join_ranks() as ranks:
         if ranks is None:
             return _resolve(call, started)
-        check_same(ranks, call)
+        check_same(ranks, call.list_given(), list_software())
         launch = ranks.store.share("launch", lambda: _encode(_resolve(call, started)))
         return _decode(launch)
 
@@ -57,13 +57,17 @@ def _resolve(call: Call, started: float | None) -> RunRequest:
     return make_run_request(call.recipe, call.flags, call.options, call.presets, started)
 
 
-def check_same(ranks: Ranks, call: Call) -> None:
-    """Raises UserError that names a rank with another command line or other software than rank 0, and what differs."""
-    software = {
+def list_software() -> dict[str, str]:
+    """The versions that all ranks must have in common."""
+    return {
         "gptmill": f"{gptmill.__version__}, code {make_code_fingerprint()[:8]}",
         "torch": str(torch.__version__),
     }
-    everyone = ranks.store.gather("command line", {"given": call.list_given(), "software": software})
+
+
+def check_same(ranks: Ranks, given: dict[str, str], software: dict[str, str]) -> None:
+    """Raises UserError that names a rank with another command line or other software than rank 0, and what differs."""
+    everyone = ranks.store.gather("command line", {"given": given, "software": software})
     first = everyone[0]
     for rank, other in enumerate(everyone):
         for name, version in first["software"].items():

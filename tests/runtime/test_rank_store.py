@@ -5,6 +5,8 @@ The ranks are threads that share a store in memory.
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.runtime import rank_store, rank_watch
+from gptmill.runtime.rank_meeting import meet
 from gptmill.runtime.rank_store import Failure, RankFailedError, RankStore
 from gptmill.runtime.rank_watch import RankBeat, RankWatch
 from gptmill.runtime.ranks import Ranks, describe_failure, is_collective_error
@@ -83,11 +86,29 @@ def test_the_first_failure_is_the_one_that_counts_and_names_its_rank() -> None:
     assert str(Failure(0, "no such file")) == "gptmill: no such file"
 
 
-def test_a_rank_that_never_starts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_store, "JOIN_SECONDS", 0.0)
-    store = RankStore(HashStore(), 1, 4)
-    with pytest.raises(UserError, match=r"3 of 4 ranks did not start within 0 s: 0, 2, 3; see"):
-        rank_store._await_all(store, time.monotonic())
+def test_a_rank_that_never_starts_is_named() -> None:
+    with pytest.raises(UserError, match=r"3 of 4 ranks did not start within 600 s: 0, 2, 3; see"):
+        meet(HashStore(), 1, 4, time.monotonic())
+    with pytest.raises(UserError, match=r"1 of 2 ranks did not start within 600 s: 1; see"):
+        meet(HashStore(), 0, 2, time.monotonic())
+
+
+def test_restarted_ranks_meet_only_each_other_in_the_store_of_the_ones_before() -> None:
+    """torchrun keeps its store: what the earlier ranks have written, a failure among it, is still there."""
+    store = HashStore()
+
+    def start(rank: int) -> tuple[bool, list[int]]:
+        ranks = meet(store, rank, 3, time.monotonic() + WAIT_SECONDS)
+        had_failed = ranks.find_failure() is not None
+        found = ranks.gather("number", rank)
+        ranks.publish(Failure(rank, "the end"))
+        return had_failed, found
+
+    for _ in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            results = list(pool.map(start, range(3), timeout=WAIT_SECONDS))
+        assert [found for _, found in results] == [[0, 1, 2]] * 3
+        assert not results[0][0]
 
 
 def test_a_silent_rank_is_lost_and_one_that_beats_is_not() -> None:
@@ -105,6 +126,25 @@ def test_a_silent_rank_is_lost_and_one_that_beats_is_not() -> None:
     assert failure is not None
     assert failure.is_lost
     assert "it was last seen computing after step 12" in failure.text
+    one._ranks.leave()  # in good order: rank 0 may still write the last checkpoint
+    assert zero.find_lost() is None
+
+
+def test_a_process_on_the_same_machine_that_has_ended_is_lost_at_once() -> None:
+    store = HashStore()
+    zero, one = (RankWatch(RankStore(store, rank, 2)) for rank in (0, 1))
+    ended = subprocess.Popen(["true"])
+    ended.wait(WAIT_SECONDS)
+    one._identity["pid"] = ended.pid
+    one._beat()
+    zero._listen(time.monotonic())
+    failure = zero.find_lost()
+    assert failure is not None
+    assert f"its process {ended.pid} on {socket.gethostname()} has ended without a word" in failure.text
+    one._identity["machine"] = "another one"
+    one._beat()
+    zero._listen(time.monotonic())
+    assert zero.find_lost() is None
 
 
 def test_a_blocked_process_is_ended_and_one_that_noticed_is_not(

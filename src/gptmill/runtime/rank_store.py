@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any, TypeVar
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 
-JOIN_SECONDS = 600.0  # ranks of a cluster start minutes apart
 REPORT_SECONDS = 3.0  # how long a rank waits for rank 0 to print what has happened
 LEAVE_SECONDS = 10.0
 FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.001, 0.05
-MAX_NAMED_RANKS = 8
 FAILURE = "failure"
+LEAVING = "leaving"
+"""The texts of ranks that end in good order: their silence is no loss."""
 
 T = TypeVar("T")
 
@@ -151,6 +149,7 @@ class RankStore:
 
     def leave(self) -> None:
         """Says that this rank no longer needs the store. Rank 0 may hold it, and so waits for the others."""
+        self.set_text(LEAVING, "")
         try:
             self._store.add("left", 1)
             deadline = time.monotonic() + LEAVE_SECONDS
@@ -216,51 +215,3 @@ class RankStore:
 def is_agents_store() -> bool:
     """Whether torchrun's agent holds the store, and not rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def connect(rank: int, size: int, host: str, port: int, generation: int) -> RankStore:
-    """Connects to the store of all ranks and waits until they all have; raises UserError that names the absent ones."""
-    address, deadline = f"{host}:{port}", time.monotonic() + JOIN_SECONDS
-    is_host = rank == 0 and not is_agents_store()
-    if not is_host:
-        _await_host(host, port, deadline)
-    timeout = timedelta(seconds=JOIN_SECONDS)
-    try:
-        store = TCPStore(host, port, size, is_host, timeout, wait_for_workers=False, multi_tenant=True)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"rank {rank} cannot open the store of all ranks at {address}: {reason}") from None
-    ranks = RankStore(PrefixStore(f"gptmill/{generation}", store), rank, size, address)
-    _await_all(ranks, deadline)
-    return ranks
-
-
-def _await_host(host: str, port: int, deadline: float) -> None:
-    """In Python, since Ctrl-C could not end torch's own wait."""
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=5.0).close()
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"rank 0 cannot be reached at {host}:{port} ({error.strerror or error}); check that it runs, "
-                    f"MASTER_ADDR and MASTER_PORT, and the firewall"
-                ) from None
-            time.sleep(LONGEST_POLL_SECONDS)
-        else:
-            return
-
-
-def _await_all(ranks: RankStore, deadline: float) -> None:
-    everyone = list(range(ranks.size))
-    ranks.set_text("host", socket.gethostname())
-    while not ranks.has_texts("host", everyone):
-        if time.monotonic() > deadline:
-            present = ranks.read_texts("host", everyone)
-            absent = [str(rank) for rank in everyone if rank not in present]
-            named = ", ".join(absent[:MAX_NAMED_RANKS]) + (", …" if len(absent) > MAX_NAMED_RANKS else "")
-            raise UserError(
-                f"{len(absent)} of {ranks.size} ranks did not start within {JOIN_SECONDS:.0f} s: {named}; "
-                f"see what their machines report"
-            )
-        time.sleep(LONGEST_POLL_SECONDS)

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from gptmill.config import exit_codes
-from gptmill.runtime.rank_store import Failure, RankStore
+from gptmill.runtime.rank_store import LEAVING, Failure, RankStore
 
 POLL_SECONDS = 1.0
 SILENT_SECONDS = 60.0  # a rank beats every second; one whose threads do not run for a minute is lost
@@ -36,6 +37,8 @@ class RankBeat:
     """How long its own part of a step takes, without waiting for others; 0 if unknown."""
     host: str = ""
     pid: int = 0
+    machine: str = ""
+    """Equal for processes that see each other; empty if that is unknown."""
     number: int = 0
     """Counts the beats."""
 
@@ -54,7 +57,8 @@ class RankWatch:
         """Called before a blocked process is ended."""
         self.silent_seconds = SILENT_SECONDS
         self._ranks, self._exit_process = ranks, exit_process
-        self._identity = {"host": socket.gethostname(), "pid": os.getpid()}
+        self._machine = identify_machine()
+        self._identity = {"host": socket.gethostname(), "pid": os.getpid(), "machine": self._machine}
         self._watched = [rank for rank in range(ranks.size) if rank != ranks.rank and 0 in (rank, ranks.rank)]
         self._seen: dict[int, tuple[RankBeat, float]] = {}
         self._beats = 0
@@ -81,11 +85,14 @@ class RankWatch:
         return {rank: beat for rank, (beat, _) in self._seen.items()}
 
     def find_lost(self) -> Failure | None:
-        """Names a watched rank that has been silent for too long."""
+        """Names a watched rank that has been silent for too long, or whose process on this machine has ended."""
         now = time.monotonic()
         for rank, (beat, heard_at) in list(self._seen.items()):
-            if now - heard_at > self.silent_seconds:
-                return Failure(rank, describe_lost(rank, beat, now - heard_at), exit_codes.RANK_LOST, is_lost=True)
+            has_ended = bool(self._machine) and beat.machine == self._machine and not is_running(beat.pid)
+            is_lost = has_ended or now - heard_at > self.silent_seconds
+            if is_lost and not self._ranks.read_texts(LEAVING, [rank]):
+                text = describe_lost(rank, beat, None if has_ended else now - heard_at)
+                return Failure(rank, text, exit_codes.RANK_LOST, is_lost=True)
         return None
 
     def find_silent(self, seconds: float) -> list[tuple[int, RankBeat]]:
@@ -145,11 +152,31 @@ class RankWatch:
         self._exit_process(failure.exit_code)
 
 
-def describe_lost(rank: int, beat: RankBeat, silence: float) -> str:
+def describe_lost(rank: int, beat: RankBeat, silence: float | None) -> str:
+    """The silence is None for a process that has ended."""
+    what = "has ended without a word" if silence is None else f"has not been heard of for {silence:.0f} s"
     return (
-        f"rank {rank} is lost: its process {beat.pid} on {beat.host} has not been heard of for {silence:.0f} s; "
+        f"rank {rank} is lost: its process {beat.pid} on {beat.host} {what}; "
         f"it was last seen {beat.doing} after step {beat.step:,}"
     )
+
+
+def identify_machine() -> str:
+    """The same for processes that can look at each other: of one kernel, and in one container."""
+    with suppress(OSError):
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{kernel} {Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 @contextmanager

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.runtime.flight_recorder import dump_flight_recorder
-from gptmill.runtime.rank_store import Failure, RankFailedError, RankStore, connect
+from gptmill.runtime.rank_meeting import connect
+from gptmill.runtime.rank_store import LEAVING, Failure, RankFailedError, RankStore
 from gptmill.runtime.rank_watch import RankBeat, RankWatch, describe_lost, open_rank_watch
 from gptmill.runtime.watchdog import SILENT_SECONDS, Heartbeat
 
@@ -53,7 +54,7 @@ class Ranks:
         if (failure := self.store.find_failure()) is not None:
             self.store.has_noticed_failure = True
             return failure
-        left = self.store.read_texts("leaving", [rank for rank, _ in silent])
+        left = self.store.read_texts(LEAVING, [rank for rank, _ in silent])
         lost = [(rank, beat) for rank, beat in silent if rank not in left]
         return self.store.publish(describe_lost_ranks(lost, seconds)) if lost else None
 
@@ -78,7 +79,6 @@ def _make_heartbeat(rank: int, beat: RankBeat | None, now: float, is_silent: boo
 
 
 _joined: list[Ranks] = []
-_num_joins = 0
 
 
 def has_ranks() -> bool:
@@ -108,16 +108,14 @@ def join_ranks() -> Iterator[Ranks | None]:
 
     What is raised inside ends the other ranks too: an error of the user with the same sentence and exit code.
     """
-    global _num_joins
     if not has_ranks():
         yield None
         return
     if _joined:
         yield _joined[-1]
         return
-    rank, size, _, port = (read_variable(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
-    _num_joins += 1
-    store = connect(rank, size, os.environ.get("MASTER_ADDR", "127.0.0.1"), port, _num_joins)
+    rank, size, *_ = (read_variable(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
+    store = connect(rank, size)
     with open_rank_watch(store) as watch:
         store.find_lost = watch.find_lost
         ranks = Ranks(store, watch)

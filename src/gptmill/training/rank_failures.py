@@ -20,7 +20,7 @@ from gptmill.runs.events import RunCrashed
 from gptmill.runs.history import append_event
 from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.flight_recorder import dump_flight_recorder
-from gptmill.runtime.rank_store import Failure, RankFailedError
+from gptmill.runtime.rank_store import LEAVING, Failure, RankFailedError
 from gptmill.runtime.rank_watch import RankBeat
 from gptmill.runtime.ranks import SEARCH_SECONDS, Ranks, describe_failure, is_collective_error
 from gptmill.runtime.signals import StopFlag
@@ -113,7 +113,7 @@ def open_rank_failures(run: RunDirectory, world: World, watchdog: Watchdog, stop
     finally:
         if world.ranks is not None:
             publish_stop(stop, world.ranks)
-            world.ranks.store.set_text("leaving", "")
+            world.ranks.store.set_text(LEAVING, "")
 
 
 def _connect(ranks: Ranks, failures: RankFailures, watchdog: Watchdog) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +39,18 @@ from gptmill.cli.main import main
 raise SystemExit(main())
 """
 NOTHING = "pass"
+
+# A machine that seems to have two GPUs, also to the processes that the supervisor starts.
+TWO_GPUS_IN_CHILDREN = """
+import sys
+from gptmill.experiments import gpu_launcher, supervisor
+gpu_launcher.count_gpus = lambda: 2
+code = "from gptmill.experiments import gpu_launcher; gpu_launcher.count_gpus = lambda: 2; "
+code += "from gptmill.cli.main import main; raise SystemExit(main())"
+supervisor.supervise.__defaults__ = ((sys.executable, "-c", code, "train"),)
+from gptmill.cli.main import main
+raise SystemExit(main())
+"""
 
 StartRank = Callable[..., Process]
 
@@ -202,3 +216,37 @@ def test_ranks_stop_early_in_the_same_step(tmp_path: Path, start_rank: StartRank
     assert codes == [0, 0], said
     assert "stopped early" in said
     assert (tmp_path / "runs/two/log.txt").read_text().splitlines()[-1].startswith("4 ")
+
+
+def kill_rank_1(run: Path) -> int:
+    """Kills it once it has trained some steps; returns its process number."""
+    beat = run / "heartbeat/rank_00001.json"
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (run / "log.txt").exists() or "\n8 train" not in (run / "log.txt").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    pid = int(json.loads(beat.read_text())["pid"])
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+RESTARTED = [*FLAGS, "--max_steps", "300", "--run_name", "two", "--resume", "auto"]
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("way", ["torchrun", "supervised"])
+def test_a_killed_rank_is_named_and_the_run_restarted(tmp_path: Path, start: Start, words: list[str], way: str) -> None:
+    flags = ["train", *words, *RESTARTED]
+    if way == "torchrun":
+        launcher = "torch.distributed.run --standalone --nproc_per_node=2 --max-restarts=2 -m gptmill".split()
+        process = start(*flags, program=("-m", *launcher))
+    else:
+        flags = [flag for flag in flags if flag not in ("--device", "cpu")]
+        process = start(*flags, "--gpus", "2", "--supervise", program=("-c", TWO_GPUS_IN_CHILDREN))
+    pid = kill_rank_1(tmp_path / "runs/two")
+    said, _ = process.communicate(timeout=5 * WAIT_SECONDS)
+    assert process.returncode == 0, said
+    assert "\n300 train" in (tmp_path / "runs/two/log.txt").read_text()
+    crashes = read_crashes(tmp_path / "runs/two")
+    assert any(f"process {pid}" in reason for reason in crashes), crashes
+    assert f"process {pid}" in said

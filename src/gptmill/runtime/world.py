@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,9 +12,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from gptmill.config.errors import UserError
-from gptmill.config.run import DeviceName
+from gptmill.config.run import DeviceName, ParallelName
 from gptmill.runtime.device import choose_device
 from gptmill.runtime.ranks import Ranks, join_ranks, read_variable
 
@@ -22,6 +24,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 # Gloo's thread needs the GIL to release its last tensors, and destroying the group joins that thread while holding the
 # GIL: a deadlock, unless the thread has finished before.
 GLOO_DRAIN_SECONDS = 0.2
+SHARED_DATA_AXES = ("cp", "tp")  # ranks along them work on the same windows
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,43 @@ class World:
     rank: int
     size: int
     device: torch.device
+    mesh: DeviceMesh | None = None
+    """The ranks along named axes: replicate, shard, cp, tp; None where all of them only replicate the model."""
+    strategy: ParallelName = "ddp"
+    """What the ranks share: see `--parallel`. Never "auto"."""
     ranks: Ranks | None = field(default=None, kw_only=True)
     """How ranks keep in touch beside the collectives; None without torchrun."""
+
+    @property
+    def data_rank(self) -> int:
+        """The number of this rank among those that read different data."""
+        if self.mesh is None:
+            return self.rank
+        number = 0
+        for name in _list_data_axes(self.mesh):
+            number = number * self.axis_size(name) + self.mesh.get_local_rank(name)
+        return number
+
+    @property
+    def data_size(self) -> int:
+        """How many ranks read different data: those of one tp or cp axis share theirs."""
+        return self.size if self.mesh is None else math.prod(map(self.axis_size, _list_data_axes(self.mesh)))
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether each rank holds a part of every weight only: then a forward pass needs all ranks."""
+        return self.uses_fsdp
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether FSDP shards all parameters, gradients and optimizer state."""
+        return self.strategy in ("fsdp", "hsdp") and self.is_distributed
+
+    def axis_size(self, name: str) -> int:
+        """How many ranks an axis of the mesh has; 1 for one that is not there."""
+        if self.mesh is None or name not in (self.mesh.mesh_dim_names or ()):
+            return 1
+        return self.mesh.size(self.mesh.mesh_dim_names.index(name))  # type: ignore[union-attr]
 
     @property
     def is_main(self) -> bool:
@@ -59,11 +97,25 @@ class World:
         """Whether the flag is set on any rank. Synchronises with the device."""
         return bool(self.all_reduce_sum(torch.tensor(float(flag), device=self.device)).item())
 
-    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sums in place over all ranks, on the device, without synchronising with the host."""
-        if self.is_distributed:
+    def all_reduce_sum(self, tensor: Tensor, axis: str | None = None) -> Tensor:
+        """Sums in place over all ranks, or those of an axis, on the device, without synchronising with the host."""
+        if axis is not None:
+            if self.axis_size(axis) > 1:
+                assert self.mesh is not None
+                dist.all_reduce(tensor, group=self.mesh.get_group(axis))
+        elif self.is_distributed:
             dist.all_reduce(tensor)
         return tensor
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrites the tensors on all ranks by those of rank 0."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+
+def _list_data_axes(mesh: DeviceMesh) -> list[str]:
+    return [name for name in mesh.mesh_dim_names or () if name not in SHARED_DATA_AXES]
 
 
 @contextmanager

@@ -50,6 +50,13 @@ def dry_run(state: TrainState, config: RunConfig, plan: TrainPlan, world: World)
     local = replace(runner if isinstance(runner, EagerPass) else runner.eager, forward=state.model)
     with autotune_run_gemms(world):
         norm = _try_rows(state, config, plan, world, rows, local if isinstance(runner, EagerPass) else runner)
+    if norm is None and world.shards_weights:
+        # The others may be waiting for this rank in the middle of a pass: it cannot ask them, nor try anything else.
+        raise UserError(
+            f"out of memory on {world.device}: one micro-batch of mini_batch_size {rows} x context_length "
+            f"{config.model.context_length} does not fit beside rank {world.rank}'s part of the model; use a smaller "
+            f"--mini_batch_size, --gradient_checkpointing full, or more ranks"
+        )
     if world.any_rank(norm is None):
         if norm is not None:
             raise UserError("stopped, because another rank ran out of memory")
@@ -117,4 +124,4 @@ def _run_micro_batch(
     domains = torch.zeros(rows, dtype=torch.int64, device=device) if plan.corpora else None
     runner.dry_run(Batch(tokens, targets, documents, domains))
     state.optimizer.step_unless(torch.ones((), dtype=torch.bool, device=device))
-    return float(torch.nn.utils.clip_grad_norm_(state.model.parameters(), math.inf))
+    return float(state.optimizer.clip_gradients(None))

@@ -34,6 +34,7 @@ from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.initial_source import CheckpointWeights, Source, make_pin, read_source, split_pin
 from gptmill.training.plan import TrainPlan
 from gptmill.training.run_request import LOOSE_FIELDS, RunRequest
+from gptmill.training.sharded_state import hold, load
 from gptmill.training.state import TrainState
 
 # Fields of the model that decide what it computes, but not the shape of its weights.
@@ -53,7 +54,7 @@ class InitialWeights:
     def load(self, state: TrainState) -> None:
         """Copies them into the model of a fresh state, and into its EMA."""
         check_tensors(self.tensors, state.model.state_dict(), split_pin(self.init_from)[0])
-        state.model.load_state_dict(self.tensors)
+        load(hold(state.model.state_dict()), self.tensors)
         if state.ema is not None:
             state.ema.load(dict(state.model.named_parameters()))
 
@@ -85,7 +86,7 @@ def broadcast_initial_weights(
     """
     if not _names_source(request):
         return None
-    made: list[Checkpoint] = []
+    made: list[Checkpoint[Tensor]] = []
 
     def make() -> None:
         found = source or _read_source(request)
@@ -98,7 +99,7 @@ def broadcast_initial_weights(
     world.run_on_main(make)
     checkpoint = broadcast_checkpoint(made[0] if made else None, world)
     assert checkpoint is not None
-    return InitialWeights(checkpoint.tensors["model"], checkpoint.values["init_from"])
+    return InitialWeights(dict(checkpoint.tensors["model"]), checkpoint.values["init_from"])
 
 
 def record_source(request: RunRequest, weights: InitialWeights | None) -> RunRequest:

@@ -19,8 +19,8 @@ from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFini
 from gptmill.runs.trackers import check_trackers
 from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.memory import read_peak_memory
+from gptmill.runtime.parallel.local_shards import reshard
 from gptmill.runtime.rank_store import RankFailedError
-from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.checkpointing import list_due_tiers
 from gptmill.training.final_export import check_final_export, export_best
 from gptmill.training.metrics import Metrics
@@ -148,7 +148,8 @@ def evaluate(session: Session, state: TrainState) -> bool:
 
     def is_stopped() -> bool:
         session.watchdog.beat(state.step, "evaluating")
-        return bool(session.stop)
+        # A rank that stopped by itself would leave the others waiting for it in their next forward pass.
+        return bool(session.stop) and not session.world.shards_weights
 
     state.model.eval()
     with torch.no_grad(), session.say_if_slow(state, f"evaluating step {state.step:,}"):
@@ -162,6 +163,7 @@ def evaluate(session: Session, state: TrainState) -> bool:
             if event is not None:
                 events.append(event)
     state.model.train()
+    reshard(state.model)
     if session.world.any_rank(bool(session.stop)):
         return False
     for event in events:
@@ -179,13 +181,12 @@ def roll_back(session: Session, state: TrainState, metrics: Metrics) -> bool:
     verdict, spike = metrics.verdict, metrics.newest
     assert spike is not None
     checkpointer, skip_ranges = session.checkpointer, state.skipped_windows
-    older = checkpointer.find_older(verdict.first_step - 1) or checkpointer.find_older(spike.step - 1)
-    checkpoint = broadcast_checkpoint(older, session.world)
+    checkpoint = checkpointer.find_older(verdict.first_step - 1) or checkpointer.find_older(spike.step - 1)
     if checkpoint is None:
         reason = f"step {spike.step}: {verdict.reason}; there is no earlier state to roll back to"
         metrics.verdict = Verdict("give_up", reason)
         return False
-    state.restore(checkpoint, f"the state of step {checkpoint.step}")
+    state.restore(checkpoint, f"the state of step {checkpoint.step}", is_own=True)
     state.spike_detector.note_rollback(verdict, spike.step)
     state.skipped_windows = add_skip_range(skip_ranges, verdict.windows, state.windows_read)
     checkpointer.roll_back(state.step)
@@ -214,7 +215,8 @@ def handle_error(session: Session, state: TrainState, metrics: Metrics, error: E
         metrics.stop_requested = True
         if metrics.verdict.kind == "rollback" and session.world.size == 1:
             roll_back(session, state, metrics)
-        if not metrics.has_diverged:
+        # A sharded optimizer's state is complete only where all ranks are at the same step.
+        if not (metrics.has_diverged or state.optimizer.is_sharded):
             evaluate_and_save(session, state, metrics)
         if not is_stop:
             session.trackers.track(RunFinished(state.step, f"stopped: {error}", session.measure_seconds()))

@@ -28,6 +28,7 @@ from gptmill.runs.checkpoints.mirror import fetch_checkpoint
 from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
 from gptmill.runs.checkpoints.tiers import TIER
 from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
+from gptmill.runtime.device import is_cpu
 from gptmill.runtime.ranks import read_world_size
 from gptmill.training.initial_source import is_same_source, split_pin
 from gptmill.training.presets import check_size_is_chosen, resolve_presets
@@ -38,9 +39,17 @@ LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss", "router_balance",
 # Fields that affect the losses of later steps, beside those of the optimizer: changing one makes a resumed run differ
 # from the uninterrupted one. Corpora are compared by checksum instead, and a run may always be made longer or shorter.
 EXACT_FIELDS = (
-    {"seed", "order", "score", "documents", "shift_windows", "precision", "keep_zeros"}
+    {"seed", "order", "score", "documents", "shift_windows", "precision", "keep_zeros", "exact_ranks"}
     | LOOSE_FIELDS
-    | {"total_batch_size", "context_warmup", "batch_size_warmup", "label_smoothing", "z_loss", "fp8_layers"}
+    | {
+        "total_batch_size",
+        "context_warmup",
+        "batch_size_warmup",
+        "label_smoothing",
+        "z_loss",
+        "fp8_layers",
+        "exact_ranks",
+    }
 )
 
 
@@ -90,6 +99,7 @@ def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions, 
     config = _set_fp8_layers(make_config(recipe, resolve_presets(recipe, flags, presets)))
     if options.force_cpu:
         config = make_smoke_config(config, read_world_size())
+    config = _set_exact_ranks(config)
     config = _name_run(config, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
     check_config(config, read_world_size())
     if config.training.keep_zeros and config.training.init_from is None:
@@ -231,6 +241,16 @@ def _set_fp8_layers(config: RunConfig, before: RunConfig | None = None) -> RunCo
     if machine.precision not in FP8 or machine.fp8_layers is not None or was_fp8:
         return config
     return replace(config, machine=replace(machine, fp8_layers="fused"))
+
+
+def _set_exact_ranks(config: RunConfig) -> RunConfig:
+    """Records a new run's rule, which is then the same wherever it resumes. Runs from before the option have none."""
+    machine = config.machine
+    if machine.exact_ranks is not None:
+        return config
+    is_wanted = machine.deterministic or is_cpu(machine.device)
+    is_exact = is_wanted and machine.parallel in ("auto", "zero1")
+    return replace(config, machine=replace(machine, exact_ranks=is_exact))
 
 
 def _name_run(config: RunConfig, name: str) -> RunConfig:

@@ -35,6 +35,7 @@ from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.flight_recorder import set_up_flight_recorder
 from gptmill.runtime.memory import read_device_memory
+from gptmill.runtime.parallel.mesh import SHARD, arrange_ranks
 from gptmill.runtime.precision import set_matmul_precision
 from gptmill.runtime.ranks import has_ranks
 from gptmill.runtime.signals import StopFlag, listen_for_stop
@@ -62,9 +63,12 @@ from gptmill.training.rank_failures import RankFailures, open_rank_failures
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
+from gptmill.training.sharded_state import saves_jointly
+from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.skip_ranges import make_starts
-from gptmill.training.state import TrainState, build_spike_detector, build_state
+from gptmill.training.state import TrainState, build_spike_detector, build_state, uses_meta_device
 from gptmill.training.straggler_check import make_busy_reader
+from gptmill.training.strategy import choose_strategy
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,10 @@ class Session:
 
     def open_data_loader(self, state: TrainState) -> DataLoader:
         """This rank's micro-batches from the current data position on."""
+        world = self.world
         starts = make_starts(
-            state.skipped_windows, state.windows_read, state.step, self.plan, self.world.rank, self.world.size,
-            self.sampler.samples_per_batch,
+            state.skipped_windows, state.windows_read, state.step, self.plan, world.data_rank, world.data_size,
+            self.sampler.samples_per_batch, is_exact=state.reduction.is_exact,
         )  # fmt: skip
         return DataLoader(self.sampler, self.reader, self.world.device, starts, self.config.data.prefetch_batches)
 
@@ -143,13 +148,19 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         world.run_on_main(partial(prepare_if_needed, request, report_preparing))
         corpora = open_corpora(config.data)
         sampler = build_sampler(config, corpora)
-        plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
         no_validation = check_validation(config, corpora)
         tasks = load_eval_tasks(config, corpora.tokenizer)
         check_same_data(world.ranks, corpora.sha256, corpora.name)
+    strategy = choose_strategy(
+        config, world, lambda: make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
+    )
+    world = arrange_ranks(world, strategy)
+    plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     set_matmul_precision(plan.precision)
     run = hold_run(request, world, stack)
-    resume_point = read_resume_point(request, world)
+    is_joint = saves_jointly(config, world)
+    token = check_shared_folder(run.checkpoints, world) if is_joint else ""
+    resume_point = read_resume_point(request, world, is_joint=is_joint)
     weights = None
     if resume_point is None:
         weights = broadcast_initial_weights(source, request, corpora, plan, world)
@@ -165,8 +176,10 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     reader = build_reader(config, corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))
     origin = make_origin(config, corpora, resume_point, world)
-    checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
-    open_run(run, request, state, resume_point, world)
+    writers = join_writers(token, state, world) if is_joint else None
+    checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step, writers))
+    size_bytes = estimate_size(state) if writers is None else writers.total_bytes
+    open_run(run, request, state, size_bytes, resume_point, world)
     hang_limits = (config.guard.hang_factor, config.guard.hang_seconds)
     watchdog = stack.enter_context(open_watchdog(run.path, world.rank, world.size, *hang_limits, peers=world.ranks))
     failures = stack.enter_context(open_rank_failures(run, world, watchdog, stop))
@@ -222,7 +235,8 @@ def build_or_restore(
     if resume_point is not None:
         tensors = resume_point.checkpoint.tensors["model"]
         check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
-    with refuse_too_large(plan.parameters, world.device):
+    held = plan.parameters // (world.axis_size(SHARD) if uses_meta_device(config, world) else 1)
+    with refuse_too_large(held, world.device):
         check_step_time(plan, world)
         state = build_state(config, plan, world)
         if resume_point is not None:
@@ -283,13 +297,18 @@ def build_reader(config: RunConfig, corpora: Corpora, world: World) -> Reader:
 
 
 def open_run(
-    run: RunDirectory, request: RunRequest, state: TrainState, resume_point: ResumePoint | None, world: World
+    run: RunDirectory,
+    request: RunRequest,
+    state: TrainState,
+    checkpoint_bytes: int,
+    resume_point: ResumePoint | None,
+    world: World,
 ) -> None:
     """Creates the run's directory, or opens that of the resumed run; on rank 0, which holds its lock."""
     config = request.config
     assert config.tracking.run_name is not None
     if world.is_main:
-        warning = check_disk_space(run.checkpoints, estimate_size(state), config.checkpoints.keep_checkpoints)
+        warning = check_disk_space(run.checkpoints, checkpoint_bytes, config.checkpoints.keep_checkpoints)
         record_crash(run)
         warnings = []
         if resume_point is not None:

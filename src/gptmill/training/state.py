@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gptmill.config.composition import FP8
@@ -15,22 +17,30 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.models.fused.dispatch import MODELS, choose_kernels, is_small
 from gptmill.models.fused.fp8_layers import use_fp8
-from gptmill.models.gpt import GPT, build_gpt
+from gptmill.models.gpt import GPT, build_gpt, build_meta_gpt
+from gptmill.models.initialisation import init_parameter
 from gptmill.models.kernels.compiler import list_kernel_options, prepare_compiler
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import LossConfig
 from gptmill.models.own_model import build_own_model
-from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
+from gptmill.runs.checkpoints.content import Checkpoint, Held, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
-from gptmill.runtime.precision import build_scaler
+from gptmill.runtime.parallel.local_shards import is_fsdp
+from gptmill.runtime.parallel.materialize import materialize
+from gptmill.runtime.parallel.parallelize import parallelize
+from gptmill.runtime.precision import build_scaler, find_autocast_dtype
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
 from gptmill.training.ema import EmaWeights
 from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_graphs
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
+from gptmill.training.optimizers.fsdp import build_fsdp_optimizer
 from gptmill.training.plan import TrainPlan
+from gptmill.training.reduction import PlainReduction, Reduction, build_reduction
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
+from gptmill.training.sharded_state import Saved, hold, load, read_whole
 from gptmill.training.spike_detector import SpikeDetector
+from gptmill.training.strategy import can_hold_gradients
 
 
 @dataclass
@@ -44,6 +54,7 @@ class TrainState:
     scaler: torch.amp.GradScaler
     spike_detector: SpikeDetector
     early_stop: EarlyStop
+    reduction: Reduction = field(default_factory=PlainReduction)
     ema: EmaWeights | None = None
     step: int = 0
     windows_read: int = 0
@@ -55,18 +66,22 @@ class TrainState:
     val_loss: float | None = None
     evaluated_at: int | None = None
     """The last step whose evaluation was completed: an interrupted evaluation runs again on resume."""
+    reduces_every_micro_batch: bool = False
+    """Whether sharded gradients are summed over the ranks at once, where whole ones do not fit until the last."""
 
     def no_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
-        """Skips DDP's gradient all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
+        """Skips the gradients' all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
         if isinstance(self.forward, DistributedDataParallel) and not is_last:
             return self.forward.no_sync()
+        if is_fsdp(self.forward):
+            self.forward.set_requires_gradient_sync(is_last or self.reduces_every_micro_batch)
         return nullcontext()
 
-    def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint:
+    def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint[Held]:
         """Everything that the rest of the run depends on, and its `origin`. Shares the live tensors."""
-        tensors = {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state_tensors()}
+        tensors = {"model": hold(self.model.state_dict()), "optimizer": self.optimizer.hold_state()}
         if self.ema is not None:
-            tensors["ema"] = self.ema.tensors()
+            tensors["ema"] = hold(self.ema.tensors())
         values = {
             "windows_read": self.windows_read,
             "windows_jumped": self.windows_jumped,
@@ -82,19 +97,17 @@ class TrainState:
         }
         return Checkpoint(self.step, tensors, values)
 
-    def restore(self, checkpoint: Checkpoint, source: str) -> None:
+    def restore(self, checkpoint: Checkpoint[Saved], source: str, *, is_own: bool = False) -> None:
         """Loads a checkpoint; raises UserError, naming `source`, for one that does not fit this run.
 
-        If the run has changed its optimizer since, the optimizer state starts from zero.
+        One of this very process, `is_own`, does; it may lack what other ranks hold. If the run has changed its
+        optimizer since, the optimizer state starts from zero.
         """
         model, optimizer, values = checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.values
         ema = checkpoint.tensors.get("ema")
-        check_tensors(model, self.model.state_dict(), source)
         has_same_optimizer = self._has_same_optimizer(values)
-        if has_same_optimizer:
-            self._check_optimizer_state(optimizer, source)
-        if self.ema is not None and ema is not None:
-            check_tensors(ema, self.ema.tensors(), f"the EMA in {source}")
+        if not is_own:
+            self._check(model, optimizer if has_same_optimizer else None, ema, source)
         try:
             spans = read_spans(values.get("skipped_windows"), "skipped_windows")
             read, jumped, epochs = (
@@ -110,13 +123,15 @@ class TrainState:
                 self.scaler.load_state_dict(scaler)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"cannot resume from {source}: {error}; use another checkpoint") from None
-        self.model.load_state_dict(model)
+        load(hold(self.model.state_dict()), model)
         if has_same_optimizer:
             self.optimizer.load_state(optimizer)
         else:
             self.optimizer.reset_state()
-        if self.ema is not None:
-            self.ema.load(ema or dict(self.model.named_parameters()))
+        if self.ema is not None and ema is not None:
+            load(hold(self.ema.tensors()), ema)
+        elif self.ema is not None:
+            self.ema.load(dict(self.model.named_parameters()))
         self.step, self.windows_read, self.windows_jumped, self.skipped_windows = checkpoint.step, read, jumped, spans
         self.epochs_done, self.evaluated_at = epochs, evaluated_at
         self.train_loss, self.val_loss = train_loss, val_loss
@@ -127,10 +142,22 @@ class TrainState:
         saved = config.get("optimizer") if isinstance(config, dict) else None
         return saved in (None, self.optimizer.kind)
 
-    def _check_optimizer_state(self, tensors: dict[str, Tensor], source: str) -> None:
+    def _check(
+        self,
+        model: Mapping[str, Saved],
+        optimizer: Mapping[str, Saved] | None,
+        ema: Mapping[str, Saved] | None,
+        source: str,
+    ) -> None:
         """Raises UserError for missing, extra or misshapen tensors, and for an invalid step count."""
-        check_tensors(tensors, self.optimizer.state_tensors(), f"the optimizer of {source}")
-        if any(not tensor >= 0 for name, tensor in tensors.items() if name.endswith("/step")):
+        check_tensors(model, self.model.state_dict(), source)
+        if self.ema is not None and ema is not None:
+            check_tensors(ema, self.ema.tensors(), f"the EMA in {source}")
+        if optimizer is None:
+            return
+        check_tensors(optimizer, self.optimizer.state_tensors(), f"the optimizer of {source}")
+        steps = [read_whole(tensor) for name, tensor in optimizer.items() if name.endswith("/step")]
+        if any(not step >= 0 for step in steps):
             raise UserError(f"the optimizer of {source} has an invalid step count; use another checkpoint")
 
 
@@ -140,19 +167,27 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     small = is_small(micro_batch_tokens, config.model.embd_size)
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
     model = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
-    optimizer = build_optimizer(model, config.optimizer, world.device)
+    forward = _share(model, config, plan, world)
+    is_exact = config.machine.exact_ranks is True
+    if world.uses_fsdp:
+        optimizer: OptimizerContainer = build_fsdp_optimizer(model, config.optimizer, world)
+    else:
+        optimizer = build_optimizer(model, config.optimizer, world.device, world, is_exact=is_exact)
     optimizer.init_state()
     optimizer.keeps_gradients = is_graphed
-    forward: nn.Module = model
-    if world.is_distributed:
-        forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    reduction = build_reduction(
+        model, world, is_exact=is_exact, is_sharded=optimizer.is_sharded, keeps_gradients=is_graphed
+    )
     scaler = build_scaler(plan.precision, world.device)
     eager = EagerPass(forward, scaler, plan.precision, world.device)
     runner = GraphedPass(eager, model) if is_graphed and isinstance(model, GPT) else eager
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
     ema = None if decay is None else EmaWeights.build(model, decay)
-    return TrainState(model, forward, runner, optimizer, scaler, build_spike_detector(config), early_stop, ema)
+    detector = build_spike_detector(config)
+    state = TrainState(model, forward, runner, optimizer, scaler, detector, early_stop, reduction, ema)
+    state.reduces_every_micro_batch = world.uses_fsdp and not can_hold_gradients(config, plan, world)
+    return state
 
 
 def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps_up: bool) -> LanguageModel:
@@ -167,8 +202,12 @@ def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps
     )
     size = (config.model, plan.padded_vocab_size, training.seed, plan.vocab_size)
     is_own = "architecture" in config.model.own_parts
-    model: LanguageModel = build_own_model(*size) if is_own else build_gpt(*size, MODELS[kernels])
-    model.to(world.device)
+    if uses_meta_device(config, world):
+        model: LanguageModel = build_meta_gpt(config.model, plan.padded_vocab_size, plan.vocab_size, MODELS[kernels])
+    else:
+        model = build_own_model(*size) if is_own else build_gpt(*size, MODELS[kernels])
+    if not world.uses_fsdp:
+        model.to(world.device)  # FSDP moves this rank's part only
     model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
     model.set_activation_checkpointing(machine.gradient_checkpointing)
     if plan.precision in FP8:
@@ -181,8 +220,27 @@ def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps
         cache_custom_autograd()
         raise_recompile_limit()
         mode = machine.compile_mode
-        model.compile_parts(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
+        compile_model = model.compile_in_place if world.uses_fsdp else model.compile_parts
+        compile_model(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
     return model
+
+
+def _share(model: LanguageModel, config: RunConfig, plan: TrainPlan, world: World) -> nn.Module:
+    """What a step calls in the place of the model; after this, every rank has its weights or its part of them."""
+    if not world.uses_fsdp:
+        return parallelize(model, world)
+    model.isolate_blocks()
+    dtype = find_autocast_dtype(plan.precision, world.device)
+    forward = parallelize(model, world, model.list_blocks(), model.inference_methods, dtype)
+    if uses_meta_device(config, world):
+        generator = torch.Generator().manual_seed(config.training.seed)
+        materialize(model, world.device, partial(init_parameter, config=config.model, generator=generator))
+    return forward
+
+
+def uses_meta_device(config: RunConfig, world: World) -> bool:
+    """Whether a model has no memory until it is sharded. Parts of plug-ins initialise themselves, as a whole."""
+    return world.uses_fsdp and not config.model.own_parts
 
 
 def build_spike_detector(config: RunConfig) -> SpikeDetector:

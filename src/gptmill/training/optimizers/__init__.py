@@ -16,21 +16,39 @@ from gptmill.config.optimizer import Lion as LionConfig
 from gptmill.config.optimizer import Muon as MuonConfig
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.config.schema import list_values
+from gptmill.runtime.world import World
 from gptmill.training.optimizers.adamw import build_adamw
 from gptmill.training.optimizers.adamw8bit import build_adamw8bit
 from gptmill.training.optimizers.container import OptimizerContainer as OptimizerContainer
 from gptmill.training.optimizers.lion import Lion
 from gptmill.training.optimizers.muon import Muon
 from gptmill.training.optimizers.param_groups import list_packed_splits, make_param_groups, uses_muon
+from gptmill.training.optimizers.sharded import ShardedOptimizer
 
 Members = list[torch.optim.Optimizer]
 Builder = Callable[[nn.Module, OptimizerConfig, torch.device], Members]
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> OptimizerContainer:
-    """The configured optimizer for all parameters of the model."""
+def build_optimizer(
+    model: nn.Module,
+    config: OptimizerConfig,
+    device: torch.device,
+    world: World | None = None,
+    *,
+    is_exact: bool = False,
+) -> OptimizerContainer:
+    """The configured optimizer for all parameters of the model; with zero1, sharded over the ranks where it can be.
+
+    An exact one rounds the same however the parameters are divided among ranks.
+    """
     tag = config.optimizer.tag
-    return OptimizerContainer(model, tag, OPTIMIZERS[tag](model, config, device))
+    members = OPTIMIZERS[tag](model, config, device)
+    for member in members:
+        if isinstance(member, Muon):
+            member.batches_parameters = not is_exact
+    if world is not None and world.strategy == "zero1" and world.size > 1 and tag in PER_PARAMETER:
+        return ShardedOptimizer(model, tag, members, world)
+    return OptimizerContainer(model, tag, members)
 
 
 def _build_adamw(model: nn.Module, config: OptimizerConfig, device: torch.device) -> Members:
@@ -78,6 +96,8 @@ def make_own_builder(target: Any) -> Builder:
     return build
 
 
+# A plug-in's optimizer may relate parameters to each other, and is not sharded.
+PER_PARAMETER = ("adamw", "muon", "lion", "adamw8bit")
 OPTIMIZERS: dict[str, Builder] = {
     "adamw": _build_adamw,
     "muon": _build_muon,

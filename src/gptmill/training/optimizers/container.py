@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,10 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from gptmill.config.errors import UserError
+from gptmill.runs.checkpoints.content import Held
+from gptmill.training.sharded_state import Saved, hold, load
 
 
 class OptimizerContainer:
     """Updates all parameters of a model. Every group has its own peak_lr; all follow the same schedule."""
+
+    is_sharded = False
+    """Whether each rank updates some of the parameters only; see optimizers.sharded."""
 
     def __init__(self, model: nn.Module, kind: str, members: Iterable[torch.optim.Optimizer]) -> None:
         self.kind = kind
@@ -65,6 +71,16 @@ class OptimizerContainer:
         for member in self.members:
             scaler.unscale_(member)
 
+    def clip_gradients(self, max_norm: float | None) -> Tensor:
+        """Clips the gradients to a norm of at most `max_norm`; returns their norm before."""
+        return torch.nn.utils.clip_grad_norm_(self._parameters.values(), math.inf if max_norm is None else max_norm)
+
+    def share_weights(self) -> None:
+        """Sends updated weights to the ranks that do not have them: none, unless the optimizer is sharded."""
+
+    def gather_state(self) -> None:
+        """Gives rank 0 the optimizer state of all ranks: it has that already, unless the optimizer is sharded."""
+
     @torch.no_grad()
     def init_state(self) -> None:
         """Creates the optimizer state before the first step, so that its memory is known and it can be loaded.
@@ -72,8 +88,9 @@ class OptimizerContainer:
         Takes a step with zero gradients at a learning rate of 0, then resets the step counts: no weight changes.
         """
         rates = [group["lr"].item() if isinstance(group["lr"], Tensor) else group["lr"] for group in self._groups]
-        for parameter in self._parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
+        for group in self._groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
         self.set_lr(0.0, 1.0)
         self.step()
         self.zero_grad()
@@ -96,13 +113,15 @@ class OptimizerContainer:
             for key, tensor in _flatten(own, value)
         }
 
-    @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+    def hold_state(self) -> dict[str, Held]:
+        """The live optimizer state that this rank has, for a checkpoint."""
+        return hold(self.state_tensors())
+
+    def load_state(self, tensors: Mapping[str, Saved]) -> None:
         """Copies saved state in. Call init_state() before; the caller checks names and shapes."""
-        live = self.state_tensors()
-        assert live.keys() == tensors.keys(), "the state is that of another optimizer, or init_state() was not called"
-        for name, tensor in live.items():
-            tensor.copy_(tensors[name])
+        held = self.hold_state()
+        assert held.keys() <= tensors.keys(), "the state is that of another optimizer, or init_state() was not called"
+        load(held, tensors)
 
     @torch.no_grad()
     def reset_state(self) -> None:
@@ -115,10 +134,14 @@ class OptimizerContainer:
         """One line: which optimizer updates how many parameters, with which weight decay."""
         return "; ".join(
             f"{type(member).__name__} {_describe_decay(group['weight_decay'])}: {len(group['params']):,} tensors, "
-            f"{sum(parameter.numel() for parameter in group['params']):,} parameters"
+            f"{sum(map(self._count, group['params'])):,} parameters"
             for member in self.members
             for group in member.param_groups
         )
+
+    def _count(self, parameter: nn.Parameter) -> int:
+        """The numbers of a whole parameter."""
+        return parameter.numel()
 
     @property
     def _groups(self) -> list[dict[str, Any]]:

@@ -44,7 +44,9 @@ class Muon(torch.optim.Optimizer):
         packed_splits: Mapping[nn.Parameter, tuple[int, ...]],
     ) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
-        self._packed_splits = packed_splits
+        self.packed_splits = packed_splits
+        self.batches_parameters = True
+        """Whether matrices of several parameters share a batch, whose size may choose another GEMM algorithm."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -53,12 +55,13 @@ class Muon(torch.optim.Optimizer):
         found_inf = read_found_inf(self)
         for group in self.param_groups:
             parameters = init_momenta(self, group, "momentum_buffer")
-            for parts in batch_parts([part for parameter in parameters for part in self._split(parameter)]):
-                update(parts, group["lr"], group["momentum"], group["weight_decay"], found_inf)
+            for together in [parameters] if self.batches_parameters else [[parameter] for parameter in parameters]:
+                for parts in batch_parts([part for parameter in together for part in self._split(parameter)]):
+                    update(parts, group["lr"], group["momentum"], group["weight_decay"], found_inf)
 
     def _split(self, parameter: nn.Parameter) -> list[Part]:
         assert parameter.grad is not None
-        rows = self._packed_splits.get(parameter, (parameter.shape[-2],))
+        rows = self.packed_splits.get(parameter, (parameter.shape[-2],))
         wholes = (parameter, parameter.grad, self.state[parameter]["momentum_buffer"])
         return [Part(*views) for views in zip(*(whole.split(rows, dim=-2) for whole in wholes), strict=True)]
 

@@ -1,0 +1,1 @@
+"""How several ranks share a model: replicated or sharded. Knows no particular model."""

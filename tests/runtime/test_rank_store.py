@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -164,6 +165,31 @@ def test_a_blocked_process_is_ended_and_one_that_noticed_is_not(
     watch._end(failure)
     assert (ended, recorded) == ([exit_codes.RANK_LOST], [failure])
     assert capfd.readouterr().err == "gptmill: rank 1 failed\n"
+
+
+def test_a_store_that_never_answers_ends_the_process_and_names_rank_0(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As on a machine whose network is cut."""
+    monkeypatch.setattr(rank_watch, "POLL_SECONDS", 0.01)
+    store = HashStore()
+    zero = RankWatch(RankStore(store, 0, 2))
+    zero.make_beat = lambda: RankBeat(7, "computing")
+    zero._beat()
+    ended, cut = threading.Event(), threading.Event()
+    one = RankWatch(RankStore(store, 1, 2), lambda code: ended.set() if code == exit_codes.RANK_LOST else None)
+    one.silent_seconds = 0.3
+    one._listen(time.monotonic())
+    monkeypatch.setattr(one, "_beat", lambda: cut.wait(WAIT_SECONDS))
+    for thread in one._threads:
+        thread.start()
+    assert ended.wait(WAIT_SECONDS)
+    one._closed.set()
+    cut.set()
+    for thread in one._threads:
+        thread.join(WAIT_SECONDS)
+    assert "rank 0 is lost: its process" in (said := capfd.readouterr().err)
+    assert "last seen computing after step 7" in said
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """A thread of each rank that beats into the ranks' store, and ends a process that is blocked while another has failed.
 
 Every rank watches rank 0, and rank 0 all others: one that no longer beats is named, and all ranks end with that
-sentence. Silence is measured on the watcher's own clock, since those of other machines may differ.
+sentence. Silence is measured on the watcher's own clock, since those of other machines may differ. A second thread
+notices when the store itself no longer answers: requests to a machine that is cut off never return.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
@@ -62,16 +64,20 @@ class RankWatch:
         self._watched = [rank for rank in range(ranks.size) if rank != ranks.rank and 0 in (rank, ranks.rank)]
         self._seen: dict[int, tuple[RankBeat, float]] = {}
         self._beats = 0
+        self._answered_at = time.monotonic()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="rank-watch")
+        tasks = (self._run, self._guard)
+        self._threads = [threading.Thread(target=task, daemon=True, name="rank-watch") for task in tasks]
 
     def start(self) -> None:
         self._beat()
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         self._closed.set()
-        self._thread.join(POLL_SECONDS)
+        for thread in self._threads:
+            thread.join(POLL_SECONDS)
 
     def read_beats(self) -> dict[int, RankBeat | None]:
         """What each other rank last said; None if it never said anything."""
@@ -116,9 +122,34 @@ class RankWatch:
             failure = self._ranks.find_failure()
             if failure is None and (lost := self.find_lost()) is not None:
                 failure = self._ranks.publish(lost, is_own=False)
+            self._answered_at = time.monotonic()
             if failure is not None:
+                self._answered_at = math.inf
                 self._end(failure)
                 return
+
+    def _guard(self) -> None:
+        polled_at = time.monotonic()
+        while not self._closed.wait(POLL_SECONDS):
+            now = time.monotonic()
+            if now - polled_at > SUSPENDED_SECONDS:
+                self._answered_at = max(now, self._answered_at)
+            polled_at = now
+            if now - self._answered_at > self.silent_seconds:
+                self._end_cut_off(now)
+                return
+
+    def _end_cut_off(self, now: float) -> None:
+        """Ends this process without a word to the others: the store is on the machine of rank 0, which is gone."""
+        failure = self._ranks.describe_lost_store()
+        if 0 in self._seen:
+            beat, heard_at = self._seen[0]
+            failure = Failure(0, describe_lost(0, beat, now - heard_at), exit_codes.RANK_LOST, is_lost=True)
+        with suppress(Exception):
+            self.record(failure)
+        with suppress(OSError):
+            os.write(2, f"{failure}\n".encode(errors="replace"))
+        self._exit_process(failure.exit_code)
 
     def _beat(self) -> None:
         self._beats += 1

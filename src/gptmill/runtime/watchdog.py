@@ -206,13 +206,17 @@ class _Monitor:
         hang = describe_hang(self._make_heartbeat(beat), others)
         sentence = f"gptmill: {hang}\n"
         # Not through sys.stderr, which a live display may have replaced and the hanging thread may have locked.
-        if self._peers is None or self._peers.announce_hang(hang):
+        if _call_within(STORAGE_TIMEOUT_SECONDS, lambda: self._announce(hang)) is not False:
             with suppress(OSError):
                 os.write(2, sentence.encode(errors="replace"))
         path = self._folder / f"hang_step_{beat.step:06d}_rank_{self._rank:05d}.txt"
         if not _call_within(STORAGE_TIMEOUT_SECONDS, lambda: _write_stacks(path, sentence)):
             with suppress(OSError):
                 faulthandler.dump_traceback(file=2, all_threads=True)
+
+    def _announce(self, hang: str) -> bool:
+        """Whether this rank is to print it."""
+        return self._peers is None or self._peers.announce_hang(hang)
 
     def _open_stacks_file(self) -> IO[str] | None:
         """A file for faulthandler, which can dump the stacks even if no Python thread can run.

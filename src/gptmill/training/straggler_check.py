@@ -50,6 +50,7 @@ class BusyTimer:
         """Call after each step, when the device has done the step before."""
         if self._pending is not None:
             start, end = self._pending
+            end.wait()  # reached long ago, unless the step was rolled back before its metrics were read
             self._seconds.append(end.seconds_after(start))
         self._pending = None if self._mark is None else (started, self._mark)
 

@@ -1,0 +1,121 @@
+"""Tensor parallelism (Shoeybi et al. 2019): every rank computes some heads of attention and some of the feed-forward's
+hidden units.
+
+The first linear layer of each half of a block is split by rows, the second by columns, and one all-reduce adds up the
+halves' results. Norms, embeddings and the residual stream are the same on all ranks of the group. The model itself
+does not know: its layers are replaced by ones that do, with the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptmill.config.model import ModelConfig, Moe
+from gptmill.runtime.parallel.collectives import copy_to_ranks, sum_over_ranks
+from gptmill.runtime.parallel.layouts import Layout
+
+FIRST_LAYERS = frozenset({"qkv", "up", "gate_up"})
+SECOND_LAYERS = frozenset({"proj"})
+HEAD_COUNTS = ("num_heads", "kv_heads")
+
+
+class ColumnParallelLinear(nn.Linear):
+    """Some of a linear layer's outputs: the rows of its weight that this rank holds."""
+
+    group: dist.ProcessGroup
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(copy_to_ranks(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(nn.Linear):
+    """A linear layer of which each rank holds some inputs; the ranks' products are summed."""
+
+    group: dist.ProcessGroup
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = sum_over_ranks(F.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class SharedRMSNorm(nn.RMSNorm):
+    """The norm of a rank's heads; its weight serves the heads of all ranks, so their gradients are summed."""
+
+    group: dist.ProcessGroup
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, copy_to_ranks(self.weight, self.group), self.eps)
+
+
+def find_indivisible(config: ModelConfig, size: int) -> str:
+    """Why a model cannot be split so, and what to do; empty if it can."""
+    if isinstance(config.feed_forward, Moe):
+        return "splits dense models; use --expert_parallel for a mixture of experts"
+    if config.own_parts:
+        return f"does not know how to split the {' and '.join(config.own_parts)} of a plug-in; leave it out"
+    counts = {"num_heads": config.num_heads, "num_kv_heads": config.kv_heads, "ffn_size": config.hidden_size}
+    wrong = next((name for name, count in counts.items() if count % size), None)
+    return f"does not divide {wrong} {counts[wrong]}; use a divisor of it" if wrong else ""
+
+
+def split_tensors(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Layout]:
+    """Replaces the weights of a whole model by this rank's share; returns how each parameter was split, by name.
+
+    All ranks must hold the same weights before.
+    """
+    layouts: dict[str, Layout] = {}
+    for path, module in list(model.named_modules()):
+        found = _split_attention(module, group) if hasattr(module, "qkv") else {}
+        found |= _split_linears(module, group)
+        layouts |= {f"{path}.{name}": layout for name, layout in found.items()}
+    for number, table in enumerate(getattr(model, "value_embeddings", ())):
+        layouts[f"value_embeddings.{number}.weight"] = _split(table, "weight", 1, (table.embedding_dim,), group)
+    return layouts
+
+
+def _split_linears(parent: nn.Module, group: dist.ProcessGroup) -> dict[str, Layout]:
+    """Splits the linear layers of one half of a block."""
+    packed: Mapping[str, tuple[int, ...]] = getattr(parent, "packed_splits", {})
+    layouts = {}
+    for name, layer in parent.named_children():
+        if name in FIRST_LAYERS:
+            sections = packed.get(f"{name}.weight", (layer.weight.shape[0],))
+            for part in [part for part, _ in layer.named_parameters()]:
+                layouts[f"{name}.{part}"] = _split(layer, part, 0, sections, group)
+            _specialise(layer, ColumnParallelLinear, group, out_features=layer.weight.shape[0])
+        elif name in SECOND_LAYERS:
+            layouts[f"{name}.weight"] = _split(layer, "weight", 1, (layer.weight.shape[1],), group)
+            _specialise(layer, RowParallelLinear, group, in_features=layer.weight.shape[1])
+    return layouts
+
+
+def _split_attention(attention: Any, group: dist.ProcessGroup) -> dict[str, Layout]:
+    """Leaves this rank its heads, and what belongs to each of them."""
+    layouts = {}
+    if attention.value_gate is not None:
+        layouts["value_gate"] = _split(attention, "value_gate", 0, (attention.kv_heads,), group)
+    for norm in filter(None, (attention.query_norm, attention.key_norm)):
+        _specialise(norm, SharedRMSNorm, group)
+    for name in HEAD_COUNTS:
+        setattr(attention, name, getattr(attention, name) // group.size())
+    return layouts
+
+
+def _split(module: nn.Module, name: str, dim: int, sections: tuple[int, ...], group: dist.ProcessGroup) -> Layout:
+    """Replaces a parameter by this rank's share."""
+    layout = Layout(dim, sections, group)
+    whole = getattr(module, name)
+    setattr(module, name, nn.Parameter(layout.take(whole.detach())))
+    return layout
+
+
+def _specialise(module: nn.Module, kind: type[nn.Module], group: dist.ProcessGroup, **attributes: Any) -> None:
+    """Makes a module one of a derived class, in place: its parameters and their names stay."""
+    module.__class__ = kind
+    for name, value in {"group": group, **attributes}.items():
+        setattr(module, name, value)

@@ -1,0 +1,97 @@
+"""One rank of several that split small models and compare losses and gradients with those of the whole model.
+
+Started by the tests beside as `split_models.py FILE`; rank 0 writes the largest differences to FILE as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gptmill.config.model import Gelu, ModelConfig, RmsNorm, Rope, SwiGlu
+from gptmill.models.gpt import GPT, build_gpt
+from gptmill.runtime.parallel.tensor_parallel import split_tensors
+
+VOCAB, PADDING, ROWS, CONTEXT = 64, 3, 2, 16
+GPT2 = ModelConfig(num_layers=2, embd_size=16, num_heads=4, context_length=CONTEXT)
+LLAMA = replace(
+    GPT2,
+    positions=Rope(rope_base=50.0),
+    norm=RmsNorm(),
+    bias=False,
+    num_kv_heads=2,
+    feed_forward=SwiGlu(),
+    tied_head=False,
+)
+EVERYTHING = replace(
+    LLAMA, num_layers=3, qk_norm=True, value_embeddings=1, mtp_heads=1, attention_windows="5,full", logit_softcap=3.0
+)
+BIASED = replace(LLAMA, bias=True, feed_forward=SwiGlu(ffn_size=24))
+DENSE = {"gpt2": GPT2, "gelu": replace(GPT2, feed_forward=Gelu(ffn_size=24)), "llama": LLAMA, "biased": BIASED}
+DENSE["everything"] = EVERYTHING
+
+Batch = tuple[Tensor, Tensor, Tensor | None]
+
+
+def make_batch(*, masked: bool) -> Batch:
+    generator = torch.Generator().manual_seed(5)
+    tokens, targets = (torch.randint(VOCAB - PADDING, (ROWS, CONTEXT), generator=generator) for _ in range(2))
+    targets[1, 3] = -100
+    documents = torch.tensor([[0] * 5 + [5] * 11, [0] * 9 + [9] * 7]) if masked else None
+    return tokens, targets, documents
+
+
+def build(config: ModelConfig) -> GPT:
+    """A model whose every parameter matters: gates and norms are not all equal, biases not zero."""
+    model = build_gpt(config, VOCAB, 1, VOCAB - PADDING)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def compute(model: GPT, batch: Batch) -> float:
+    losses = model(*batch)
+    losses.objective.backward()
+    return float(losses.objective.detach())
+
+
+def compare_tensor_parallel(config: ModelConfig, *, masked: bool) -> dict[str, float]:
+    whole, model, batch = build(config), build(config), make_batch(masked=masked)
+    layouts = split_tensors(model, dist.group.WORLD)
+    loss, expected = compute(model, batch), compute(whole, batch)
+    differences = {"loss": abs(loss - expected) / expected}
+    gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        assert gradient is not None, name
+        joined = layouts[name].gather(gradient) if name in layouts else gradient
+        assert joined.shape == gradients[name].shape, name
+        assert gradients[name].abs().max() > 0, name
+        differences[name] = float((joined - gradients[name]).abs().max() / gradients[name].abs().max())
+    return differences
+
+
+def main(path: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    found = {}
+    for name, config in DENSE.items():
+        for masked in (False, True):
+            found[f"tensor {name}{' masked' * masked}"] = compare_tensor_parallel(config, masked=masked)
+    if dist.get_rank() == 0:
+        path.write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

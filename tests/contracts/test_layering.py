@@ -40,6 +40,8 @@ INSIDE = {
     "models.huggingface": {"models"},
     "models.kernels": {"models"},
     "models.fused": {"models", "models.kernels"},
+    "runtime": set(),
+    "runtime.parallel": {"runtime"},
     "runs": {"runs.checkpoints"},
     "runs.checkpoints": {"runs"},
     "runs.reporting": {"runs"},

@@ -26,6 +26,7 @@ GuardMode = Literal["off", "warn", "rollback"]
 OrderName = Literal["shuffle", "shards", "sequential", "curriculum"]
 ExportFormat = Literal["hf", "gguf", "onnx"]
 DocumentsName = Literal["packed", "masked", "whole"]
+ParallelName = Literal["auto", "ddp", "zero1", "fsdp", "hsdp"]
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,8 @@ class MachineConfig:
     """Attention (SDPA) backend on GPUs; auto: PyTorch chooses; math: the unfused formula."""
     deterministic: bool = False
     """Use deterministic algorithms only, for bit-identical results on GPUs; slower."""
+    parallel: ParallelName = "auto"
+    """Several ranks: ddp; zero1 shards the optimizer, fsdp all, hsdp within each machine; auto: the first that fits."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class LikelihoodScorer:
         done = 0
         for number, batch in enumerate(batches):
             done += len(batch.members)
-            if number % world.size != world.rank:
+            if number % world.data_size != world.data_rank:
                 continue
             if is_stopped():
                 break  # but still join the all-reduce below: other ranks may not have been stopped

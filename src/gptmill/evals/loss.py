@@ -60,10 +60,10 @@ class ValidationLoss:
         world, size = self._world, self._batch_size
         sums = torch.zeros(1 + len(self._locations), device=world.device)  # overall, then per corpus
         # Every rank runs the same number of batches: past the end, it evaluates windows whose targets are ignored.
-        for first in range(0, self._windows.num_chosen, size * world.size):
+        for first in range(0, self._windows.num_chosen, size * world.data_size):
             if is_stopped():
                 break  # but still join the all-reduce below, since other ranks may not have been stopped
-            rows = self._windows.read(first + world.rank * size, size).to(world.device)
+            rows = self._windows.read(first + world.data_rank * size, size).to(world.device)
             batch = make_batch(rows, IGNORE_INDEX, self._separator)
             with make_autocast(self._precision, world.device):
                 losses = model(batch.tokens, batch.targets, documents_BT=batch.documents, domains_B=batch.domains)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from gptmill.config.errors import UserError
-from gptmill.config.run import DeviceName
+from gptmill.config.run import DeviceName, ParallelName
 from gptmill.runtime.device import choose_device
 
 # The main rank may prepare a corpus or write a large checkpoint while the others wait for it.
@@ -22,6 +24,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 # Gloo's thread needs the GIL to release its last tensors, and destroying the group joins that thread while holding the
 # GIL: a deadlock, unless the thread has finished before.
 GLOO_DRAIN_SECONDS = 0.2
+SHARED_DATA_AXES = ("cp", "tp")  # ranks along them work on the same windows
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,36 @@ class World:
     rank: int
     size: int
     device: torch.device
+    mesh: DeviceMesh | None = None
+    """The ranks along named axes: replicate, shard, cp, tp; None where all of them only replicate the model."""
+    strategy: ParallelName = "ddp"
+    """What the ranks share: see `--parallel`. Never "auto"."""
+
+    @property
+    def data_rank(self) -> int:
+        """The number of this rank among those that read different data."""
+        if self.mesh is None:
+            return self.rank
+        number = 0
+        for name in _list_data_axes(self.mesh):
+            number = number * self.axis_size(name) + self.mesh.get_local_rank(name)
+        return number
+
+    @property
+    def data_size(self) -> int:
+        """How many ranks read different data: those of one tp or cp axis share theirs."""
+        return self.size if self.mesh is None else math.prod(map(self.axis_size, _list_data_axes(self.mesh)))
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether each rank holds a part of every weight only: then a forward pass needs all ranks."""
+        return self.strategy in ("fsdp", "hsdp") and self.is_distributed
+
+    def axis_size(self, name: str) -> int:
+        """How many ranks an axis of the mesh has; 1 for one that is not there."""
+        if self.mesh is None or name not in (self.mesh.mesh_dim_names or ()):
+            return 1
+        return self.mesh.size(self.mesh.mesh_dim_names.index(name))  # type: ignore[union-attr]
 
     @property
     def is_main(self) -> bool:
@@ -65,6 +98,10 @@ class World:
         if self.is_distributed:
             dist.all_reduce(tensor)
         return tensor
+
+
+def _list_data_axes(mesh: DeviceMesh) -> list[str]:
+    return [name for name in mesh.mesh_dim_names or () if name not in SHARED_DATA_AXES]
 
 
 def read_world_size() -> int:

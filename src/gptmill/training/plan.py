@@ -139,7 +139,7 @@ def make_plan(
     return derive_plan(
         config,
         CorpusSize(tokenizer.vocab_size, sampler.samples_per_epoch, sampler.samples_per_batch, tokenizer.end_of_text),
-        MachineRate(world.size, precision, has_kernels(world.device), peak),
+        MachineRate(world.data_size, precision, has_kernels(world.device), peak),
         corpora,
     )
 

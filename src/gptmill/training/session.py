@@ -33,6 +33,7 @@ from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.memory import read_device_memory
+from gptmill.runtime.parallel.mesh import arrange_ranks
 from gptmill.runtime.precision import set_matmul_precision
 from gptmill.runtime.signals import StopFlag, listen_for_stop
 from gptmill.runtime.telemetry import Telemetry, open_telemetry
@@ -59,6 +60,7 @@ from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state
+from gptmill.training.strategy import choose_strategy
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,9 @@ class Session:
 
     def open_data_loader(self, state: TrainState) -> DataLoader:
         """This rank's micro-batches from the current data position on."""
+        world = self.world
         starts = make_starts(
-            state.skipped_windows, state.windows_read, state.step, self.plan, self.world.rank, self.world.size,
+            state.skipped_windows, state.windows_read, state.step, self.plan, world.data_rank, world.data_size,
             self.sampler.samples_per_batch,
         )  # fmt: skip
         return DataLoader(self.sampler, self.reader, self.world.device, starts, self.config.data.prefetch_batches)
@@ -135,6 +138,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     world.run_on_main(partial(prepare_if_needed, request, report_preparing))
     corpora = open_corpora(config.data)
     sampler = build_sampler(config, corpora)
+    world = arrange_ranks(world, choose_strategy(config, world))
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     no_validation = check_validation(config, corpora)
     tasks = load_eval_tasks(config, corpora.tokenizer)

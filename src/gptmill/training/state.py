@@ -22,6 +22,7 @@ from gptmill.models.losses import LossConfig
 from gptmill.models.own_model import build_own_model
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
+from gptmill.runtime.parallel.parallelize import parallelize
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
@@ -140,12 +141,10 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     small = is_small(micro_batch_tokens, config.model.embd_size)
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
     model = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
+    forward = parallelize(model, world)
     optimizer = build_optimizer(model, config.optimizer, world.device)
     optimizer.init_state()
     optimizer.keeps_gradients = is_graphed
-    forward: nn.Module = model
-    if world.is_distributed:
-        forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     scaler = build_scaler(plan.precision, world.device)
     eager = EagerPass(forward, scaler, plan.precision, world.device)
     runner = GraphedPass(eager, model) if is_graphed and isinstance(model, GPT) else eager

@@ -44,7 +44,7 @@ def train_step(
     """Accumulates gradients over the micro-batches, clips them and updates the weights; `beat` is called per phase."""
     started, waited_before = DeviceTimestamp(world.device), loader.waited_seconds
     training = config.training
-    seed_everything(make_step_seed(training.seed, state.step, world.rank), world.device)
+    seed_everything(make_step_seed(training.seed, state.step, world.data_rank), world.device)
     lr = make_lr(state.step, config.optimizer, plan.max_steps)
     state.optimizer.set_lr(lr, config.optimizer.max_lr)
     num_windows, micro_batches = plan.count_windows(state.step + 1), plan.count_micro_batches(state.step + 1)
@@ -53,7 +53,7 @@ def train_step(
     # No all-reduce needed: which tokens all ranks read follows from the same data position.
     tokens = loader.sampler.count_targets(first, num_windows)
     # DDP averages gradients over ranks, while the loss is divided by the tokens of all ranks.
-    scale = world.size / tokens
+    scale = world.data_size / tokens
     width = find_stage(plan.context_warmup, state.step + 1)
     totals = Totals(world.device, len(plan.corpora))
     state.micro_batch_runner.begin_step()

@@ -1,1 +1,1 @@
-"""Parallelism over ranks: models split or copied over the axes of a device mesh."""
+"""How several ranks share a model: replicated or sharded. Knows no particular model."""

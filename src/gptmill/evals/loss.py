@@ -71,7 +71,7 @@ class ValidationLoss:
             if losses.per_domain_G is not None:
                 sums[1:] += losses.per_domain_G
         tokens = self._windows.num_chosen * self._windows.context_length
-        total, *by_corpus = world.all_reduce_sum(sums).tolist()
+        total, *by_corpus = world.sum_over_data(sums).tolist()
         return EvalDone(step, total / tokens, tokens, time.monotonic() - started, self._make_means(by_corpus))
 
     def _make_means(self, sums: list[float]) -> dict[str, float]:

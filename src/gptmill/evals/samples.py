@@ -24,6 +24,8 @@ COMPILE_AFTER_TOKENS = 4_000
 class Samples:
     """Samples one continuation of the prompt on rank 0, with the same seed every time.
 
+    Where a forward pass needs all ranks, all of them sample the same.
+
     In a compiled run, generation is compiled too once enough tokens have been sampled. That depends on the step alone,
     so that a resumed run samples the same text.
     """
@@ -35,6 +37,7 @@ class Samples:
         self._tokenizer = tokenizer
         self._seed = seed
         self._is_main = world.is_main
+        self._needs_all_ranks = world.shards_weights
         self._compiled = compiled
         try:
             self._prompt = [tokenizer.end_of_text, *tokenizer.encode(config.sample_prompt).tolist()]
@@ -42,11 +45,13 @@ class Samples:
             raise UserError(f"sample_prompt = {config.sample_prompt!r}: {error}") from None
 
     def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool]) -> SampleDrawn | None:
-        if not self._is_main:
+        if not (self._is_main or self._needs_all_ranks):
             return None
         count, vocab_size = self._config.sample_tokens, self._tokenizer.vocab_size
         compiled = self._compiled and step // self._config.eval_freq * count >= COMPILE_AFTER_TOKENS
         tokens = generate(model, self._prompt, count, SAMPLING, vocab_size, self._seed, compiled=compiled)
         end = self._tokenizer.end_of_text
         document = list(takewhile(lambda token: token != end and not is_stopped(), tokens))
+        if not self._is_main:
+            return None
         return SampleDrawn(step, self._config.sample_prompt, decode(self._tokenizer, document))

@@ -119,7 +119,8 @@ class _Session:
         )
         self._cache: KVCache | None = None
         if isinstance(model, GPT) and model.has_kv_cache:
-            self._cache = build_kv_cache(model.config, batch_size, self._device, capacity, find_compute_dtype(model))
+            dtype = find_compute_dtype(model)
+            self._cache = build_kv_cache(model.config, batch_size, self._device, capacity, dtype, model.kv_heads)
         self._compile_part = partial(_compile, backend=generator.backend) if generator.compiled else lambda part: part
         self._graphed = GraphedSteps(self._step_statically, self.state) if generator.use_graphs else None
         self._fused: FusedDecoder | None = None

@@ -177,6 +177,11 @@ class GPT(LanguageModel):
         """Whether all attention can continue from a KV cache; that of a plug-in can if it derives from `Attention`."""
         return all(isinstance(block.attention, Attention) for block in self.blocks)
 
+    @property
+    def kv_heads(self) -> int:
+        """The key/value heads of a layer that this process computes. Needs `has_kv_cache`."""
+        return self.blocks[0].attention.kv_heads  # type: ignore[union-attr, return-value]
+
     def set_activation_checkpointing(self, mode: ActivationCheckpointing) -> None:
         """Chooses what training keeps of a block for the backward pass."""
         self.activation_checkpointing = mode

@@ -24,7 +24,8 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 # Gloo's thread needs the GIL to release its last tensors, and destroying the group joins that thread while holding the
 # GIL: a deadlock, unless the thread has finished before.
 GLOO_DRAIN_SECONDS = 0.2
-SHARED_DATA_AXES = ("cp", "tp")  # ranks along them work on the same windows
+EP, CP, TP = "ep", "cp", "tp"  # axes of a mesh: ranks that share experts, windows, layers
+SHARED_DATA_AXES = (CP, TP)  # ranks along them work on the same windows
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,20 @@ class World:
         return self.size if self.mesh is None else math.prod(map(self.axis_size, _list_data_axes(self.mesh)))
 
     @property
+    def gradient_size(self) -> int:
+        """How many ranks compute different summands of a gradient: all that share no layers."""
+        return self.size // self.axis_size(TP)
+
+    @property
     def shards_weights(self) -> bool:
-        """Whether each rank holds a part of every weight only: then a forward pass needs all ranks."""
-        return self.strategy in ("fsdp", "hsdp") and self.is_distributed
+        """Whether each rank holds a part of some weights only: then a forward pass needs all ranks."""
+        is_split = self.axis_size(TP) * self.axis_size(EP) > 1
+        return (self.strategy in ("fsdp", "hsdp") and self.is_distributed) or is_split
+
+    @property
+    def shares_forward(self) -> bool:
+        """Whether a rank waits for others in the forward pass of training: they must all run the same ones."""
+        return self.shards_weights or self.axis_size(CP) > 1
 
     def axis_size(self, name: str) -> int:
         """How many ranks an axis of the mesh has; 1 for one that is not there."""
@@ -98,6 +110,11 @@ class World:
         if self.is_distributed:
             dist.all_reduce(tensor)
         return tensor
+
+    def sum_over_data(self, tensor: Tensor) -> Tensor:
+        """The same over the ranks that read different data; those that read the same must hold the same."""
+        copies = self.size // self.data_size
+        return self.all_reduce_sum(tensor) if copies == 1 else self.all_reduce_sum(tensor).div_(copies)
 
 
 def _list_data_axes(mesh: DeviceMesh) -> list[str]:

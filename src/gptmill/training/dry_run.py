@@ -17,6 +17,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import Batch
 from gptmill.runtime.memory import is_out_of_memory, read_host_memory
+from gptmill.runtime.parallel.split_model import clip_gradients
 from gptmill.runtime.world import World
 from gptmill.training.gemm_autotuning import autotune_run_gemms
 from gptmill.training.micro_batch import EagerPass, GraphedPass
@@ -117,4 +118,4 @@ def _run_micro_batch(
     domains = torch.zeros(rows, dtype=torch.int64, device=device) if plan.corpora else None
     runner.dry_run(Batch(tokens, targets, documents, domains))
     state.optimizer.step_unless(torch.ones((), dtype=torch.bool, device=device))
-    return float(torch.nn.utils.clip_grad_norm_(state.model.parameters(), math.inf))
+    return float(clip_gradients(state.model, state.layouts, math.inf))

@@ -138,7 +138,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     world.run_on_main(partial(prepare_if_needed, request, report_preparing))
     corpora = open_corpora(config.data)
     sampler = build_sampler(config, corpora)
-    world = arrange_ranks(world, choose_strategy(config, world))
+    world = arrange_ranks(world, choose_strategy(config, world), config.machine)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     no_validation = check_validation(config, corpora)
     tasks = load_eval_tasks(config, corpora.tokenizer)

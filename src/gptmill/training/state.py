@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,10 @@ from gptmill.models.losses import LossConfig
 from gptmill.models.own_model import build_own_model
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
+from gptmill.runtime.parallel.layouts import Layout
+from gptmill.runtime.parallel.mesh import list_inner_axes
 from gptmill.runtime.parallel.parallelize import parallelize
+from gptmill.runtime.parallel.split_model import split_model
 from gptmill.runtime.precision import build_scaler
 from gptmill.runtime.world import World
 from gptmill.training.early_stop import EarlyStop
@@ -56,6 +60,8 @@ class TrainState:
     val_loss: float | None = None
     evaluated_at: int | None = None
     """The last step whose evaluation was completed: an interrupted evaluation runs again on resume."""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """How parameters are split over ranks, by name; those that are not here are whole."""
 
     def no_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
         """Skips DDP's gradient all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
@@ -140,7 +146,7 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     micro_batch_tokens = config.training.mini_batch_size * config.model.context_length
     small = is_small(micro_batch_tokens, config.model.embd_size)
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
-    model = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
+    model, layouts = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
     forward = parallelize(model, world)
     optimizer = build_optimizer(model, config.optimizer, world.device)
     optimizer.init_state()
@@ -151,22 +157,26 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     early_stop = EarlyStop(config.guard.early_stop_patience, config.guard.early_stop_min_delta)
     decay = config.optimizer.ema_decay
     ema = None if decay is None else EmaWeights.build(model, decay)
-    return TrainState(model, forward, runner, optimizer, scaler, build_spike_detector(config), early_stop, ema)
+    detector = build_spike_detector(config)
+    return TrainState(model, forward, runner, optimizer, scaler, detector, early_stop, ema, layouts=layouts)
 
 
-def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps_up: bool) -> LanguageModel:
-    """The implementation that wins on this device, quantized and compiled as the config asks."""
+def _build_model(
+    config: RunConfig, plan: TrainPlan, world: World, *, host_keeps_up: bool
+) -> tuple[LanguageModel, dict[str, Layout]]:
+    """The implementation that wins on this device, split, quantized and compiled as the config asks."""
     training, machine = config.training, config.machine
     kernels = choose_kernels(
         machine.kernels,
         world.device,
         plan.precision,
         host_keeps_up=host_keeps_up,
-        has_own_parts=bool(config.model.own_parts),
+        has_own_parts=bool(config.model.own_parts) or bool(list_inner_axes(machine)),
     )
     size = (config.model, plan.padded_vocab_size, training.seed, plan.vocab_size)
     is_own = "architecture" in config.model.own_parts
     model: LanguageModel = build_own_model(*size) if is_own else build_gpt(*size, MODELS[kernels])
+    layouts = split_model(model, world)  # before it is on the device, where the whole may not fit
     model.to(world.device)
     model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
     model.set_activation_checkpointing(machine.gradient_checkpointing)
@@ -181,7 +191,7 @@ def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps
         raise_recompile_limit()
         mode = machine.compile_mode
         model.compile_parts(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
-    return model
+    return model, layouts
 
 
 def build_spike_detector(config: RunConfig) -> SpikeDetector:

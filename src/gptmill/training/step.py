@@ -15,6 +15,7 @@ from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.data_loader import DataLoader
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.host_memory import send_to_host
+from gptmill.runtime.parallel.split_model import clip_gradients
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.timing import DeviceTimestamp
@@ -53,7 +54,7 @@ def train_step(
     # No all-reduce needed: which tokens all ranks read follows from the same data position.
     tokens = loader.sampler.count_targets(first, num_windows)
     # DDP averages gradients over ranks, while the loss is divided by the tokens of all ranks.
-    scale = world.data_size / tokens
+    scale = world.gradient_size / tokens
     width = find_stage(plan.context_warmup, state.step + 1)
     totals = Totals(world.device, len(plan.corpora))
     state.micro_batch_runner.begin_step()
@@ -66,7 +67,7 @@ def train_step(
         totals.add(losses, batch)
     # The stop flag shares the all-reduce of the losses, so that agreeing on it costs nothing.
     stop_flag = torch.full((1,), float(bool(stop)), device=world.device)
-    reduced = world.all_reduce_sum(torch.cat([stop_flag, totals.make_tensor(tokens)]))
+    reduced = world.sum_over_data(torch.cat([stop_flag, totals.make_tensor(tokens)]))
     takes_histograms = world.is_main and is_histogram_due(config.tracking.histogram_freq, state.step + 1)
     norm_and_scale, histograms = _update(state, config, reduced[1:3], takes_histograms=takes_histograms)
     state.step += 1
@@ -104,7 +105,7 @@ def _update(
     state.optimizer.unscale(state.scaler)
     gradients = count_gradients(state.model) if takes_histograms else {}
     with keep_zeros(state.model) if config.training.keep_zeros else nullcontext():
-        norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.optimizer.grad_clip or math.inf)
+        norm = clip_gradients(state.model, state.layouts, config.optimizer.grad_clip or math.inf)
         found_inf = ~(losses.isfinite().all() & norm.isfinite())
         if config.guard.guard == "off" and not state.scaler.is_enabled():
             state.optimizer.step()

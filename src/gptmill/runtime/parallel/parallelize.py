@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gptmill.runtime.parallel.mesh import find_gradient_group
 from gptmill.runtime.world import World
 
 
@@ -12,4 +13,8 @@ def parallelize(model: nn.Module, world: World) -> nn.Module:
     """What a training step calls in the place of the model: the model itself on one rank without a process group."""
     if not world.is_distributed:
         return model
-    return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    group = find_gradient_group(world)
+    if group is not None and group.size() == 1:
+        return model  # the ranks share every layer, and each of them has the whole batch
+    devices = [world.device] if world.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, process_group=group)

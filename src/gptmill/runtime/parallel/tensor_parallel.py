@@ -15,7 +15,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptmill.config.model import ModelConfig, Moe
 from gptmill.runtime.parallel.collectives import copy_to_ranks, sum_over_ranks
 from gptmill.runtime.parallel.layouts import Layout
 
@@ -50,17 +49,6 @@ class SharedRMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, copy_to_ranks(self.weight, self.group), self.eps)
-
-
-def find_indivisible(config: ModelConfig, size: int) -> str:
-    """Why a model cannot be split so, and what to do; empty if it can."""
-    if isinstance(config.feed_forward, Moe):
-        return "splits dense models; use --expert_parallel for a mixture of experts"
-    if config.own_parts:
-        return f"does not know how to split the {' and '.join(config.own_parts)} of a plug-in; leave it out"
-    counts = {"num_heads": config.num_heads, "num_kv_heads": config.kv_heads, "ffn_size": config.hidden_size}
-    wrong = next((name for name, count in counts.items() if count % size), None)
-    return f"does not divide {wrong} {counts[wrong]}; use a divisor of it" if wrong else ""
 
 
 def split_tensors(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Layout]:

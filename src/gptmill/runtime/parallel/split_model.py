@@ -1,0 +1,47 @@
+"""Splits a model over the inner axes of a mesh, and measures the gradients of one that is split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+
+from gptmill.runtime.parallel.layouts import Layout
+from gptmill.runtime.parallel.tensor_parallel import split_tensors
+from gptmill.runtime.world import TP, World
+
+
+def split_model(model: nn.Module, world: World) -> dict[str, Layout]:
+    """Leaves this rank its share of the weights; returns how each parameter was split, by name."""
+    layouts: dict[str, Layout] = {}
+    if world.mesh is not None and world.axis_size(TP) > 1:
+        layouts |= split_tensors(model, world.mesh.get_group(TP))
+    return layouts
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, layouts: Mapping[str, Layout], max_norm: float) -> Tensor:
+    """Scales the gradients down to a norm, of the whole model on every rank; returns their norm before."""
+    if not layouts:
+        return clip_grad_norm_(model.parameters(), max_norm)
+    replicated: list[Tensor] = []
+    split: dict[dist.ProcessGroup, list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            group = split.setdefault(layouts[name].group, []) if name in layouts else replicated
+            group.append(parameter.grad)
+    square = _sum_squares(replicated)
+    for group, gradients in split.items():
+        part = _sum_squares(gradients)
+        dist.all_reduce(part, group=group)
+        square = square + part
+    norm = square.sqrt()
+    clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    return norm
+
+
+def _sum_squares(gradients: Iterable[Tensor]) -> Tensor:
+    return get_total_norm(gradients).square()

@@ -37,7 +37,7 @@ class Samples:
         self._tokenizer = tokenizer
         self._seed = seed
         self._is_main = world.is_main
-        self._needs_all_ranks = world.shards_weights
+        self._needs_all_ranks = world.shares_forward
         self._compiled = compiled
         try:
             self._prompt = [tokenizer.end_of_text, *tokenizer.encode(config.sample_prompt).tolist()]

@@ -53,6 +53,7 @@ class GPT(LanguageModel):
     """The built-in architecture."""
 
     block_class: ClassVar[type[Block]] = Block
+    inference_methods: ClassVar[tuple[str, ...]] = ("hidden_states",)
 
     def __init__(self, config: ModelConfig, padded_vocab_size: int, vocab_size: int | None = None) -> None:
         """`vocab_size` is how many rows of the embedding are tokens; by default all of them."""
@@ -190,6 +191,16 @@ class GPT(LanguageModel):
         """Compiles the model's parts with torch.compile's options: one graph for all blocks, however many there are."""
         for name in COMPILED_PARTS:
             setattr(self, name, torch.compile(getattr(self, name), **options))
+
+    def compile_in_place(self, **options: Any) -> None:
+        for name in COMPILED_PARTS:
+            if name != "_run_block":
+                setattr(self, name, torch.compile(getattr(self, name), **options))
+        for block in self.list_blocks():
+            block.compile(**options)
+
+    def list_blocks(self) -> list[nn.Module]:
+        return [*self.blocks, *self.extra_blocks]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the compiled parts: in a copy of the model they would still use this model's weights."""

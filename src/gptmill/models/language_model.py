@@ -5,7 +5,7 @@ Shape suffixes: B batch, T sequence, V vocabulary, L layers, E experts, G domain
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -36,6 +36,8 @@ class LanguageModel(nn.Module):
     vocab_size: int
     """How many tokens there are; further rows of the embedding and columns of the logits are padding."""
     loss_config: LossConfig
+    inference_methods: ClassVar[tuple[str, ...]] = ("logits",)
+    """Methods besides `forward` that begin a forward pass."""
 
     def forward(
         self,
@@ -63,3 +65,14 @@ class LanguageModel(nn.Module):
     def compile_parts(self, **options: Any) -> None:
         """Compiles the model with torch.compile's options."""
         raise NotImplementedError
+
+    def compile_in_place(self, **options: Any) -> None:
+        """The same for a model whose blocks have hooks, which run outside of the compiled code."""
+        raise NotImplementedError
+
+    def list_blocks(self) -> list[nn.Module]:
+        """The repeated parts that hold most of the weights: sharded weights are gathered for one of them at a time."""
+        raise NotImplementedError
+
+    def isolate_blocks(self) -> None:
+        """Lets no block hand on its parameters: where weights are sharded, their memory is freed behind it."""

@@ -76,6 +76,15 @@ class OwnModel(LanguageModel):
     def compile_parts(self, **options: Any) -> None:
         self.module.compile(**options)
 
+    def compile_in_place(self, **options: Any) -> None:
+        for block in self.list_blocks():
+            block.compile(**options)
+
+    def list_blocks(self) -> list[nn.Module]:
+        """The members of the user's module lists."""
+        lists = (module for module in self.modules() if isinstance(module, nn.ModuleList))
+        return [block for blocks in lists for block in blocks]
+
     def _check_logits(self, result: Tensor, tokens_BT: Tensor) -> Tensor:
         if result.dim() != 3 or result.shape[:2] != tokens_BT.shape or result.shape[2] < self.vocab_size:
             raise UserError(

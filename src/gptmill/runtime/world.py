@@ -62,14 +62,13 @@ class World:
 
     @property
     def shards_weights(self) -> bool:
-        """Whether each rank holds a part of some weights only: then a forward pass needs all ranks."""
-        is_split = self.axis_size(TP) * self.axis_size(EP) > 1
-        return (self.strategy in ("fsdp", "hsdp") and self.is_distributed) or is_split
+        """Whether each rank holds a part of every weight only: then a forward pass needs all ranks."""
+        return self.strategy in ("fsdp", "hsdp") and self.is_distributed
 
     @property
     def shares_forward(self) -> bool:
-        """Whether a rank waits for others in the forward pass of training: they must all run the same ones."""
-        return self.shards_weights or self.axis_size(CP) > 1
+        """Whether a rank waits for others in a forward pass: then they must all run the same ones."""
+        return self.shards_weights or any(self.axis_size(axis) > 1 for axis in (EP, CP, TP))
 
     def axis_size(self, name: str) -> int:
         """How many ranks an axis of the mesh has; 1 for one that is not there."""

@@ -18,7 +18,7 @@ LEAST_WORK = 1.8e10
 PRECISIONS = ("bf16", "fp8")
 
 MODELS: dict[KernelChoice, type[GPT]] = {"none": GPT, "head": FusedHeadGPT, "auto": FusedGPT}
-DESCRIPTIONS: dict[type[LanguageModel], str] = {GPT: "", FusedHeadGPT: "the LM head's kernel", FusedGPT: "all kernels"}
+DESCRIPTIONS: dict[type[LanguageModel], str] = {FusedGPT: "all kernels", FusedHeadGPT: "the LM head's kernel"}
 
 
 def is_small(tokens: int, width: int) -> bool:
@@ -37,4 +37,4 @@ def choose_kernels(
 
 def describe_kernels(model: LanguageModel) -> str:
     """For people; empty where the model uses none."""
-    return DESCRIPTIONS.get(type(model), "")
+    return next((text for kind, text in DESCRIPTIONS.items() if isinstance(model, kind)), "")

@@ -23,6 +23,8 @@ class FusedBlock(Block):
     feed_forward_classes = FUSED_FEED_FORWARDS
     attention: FusedAttention
     mlp: FusedMlp | FusedGatedMlp | MixtureOfExperts
+    copies_bias = False
+    """Whether the pending residual holds a copy of the last layer's bias, whose own memory may be freed by then."""
 
     def forward(  # type: ignore[override]
         self, x: Tensor | PendingResidual, context: BlockContext, cache: LayerKVCache | None = None
@@ -36,7 +38,8 @@ class FusedBlock(Block):
             y_BTC, stats = self.mlp(normed.x_BTC, context.counts_BT)
             return PendingResidual(x_BTC, self._drop(Branch(y_BTC))), stats
         x_BTC, normed = add_and_normalise(self.mlp_norm, pending, self.mlp.wants_fp8_input)
-        return PendingResidual(x_BTC, self._drop(self.mlp(normed))), None
+        branch = self.mlp(normed)
+        return PendingResidual(x_BTC, self._drop(branch.copy_bias() if self.copies_bias else branch)), None
 
     def _drop(self, branch: Branch) -> Branch:
         p = self.dropout.p

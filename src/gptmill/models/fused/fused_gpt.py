@@ -46,6 +46,11 @@ class FusedGPT(FusedHeadGPT):
                 # Selective checkpointing keeps the results of GEMMs: both of one with GELU in its epilogue.
                 module.allows_epilogue = mode != "selective"
 
+    def isolate_blocks(self) -> None:
+        for block in self.list_blocks():
+            assert isinstance(block, FusedBlock)
+            block.copies_bias = True
+
     def _embed(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
         """The residual stream is in autocast's dtype: half the bytes of fp32 for every pass over it."""
         x_BTC = to_autocast_dtype(self._sum_embeddings(tokens_BT, positions))

@@ -39,6 +39,10 @@ class Branch(NamedTuple):
             return y_BTC
         return y_BTC * self.dropout_mask_BTC * self.dropout_scale
 
+    def copy_bias(self) -> Branch:
+        """With the bias in memory of its own; its gradient still goes to the parameter."""
+        return self if self.bias_C is None else self._replace(bias_C=self.bias_C.clone())
+
     def drop(self, p: float) -> Branch:
         """With dropout pending: only its mask is drawn now, since the bias is still to be added."""
         mask_BTC = dropout_mask(self.y_BTC.detach(), p)

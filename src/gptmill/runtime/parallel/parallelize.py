@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
-from gptmill.runtime.parallel.mesh import find_gradient_group
+from gptmill.runtime.parallel.mesh import REPLICATE, SHARD, find_gradient_group
 from gptmill.runtime.world import World
 
 
-def parallelize(model: nn.Module, world: World) -> nn.Module:
-    """What a training step calls in the place of the model: the model itself on one rank without a process group."""
+def parallelize(
+    model: nn.Module,
+    world: World,
+    blocks: Sequence[nn.Module] = (),
+    methods: Sequence[str] = (),
+    compute_dtype: torch.dtype | None = None,
+) -> nn.Module:
+    """What a training step calls in the place of the model: the model itself on one rank without a process group.
+
+    Sharded weights are gathered block by block, in `compute_dtype`, for the forward pass and again for the backward
+    pass; `methods` are those of the model that need its own weights besides `forward`.
+    """
     if not world.is_distributed:
         return model
+    if not world.shards_weights:
+        return replicate(model, world)
+    mesh = find_data_mesh(world)
+    # Inputs keep their dtype: bf16 would round RoPE's tables. Gradients are summed over the ranks in fp32.
+    policy = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for name in methods:
+        register_fsdp_forward_method(model, name)
+    return model
+
+
+def replicate(model: nn.Module, world: World) -> nn.Module:
+    """DDP over the ranks that compute different summands of the gradients."""
     group = find_gradient_group(world)
     if group is not None and group.size() == 1:
         return model  # the ranks share every layer, and each of them has the whole batch
     devices = [world.device] if world.device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=devices, process_group=group)
+
+
+def find_data_mesh(world: World) -> DeviceMesh:
+    """The axes along which FSDP shards and replicates."""
+    assert world.mesh is not None
+    names = world.mesh.mesh_dim_names or ()
+    chosen = tuple(name for name in (REPLICATE, SHARD) if name in names)
+    return world.mesh if chosen == names else world.mesh[chosen]

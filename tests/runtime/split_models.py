@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gptmill.config.model import Gelu, ModelConfig, RmsNorm, Rope, SwiGlu
+from gptmill.models.context_parallel_gpt import ContextParallelGPT, share_rows
 from gptmill.models.gpt import GPT, build_gpt
+from gptmill.runtime.parallel.context_parallel import RankRows
 from gptmill.runtime.parallel.tensor_parallel import split_tensors
 
 VOCAB, PADDING, ROWS, CONTEXT = 64, 3, 2, 16
@@ -48,9 +50,9 @@ def make_batch(*, masked: bool) -> Batch:
     return tokens, targets, documents
 
 
-def build(config: ModelConfig) -> GPT:
+def build(config: ModelConfig, kind: type[GPT] = GPT) -> GPT:
     """A model whose every parameter matters: gates and norms are not all equal, biases not zero."""
-    model = build_gpt(config, VOCAB, 1, VOCAB - PADDING)
+    model = build_gpt(config, VOCAB, 1, VOCAB - PADDING, kind)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -74,10 +76,33 @@ def compare_tensor_parallel(config: ModelConfig, *, masked: bool) -> dict[str, f
         gradient = parameter.grad
         assert gradient is not None, name
         joined = layouts[name].gather(gradient) if name in layouts else gradient
-        assert joined.shape == gradients[name].shape, name
-        assert gradients[name].abs().max() > 0, name
-        differences[name] = float((joined - gradients[name]).abs().max() / gradients[name].abs().max())
+        differences[name] = compare(joined, gradients[name])
     return differences
+
+
+def compare_context_parallel(config: ModelConfig, *, masked: bool, recompute: bool = False) -> dict[str, float]:
+    whole, model, batch = build(config), build(config, ContextParallelGPT), make_batch(masked=masked)
+    share_rows(model, RankRows(dist.group.WORLD))
+    model.set_activation_checkpointing("full" if recompute else "none")
+    loss, expected = compute(model, batch), compute(whole, batch)
+    differences = {"loss": abs(loss - expected) / expected}
+    for (name, parameter), whole_parameter in zip(model.named_parameters(), whole.parameters(), strict=True):
+        dist.all_reduce(parameter.grad)
+        differences[name] = compare(parameter.grad, whole_parameter.grad)
+    model.eval(), whole.eval()
+    with torch.no_grad():
+        differences["eval"] = compare(model(*batch).objective, whole(*batch).objective)
+        differences["logits"] = compare(model.logits(batch[0][:, :5]), whole.logits(batch[0][:, :5]))
+    return differences
+
+
+def compare(found: Tensor | None, expected: Tensor | None) -> float:
+    """The largest difference, relative to the largest value."""
+    assert found is not None
+    assert expected is not None
+    assert found.shape == expected.shape
+    assert expected.abs().max() > 0
+    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def main(path: Path) -> None:
@@ -87,6 +112,8 @@ def main(path: Path) -> None:
     for name, config in DENSE.items():
         for masked in (False, True):
             found[f"tensor {name}{' masked' * masked}"] = compare_tensor_parallel(config, masked=masked)
+            found[f"context {name}{' masked' * masked}"] = compare_context_parallel(config, masked=masked)
+    found["context recompute"] = compare_context_parallel(EVERYTHING, masked=False, recompute=True)
     if dist.get_rank() == 0:
         path.write_text(json.dumps(found))
     dist.barrier()

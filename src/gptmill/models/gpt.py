@@ -209,20 +209,33 @@ class GPT(LanguageModel):
 
     def _run_blocks(self, tokens_BT: Tensor, documents_BT: Tensor | None, counts_BT: Tensor | None = None) -> Backbone:
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        rope = make_rope(positions_T, self.config)
-        use_flex = can_use_flex_attention(self.config, tokens_BT.device, training=self.training)
-        masks: dict[int | None, Mask] = {}
-        for window in dict.fromkeys([*self.windows, None] if self.extra_blocks else self.windows):
-            masks[window] = make_mask(window, tokens_BT, documents_BT, use_flex=use_flex)
+        contexts = self._make_contexts(tokens_BT, documents_BT, counts_BT)
         x_BTC = self._embed(tokens_BT, positions_T if documents_BT is None else positions_T - documents_BT)
         stats: list[RouterStats] = []
         for layer, block in enumerate(self.blocks):
             values_BTW = self._embed_values(tokens_BT, layer)
-            context = BlockContext(rope, masks[self.windows[layer]], values_BTW, counts_BT=counts_BT)
+            context = contexts[self.windows[layer]]._replace(value_embedding_BTW=values_BTW)
             x_BTC, layer_stats = self._run_block(block, x_BTC, context)
             if layer_stats is not None:
                 stats.append(layer_stats)
-        return Backbone(x_BTC, stats, BlockContext(rope, masks.get(None, Mask()), counts_BT=counts_BT))
+        return Backbone(x_BTC, stats, contexts.get(None, BlockContext()))
+
+    def _make_contexts(
+        self, tokens_BT: Tensor, documents_BT: Tensor | None, counts_BT: Tensor | None
+    ) -> dict[int | None, BlockContext]:
+        """The context of blocks with each sliding window, still without value embeddings."""
+        rope = make_rope(torch.arange(tokens_BT.shape[1], device=tokens_BT.device), self.config)
+        use_flex = can_use_flex_attention(self.config, tokens_BT.device, training=self.training)
+        return {
+            window: BlockContext(
+                rope, make_mask(window, tokens_BT, documents_BT, use_flex=use_flex), counts_BT=counts_BT
+            )
+            for window in self.list_masks()
+        }
+
+    def list_masks(self) -> list[int | None]:
+        """The sliding windows for which blocks need a mask; multi-token prediction has none."""
+        return list(dict.fromkeys([*self.windows, None] if self.extra_blocks else self.windows))
 
     def _run_block(self, block: nn.Module, x_BTC: Tensor, context: BlockContext) -> tuple[Tensor, RouterStats | None]:
         result: tuple[Tensor, RouterStats | None] = run_block(block, self.activation_checkpointing, x_BTC, context)

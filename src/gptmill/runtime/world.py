@@ -56,8 +56,13 @@ class World:
         return self.size if self.mesh is None else math.prod(map(self.axis_size, _list_data_axes(self.mesh)))
 
     @property
+    def gradient_rank(self) -> int:
+        """The number of this rank among those that compute different summands of a gradient."""
+        return self.rank // self.axis_size(TP)
+
+    @property
     def gradient_size(self) -> int:
-        """How many ranks compute different summands of a gradient: all that share no layers."""
+        """How many ranks compute different summands of a gradient: of those that share every layer, one."""
         return self.size // self.axis_size(TP)
 
     @property
@@ -69,6 +74,11 @@ class World:
     def shares_forward(self) -> bool:
         """Whether a rank waits for others in a forward pass: then they must all run the same ones."""
         return self.shards_weights or any(self.axis_size(axis) > 1 for axis in (EP, CP, TP))
+
+    def find_group(self, name: str) -> dist.ProcessGroup:
+        """The ranks along an axis of the mesh, of which this rank is one."""
+        assert self.mesh is not None
+        return self.mesh.get_group(name)
 
     def axis_size(self, name: str) -> int:
         """How many ranks an axis of the mesh has; 1 for one that is not there."""

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gptmill.config.composition import FP8
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
+from gptmill.models.context_parallel_gpt import ContextParallelGPT, share_rows
 from gptmill.models.fused.dispatch import MODELS, choose_kernels, is_small
 from gptmill.models.fused.fp8_layers import use_fp8
 from gptmill.models.gpt import GPT, build_gpt
@@ -23,12 +24,13 @@ from gptmill.models.losses import LossConfig
 from gptmill.models.own_model import build_own_model
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
+from gptmill.runtime.parallel.context_parallel import RankRows
 from gptmill.runtime.parallel.layouts import Layout
 from gptmill.runtime.parallel.mesh import list_inner_axes
 from gptmill.runtime.parallel.parallelize import parallelize
 from gptmill.runtime.parallel.split_model import split_model
 from gptmill.runtime.precision import build_scaler
-from gptmill.runtime.world import World
+from gptmill.runtime.world import CP, World
 from gptmill.training.early_stop import EarlyStop
 from gptmill.training.ema import EmaWeights
 from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_graphs
@@ -175,8 +177,11 @@ def _build_model(
     )
     size = (config.model, plan.padded_vocab_size, training.seed, plan.vocab_size)
     is_own = "architecture" in config.model.own_parts
-    model: LanguageModel = build_own_model(*size) if is_own else build_gpt(*size, MODELS[kernels])
+    kind = ContextParallelGPT if machine.context_parallel > 1 else MODELS[kernels]
+    model: LanguageModel = build_own_model(*size) if is_own else build_gpt(*size, kind)
     layouts = split_model(model, world)  # before it is on the device, where the whole may not fit
+    if world.axis_size(CP) > 1:
+        share_rows(model, RankRows(world.find_group(CP)))
     model.to(world.device)
     model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
     model.set_activation_checkpointing(machine.gradient_checkpointing)

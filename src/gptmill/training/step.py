@@ -45,7 +45,7 @@ def train_step(
     """Accumulates gradients over the micro-batches, clips them and updates the weights; `beat` is called per phase."""
     started, waited_before = DeviceTimestamp(world.device), loader.waited_seconds
     training = config.training
-    seed_everything(make_step_seed(training.seed, state.step, world.data_rank), world.device)
+    seed_everything(make_step_seed(training.seed, state.step, world.gradient_rank), world.device)
     lr = make_lr(state.step, config.optimizer, plan.max_steps)
     state.optimizer.set_lr(lr, config.optimizer.max_lr)
     num_windows, micro_batches = plan.count_windows(state.step + 1), plan.count_micro_batches(state.step + 1)

@@ -1,6 +1,7 @@
 """Collectives that autograd can differentiate, over the ranks of one group.
 
-Each pairs a collective of the forward pass with the one that its gradient needs.
+Each pairs a collective of the forward pass with the one that its gradient needs. The operators are torch's functional
+ones, which torch.compile can trace; their wrappers in torch.distributed are renamed from release to release.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import Tensor
+
+_ops = torch.ops._c10d_functional
 
 
 def copy_to_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -24,8 +26,23 @@ def sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over the ranks as a new tensor; torch.compile can trace it."""
-    return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", group))  # type: ignore[no-any-return]
+    """The sum over the ranks, as a new tensor."""
+    return _wait(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
+
+
+def all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All ranks' x, stacked."""
+    return _wait(_ops.all_gather_into_tensor(x[None].contiguous(), group.size(), group.group_name))
+
+
+def reduce_scatter(stacked: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over the ranks of what each has stacked for this one."""
+    summed = _ops.reduce_scatter_tensor(stacked.contiguous(), "sum", group.size(), group.group_name)
+    return _wait(summed).squeeze(0)
+
+
+def _wait(x: Tensor) -> Tensor:
+    return _ops.wait_tensor(x)  # type: ignore[no-any-return]
 
 
 class _CopyToRanks(torch.autograd.Function):

@@ -17,8 +17,8 @@ from gptmill.runtime.world import TP, World
 def split_model(model: nn.Module, world: World) -> dict[str, Layout]:
     """Leaves this rank its share of the weights; returns how each parameter was split, by name."""
     layouts: dict[str, Layout] = {}
-    if world.mesh is not None and world.axis_size(TP) > 1:
-        layouts |= split_tensors(model, world.mesh.get_group(TP))
+    if world.axis_size(TP) > 1:
+        layouts |= split_tensors(model, world.find_group(TP))
     return layouts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gptmill.config.relations import Relation, Values, join_words
+from gptmill.config.run import MachineConfig
 from gptmill.config.value_syntax import parse_stages
 
 FP8 = ("fp8", "fp8-emulated")
@@ -73,6 +74,11 @@ def _check_context_parallel(values: Values) -> str:
     wrong = next((length for length in lengths if length % (2 * size)), None)
     # Each rank computes two chunks of a window, one from each end.
     return f"needs windows of a multiple of {2 * size} tokens, not {wrong}; change the windows or it" if wrong else ""
+
+
+def count_data_ranks(machine: MachineConfig, ranks: int) -> int:
+    """How many ranks read different data; the others share theirs."""
+    return max(1, ranks // (machine.tensor_parallel * machine.context_parallel))
 
 
 PARALLEL_RELATIONS = (

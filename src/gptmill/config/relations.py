@@ -10,8 +10,8 @@ from gptmill.config.plugins import list_parts, split_names
 from gptmill.config.value_syntax import parse_mixture, parse_stages
 
 Values = dict[str, Any]
-"""The values of all fields by name; "world_size", the number of ranks that read different data; "own_parts", fields with
-a part of a plug-in; "model", the ModelConfig."""
+"""The values of all fields by name; "world_size", the number of ranks that read different data; "own_parts", fields
+with a part of a plug-in; "model", the ModelConfig."""
 
 
 @dataclass(frozen=True)

@@ -218,6 +218,8 @@ class MachineConfig:
     """Use deterministic algorithms only, for bit-identical results on GPUs; slower."""
     parallel: ParallelName = "auto"
     """Several ranks: ddp; zero1 shards the optimizer, fsdp all, hsdp within each machine; auto: the first that fits."""
+    exact_ranks: bool | None = None
+    """Bit-identical results on any number of ranks; default: on the CPU and with --deterministic."""
     tensor_parallel: int = 1
     """Ranks that share every layer, each with some heads and hidden units (tensor parallelism)."""
     context_parallel: int = 1

@@ -101,14 +101,16 @@ class LikelihoodScorer:
         lengths = np.array([len(ids) - 1 for ids in sequences.ids], dtype=np.int64)
         context = self._model.config.context_length
         batches = plan_batches(lengths, context, self._batch_tokens, fixed_shapes=self._fixed_shapes)
-        done = 0
-        for number, batch in enumerate(batches):
-            done += len(batch.members)
+        # Where a forward pass needs all ranks, each runs as many, some of them for nothing.
+        num_spare = -len(batches) % world.data_size if world.shards_weights else 0
+        num_batches, done = len(batches), 0
+        for number, batch in enumerate([*batches, *batches[-1:] * num_spare]):
+            done = min(done + len(batch.members), len(sequences.ids))
             if number % world.data_size != world.data_rank:
                 continue
             if is_stopped():
                 break  # but still join the all-reduce below: other ranks may not have been stopped
-            self._score_batch(sequences, batch, ends, found)
+            self._score_batch(sequences, batch, ends, found if number < num_batches else torch.zeros_like(found))
             report(done, len(sequences.ids))
         logprobs, is_greedy = world.sum_over_data(found).cpu().double().numpy()
         starts = ends - sequences.scored

@@ -33,6 +33,11 @@ class OwnEvaluators:
     def __init__(self, config: EvaluationConfig, tokenizer: Tokenizer, world: World) -> None:
         self._tokenizer = tokenizer
         self._evaluators: dict[str, OwnEvaluator] = {}
+        if world.shards_weights:
+            raise UserError(
+                f"evaluators = {config.evaluators}: they run on rank 0, which holds a part of the weights only with "
+                f"--parallel {world.strategy}; leave them out, and score the checkpoints"
+            )
         world.run_on_main(lambda: self._build(config))
 
     def _build(self, config: EvaluationConfig) -> None:

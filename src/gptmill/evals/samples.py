@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from itertools import takewhile
+
+import torch
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import EvaluationConfig
@@ -24,7 +27,8 @@ COMPILE_AFTER_TOKENS = 4_000
 class Samples:
     """Samples one continuation of the prompt on rank 0, with the same seed every time.
 
-    Where a forward pass needs all ranks, all of them sample the same.
+    Where a forward pass needs all ranks, all of them sample the same; the number of passes depends on nothing that is
+    sampled, so that none is left waiting.
 
     In a compiled run, generation is compiled too once enough tokens have been sampled. That depends on the step alone,
     so that a resumed run samples the same text.
@@ -37,7 +41,7 @@ class Samples:
         self._tokenizer = tokenizer
         self._seed = seed
         self._is_main = world.is_main
-        self._needs_all_ranks = world.shares_forward
+        self._needs_all_ranks = world.shards_weights
         self._compiled = compiled
         try:
             self._prompt = [tokenizer.end_of_text, *tokenizer.encode(config.sample_prompt).tolist()]
@@ -45,13 +49,24 @@ class Samples:
             raise UserError(f"sample_prompt = {config.sample_prompt!r}: {error}") from None
 
     def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool]) -> SampleDrawn | None:
-        if not (self._is_main or self._needs_all_ranks):
-            return None
-        count, vocab_size = self._config.sample_tokens, self._tokenizer.vocab_size
-        compiled = self._compiled and step // self._config.eval_freq * count >= COMPILE_AFTER_TOKENS
-        tokens = generate(model, self._prompt, count, SAMPLING, vocab_size, self._seed, compiled=compiled)
+        tokens: Iterable[int] = ()
+        if self._needs_all_ranks:
+            tokens = self._generate_together(model)
+        elif self._is_main:
+            tokens = self._generate(model, step)
         end = self._tokenizer.end_of_text
         document = list(takewhile(lambda token: token != end and not is_stopped(), tokens))
         if not self._is_main:
             return None
         return SampleDrawn(step, self._config.sample_prompt, decode(self._tokenizer, document))
+
+    def _generate(self, model: LanguageModel, step: int) -> Iterable[int]:
+        count, vocab_size = self._config.sample_tokens, self._tokenizer.vocab_size
+        compiled = self._compiled and step // self._config.eval_freq * count >= COMPILE_AFTER_TOKENS
+        return generate(model, self._prompt, count, SAMPLING, vocab_size, self._seed, compiled=compiled)
+
+    def _generate_together(self, model: LanguageModel) -> list[int]:
+        """All tokens, each by a whole forward pass. In eager mode: every length would be compiled anew."""
+        count, vocab_size = self._config.sample_tokens, self._tokenizer.vocab_size
+        with torch.compiler.set_stance("force_eager") if self._compiled else nullcontext():
+            return list(generate(model, self._prompt, count, SAMPLING, vocab_size, self._seed, use_cache=False))

@@ -54,8 +54,12 @@ class BatchGenerator:
         compiled: bool = False,
         backend: str = "inductor",
         speculative: bool = False,
+        use_cache: bool = True,
     ) -> None:
-        """`speculative` asks for self-speculation where it is possible. The weights must then stay as they are."""
+        """`speculative` asks for self-speculation where it is possible. The weights must then stay as they are.
+
+        Without the KV cache, every token is a whole forward pass.
+        """
         self.model = model
         self.sampling = sampling
         self.vocab_size = vocab_size
@@ -63,6 +67,7 @@ class BatchGenerator:
         self.with_log_probs = with_log_probs
         self.compiled = compiled
         self.backend = backend
+        self.use_cache = use_cache and isinstance(model, GPT) and model.has_kv_cache
         self.use_graphs = use_graphs and can_capture(model)
         self._sessions: dict[tuple[int, ...], _Session] = {}
         is_plain_greedy = sampling.is_greedy and sampling.repetition_penalty == 1.0 and not with_log_probs
@@ -118,9 +123,8 @@ class _Session:
             with_log_probs=generator.with_log_probs,
         )
         self._cache: KVCache | None = None
-        if isinstance(model, GPT) and model.has_kv_cache:
-            dtype = find_compute_dtype(model)
-            self._cache = build_kv_cache(model.config, batch_size, self._device, capacity, dtype, model.kv_heads)
+        if generator.use_cache:
+            self._cache = build_kv_cache(model.config, batch_size, self._device, capacity, find_compute_dtype(model))
         self._compile_part = partial(_compile, backend=generator.backend) if generator.compiled else lambda part: part
         self._graphed = GraphedSteps(self._step_statically, self.state) if generator.use_graphs else None
         self._fused: FusedDecoder | None = None
@@ -247,13 +251,14 @@ def generate(
     *,
     compiled: bool = False,
     backend: str = "inductor",
+    use_cache: bool = True,
 ) -> Iterator[int]:
     """Yields the new tokens of a single text, beside a training run: in its precision, without CUDA graphs.
 
     Compiled, it has a few static shapes only, whatever the lengths.
     """
     options: dict[str, Any] = {"overflow": "half", "use_graphs": False, "compiled": compiled, "backend": backend}
-    generator = BatchGenerator(model, sampling, vocab_size, **options)
+    generator = BatchGenerator(model, sampling, vocab_size, use_cache=use_cache, **options)
     for step in generator.generate([prompt], max_new_tokens, [seed]):
         yield step.tokens[0]
 

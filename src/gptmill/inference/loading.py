@@ -21,8 +21,7 @@ from gptmill.config.validation import find_problems
 from gptmill.data.tokenizers import Tokenizer, restore_tokenizer
 from gptmill.data.tokenizers.protocol import check_fingerprint, make_fingerprint
 from gptmill.inference.compression import check_compressible, pack_layers, read_compression, replace_linears
-from gptmill.models.gpt import GPT, build_gpt, pad_vocab
-from gptmill.models.initialisation import SkipInit
+from gptmill.models.gpt import build_gpt, build_meta_gpt, pad_vocab
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.own_model import build_own_model
 from gptmill.models.parameters import count_parameters
@@ -97,8 +96,7 @@ def build_empty(config: ModelConfig, vocab_size: int) -> LanguageModel:
         return build_own_model(config, pad_vocab(vocab_size), seed=0, vocab_size=vocab_size)
     if config.own_parts:
         return build_gpt(config, pad_vocab(vocab_size), seed=0, vocab_size=vocab_size)
-    with torch.device("meta"), SkipInit():
-        return GPT(config, pad_vocab(vocab_size), vocab_size)
+    return build_meta_gpt(config, pad_vocab(vocab_size), vocab_size)
 
 
 def read_model_config(values: Any, source: str) -> ModelConfig:

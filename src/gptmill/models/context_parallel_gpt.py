@@ -8,6 +8,9 @@ dimension, C channels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,7 +65,9 @@ def _make_causal_mask(q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
 
 
 class ContextParallelBlock(Block):
-    attention_classes = {SoftmaxAttention: ContextParallelAttention}
+    """The same parameters."""
+
+    attention_classes: ClassVar[Mapping[type, type[nn.Module]]] = {SoftmaxAttention: ContextParallelAttention}
 
 
 class ContextParallelGPT(GPT):

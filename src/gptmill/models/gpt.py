@@ -178,11 +178,6 @@ class GPT(LanguageModel):
         """Whether all attention can continue from a KV cache; that of a plug-in can if it derives from `Attention`."""
         return all(isinstance(block.attention, Attention) for block in self.blocks)
 
-    @property
-    def kv_heads(self) -> int:
-        """The key/value heads of a layer that this process computes. Needs `has_kv_cache`."""
-        return self.blocks[0].attention.kv_heads  # type: ignore[union-attr, return-value]
-
     def set_activation_checkpointing(self, mode: ActivationCheckpointing) -> None:
         """Chooses what training keeps of a block for the backward pass."""
         self.activation_checkpointing = mode
@@ -333,3 +328,11 @@ def build_gpt(
         model = model_class(config, padded_vocab_size, vocab_size)
     init_weights(model, config, torch.Generator().manual_seed(seed))
     return model
+
+
+def build_meta_gpt(
+    config: ModelConfig, padded_vocab_size: int, vocab_size: int | None = None, model_class: type[GPT] = GPT
+) -> GPT:
+    """A model on the meta device: shapes without memory, for weights that come later."""
+    with torch.device("meta"), SkipInit():
+        return model_class(config, padded_vocab_size, vocab_size)

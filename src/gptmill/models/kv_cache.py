@@ -54,10 +54,9 @@ class KVCache:
         device: torch.device,
         capacity: int | None = None,
         dtype: torch.dtype = torch.float32,
-        kv_heads: int | None = None,
     ) -> None:
         # Zeros, not empty memory: masked values are multiplied by 0, and 0 times infinity is NaN.
-        shape = (batch_size, kv_heads or config.kv_heads, capacity or config.context_length, config.head_width)
+        shape = (batch_size, config.kv_heads, capacity or config.context_length, config.head_width)
         self.layers = [
             LayerKVCache(torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype))
             for _ in range(config.num_layers)
@@ -87,7 +86,6 @@ def build_kv_cache(
     device: torch.device,
     capacity: int | None = None,
     dtype: torch.dtype = torch.float32,
-    kv_heads: int | None = None,
 ) -> KVCache:
-    """An empty cache for a model, by default of a whole context and of all its heads."""
-    return KVCache(config, batch_size, device, capacity, dtype, kv_heads)
+    """An empty cache for a model, by default of a whole context."""
+    return KVCache(config, batch_size, device, capacity, dtype)

@@ -78,10 +78,15 @@ def set_matmul_precision(precision: PrecisionName) -> None:
 
 def make_autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:
     """The autocast context of a forward pass. With fp8 it is bf16; with emulated fp8, bf16 on GPUs only."""
-    dtype = AUTOCAST_DTYPES.get(precision)
-    if precision == "fp8-emulated" and device.type == "cuda":
-        dtype = torch.bfloat16
+    dtype = find_autocast_dtype(precision, device)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def find_autocast_dtype(precision: PrecisionName, device: torch.device) -> torch.dtype | None:
+    """What GEMMs compute in where that is not fp32."""
+    if precision == "fp8-emulated" and device.type == "cuda":
+        return torch.bfloat16
+    return AUTOCAST_DTYPES.get(precision)
 
 
 def build_scaler(precision: PrecisionName, device: torch.device) -> torch.amp.GradScaler:

@@ -67,13 +67,18 @@ class World:
 
     @property
     def shards_weights(self) -> bool:
-        """Whether each rank holds a part of every weight only: then a forward pass needs all ranks."""
+        """Whether each rank holds a part of some weights only: then a forward pass needs all ranks."""
+        return self.uses_fsdp or self.axis_size(TP) * self.axis_size(EP) > 1
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether FSDP shards all parameters, gradients and optimizer state."""
         return self.strategy in ("fsdp", "hsdp") and self.is_distributed
 
     @property
     def shares_forward(self) -> bool:
         """Whether a rank waits for others in a forward pass: then they must all run the same ones."""
-        return self.shards_weights or any(self.axis_size(axis) > 1 for axis in (EP, CP, TP))
+        return self.shards_weights or self.axis_size(CP) > 1
 
     def find_group(self, name: str) -> dist.ProcessGroup:
         """The ranks along an axis of the mesh, of which this rank is one."""
@@ -114,9 +119,13 @@ class World:
         """Whether the flag is set on any rank. Synchronises with the device."""
         return bool(self.all_reduce_sum(torch.tensor(float(flag), device=self.device)).item())
 
-    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sums in place over all ranks, on the device, without synchronising with the host."""
-        if self.is_distributed:
+    def all_reduce_sum(self, tensor: Tensor, axis: str | None = None) -> Tensor:
+        """Sums in place over all ranks, or those of an axis, on the device, without synchronising with the host."""
+        if axis is not None:
+            if self.axis_size(axis) > 1:
+                assert self.mesh is not None
+                dist.all_reduce(tensor, group=self.mesh.get_group(axis))
+        elif self.is_distributed:
             dist.all_reduce(tensor)
         return tensor
 

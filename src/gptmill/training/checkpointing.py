@@ -23,6 +23,7 @@ from gptmill.runs.events import Event
 from gptmill.runtime.host_memory import HostBuffer
 from gptmill.runtime.timing import DeviceTimestamp
 from gptmill.runtime.world import World
+from gptmill.training.gathered_checkpoint import gather_checkpoint
 from gptmill.training.plan import TrainPlan
 from gptmill.training.state import TrainState
 
@@ -51,7 +52,7 @@ class Checkpointer:
         self.saved_at = step
         """The last step that was saved."""
         self._branched_at, self._branched_time = step, time.time()
-        self._run, self._origin, self._is_main = run, origin, world.is_main
+        self._run, self._origin, self._is_main, self._world = run, origin, world.is_main, world
         self._can_roll_back = config.guard.guard == "rollback"
         self._snapshots = SnapshotBuffers(world.device, 2 if self._can_roll_back else 1)
         self._being_written: Snapshot | None = None
@@ -67,18 +68,24 @@ class Checkpointer:
 
     def take_snapshot(self, state: TrainState) -> None:
         """Copies the state to host memory for a later rollback, unless the buffer is still being written to disk."""
-        if self._is_main and self._can_roll_back and not self._is_next_buffer_in_use(state):
+        is_busy = self._is_main and self._is_next_buffer_in_use(state)
+        # Rank 0 knows whether its buffer is free; where all ranks must help, they learn it from there.
+        if self._world.shards_weights and self._can_roll_back:
+            is_busy = self._world.any_rank(is_busy)
+        if self._can_roll_back and not is_busy:
             self._take(state, [])
 
     def save(self, state: TrainState, tiers: list[str], beat: Beat) -> None:
         """Starts a background save; returns as soon as the copy off the device has been enqueued."""
         self.saved_at = state.step
-        if self._writer is None:
-            return
         started = time.monotonic()
+        if self._writer is None:
+            self._take(state, tiers)
+            return
         if self._is_next_buffer_in_use(state):
             self._writer.finish(beat)
         snapshot = self._being_written = self._take(state, tiers)
+        assert snapshot is not None, "rank 0 has a writer, and takes the snapshots"
         stalled_seconds = time.monotonic() - started
 
         def wait_for_copy() -> float:
@@ -117,8 +124,14 @@ class Checkpointer:
                         return load_checkpoint(path, GROUPS)
         return None
 
-    def _take(self, state: TrainState, tiers: list[str]) -> Snapshot:
-        return self._snapshots.take(state.make_checkpoint({**self._origin, "tiers": tiers}))
+    def _take(self, state: TrainState, tiers: list[str]) -> Snapshot | None:
+        """A snapshot on rank 0, to which the others send what it does not have."""
+        if not (self._is_main or self._world.shards_weights):
+            return None
+        checkpoint = state.make_checkpoint({**self._origin, "tiers": tiers})
+        if self._world.shards_weights:
+            checkpoint = gather_checkpoint(checkpoint, self._world, state.layouts)
+        return self._snapshots.take(checkpoint) if self._is_main else None
 
     def _is_next_buffer_in_use(self, state: TrainState) -> bool:
         """Whether a checkpoint is still being written from the host buffer that the next snapshot overwrites."""

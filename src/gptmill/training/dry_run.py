@@ -17,7 +17,6 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import Batch
 from gptmill.runtime.memory import is_out_of_memory, read_host_memory
-from gptmill.runtime.parallel.split_model import clip_gradients
 from gptmill.runtime.world import World
 from gptmill.training.gemm_autotuning import autotune_run_gemms
 from gptmill.training.micro_batch import EagerPass, GraphedPass
@@ -51,6 +50,13 @@ def dry_run(state: TrainState, config: RunConfig, plan: TrainPlan, world: World)
     local = replace(runner if isinstance(runner, EagerPass) else runner.eager, forward=state.model)
     with autotune_run_gemms(world):
         norm = _try_rows(state, config, plan, world, rows, local if isinstance(runner, EagerPass) else runner)
+    if norm is None and world.shares_forward:
+        # The others may be waiting for this rank in the middle of a pass: it cannot ask them, nor try anything else.
+        raise UserError(
+            f"out of memory on {world.device}: one micro-batch of mini_batch_size {rows} x context_length "
+            f"{config.model.context_length} does not fit beside rank {world.rank}'s part of the model"
+            f"{_describe_estimate(plan)}; use a smaller --mini_batch_size, --gradient_checkpointing full, or more ranks"
+        )
     if world.any_rank(norm is None):
         if norm is not None:
             raise UserError("stopped, because another rank ran out of memory")
@@ -118,4 +124,4 @@ def _run_micro_batch(
     domains = torch.zeros(rows, dtype=torch.int64, device=device) if plan.corpora else None
     runner.dry_run(Batch(tokens, targets, documents, domains))
     state.optimizer.step_unless(torch.ones((), dtype=torch.bool, device=device))
-    return float(clip_gradients(state.model, state.layouts, math.inf))
+    return float(state.optimizer.clip_gradients(None))

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from gptmill.runtime.parallel.local_shards import copy_whole, reshard, to_local
+
 
 class EmaWeights:
     """ema = decay * ema + (1 - decay) * weights after every update, starting as a copy of the weights."""
@@ -19,7 +21,7 @@ class EmaWeights:
     @classmethod
     def build(cls, model: nn.Module, decay: float) -> EmaWeights:
         """The EMA of a model before its first update."""
-        weights = _list_weights(model)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         assert all(weight.dtype == torch.float32 for weight in weights.values()), "weights are trained in fp32"
         return cls({name: weight.clone() for name, weight in weights.items()}, decay)
 
@@ -29,7 +31,7 @@ class EmaWeights:
 
         The device decides, without synchronisation. The weights must be finite even if the update was skipped.
         """
-        ema, weights = list(self._ema.values()), list(_list_weights(model).values())
+        ema, weights = [to_local(tensor) for tensor in self._ema.values()], list(_list_weights(model).values())
         if found_inf is None:
             torch._foreach_lerp_(ema, weights, 1 - self._decay)
         else:
@@ -37,7 +39,7 @@ class EmaWeights:
             torch._foreach_lerp_(ema, weights, [rate] * len(ema))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live EMA tensors by parameter name."""
+        """The live EMA tensors by parameter name, sharded like the parameters."""
         return dict(self._ema)
 
     @torch.no_grad()
@@ -45,7 +47,7 @@ class EmaWeights:
         """Copies saved tensors in; the caller checks names and shapes."""
         assert tensors.keys() == self._ema.keys(), "the EMA is that of another model"
         for name, tensor in self._ema.items():
-            tensor.copy_(tensors[name])
+            copy_whole(tensor, tensors[name])
 
     @contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:
@@ -56,17 +58,21 @@ class EmaWeights:
         """
         swapped: list[tuple[Tensor, Tensor]] = []
         try:
+            reshard(model)
             for name, weight in _list_weights(model).items():
-                _exchange(weight, self._ema[name])
-                swapped.append((weight, self._ema[name]))
+                tensor = to_local(self._ema[name])
+                _exchange(weight, tensor)
+                swapped.append((weight, tensor))
             yield
         finally:
+            reshard(model)
             for weight, tensor in swapped:
                 _exchange(weight, tensor)
 
 
 def _list_weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    """This rank's part of each weight, which is all of it unless the model is sharded."""
+    return {name: to_local(parameter) for name, parameter in model.named_parameters()}
 
 
 def _exchange(one: Tensor, other: Tensor) -> None:

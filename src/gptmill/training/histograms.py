@@ -1,6 +1,7 @@
 """Histograms of weights and gradients, counted on the device and copied to the host asynchronously.
 
-Taken on the main rank alone: DDP keeps weights and gradients equal on all ranks.
+Taken on the main rank alone, since DDP keeps weights and gradients equal on all ranks; or, where they are sharded, on
+all of them together.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from gptmill.runs.events import HistogramsTaken
 from gptmill.runs.histogram_buckets import LEVELS, MIN_EXPONENT, NUM_BUCKETS, PER_OCTAVE
 from gptmill.runtime.host_memory import send_to_host
+from gptmill.runtime.parallel.local_shards import to_local
+from gptmill.runtime.parallel.mesh import SHARD
+from gptmill.runtime.world import World
 
 CHUNK = 1 << 22  # values counted at a time, which limits the memory that counting takes
 NON_FINITE = NUM_BUCKETS  # an extra bucket that is discarded
@@ -41,16 +45,16 @@ class Histograms:
 def count_gradients(model: nn.Module) -> dict[str, Tensor]:
     """Counts every parameter's gradient; call it before clipping, which changes them."""
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {name: count_buckets(gradient) for name, gradient in gradients.items() if gradient is not None}
+    return {name: count_buckets(to_local(gradient)) for name, gradient in gradients.items() if gradient is not None}
 
 
 def count_weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: count_buckets(parameter) for name, parameter in model.named_parameters()}
+    return {name: count_buckets(to_local(parameter)) for name, parameter in model.named_parameters()}
 
 
-def send_histograms(weights: dict[str, Tensor], gradients: dict[str, Tensor]) -> Histograms:
-    """Starts one copy of all counts to the host."""
-    counts = torch.stack([*weights.values(), *gradients.values()])
+def send_histograms(weights: dict[str, Tensor], gradients: dict[str, Tensor], world: World) -> Histograms:
+    """Adds up the counts of all parts of a parameter, and starts one copy of all to the host."""
+    counts = world.all_reduce_sum(torch.stack([*weights.values(), *gradients.values()]), SHARD)
     return Histograms(send_to_host(counts), list(weights), list(gradients))
 
 

@@ -29,12 +29,13 @@ from gptmill.inference.published_model import PublishedModel, check_finite
 from gptmill.models.gpt import pad_vocab
 from gptmill.models.huggingface.config_import import drop_default_sizes
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
+from gptmill.runtime.parallel.layouts import take_own
 from gptmill.runtime.world import World
 from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.initial_source import CheckpointWeights, Source, make_pin, read_source, split_pin
 from gptmill.training.plan import TrainPlan
 from gptmill.training.run_request import LOOSE_FIELDS, RunRequest
-from gptmill.training.state import TrainState
+from gptmill.training.state import TrainState, load_weights
 
 # Fields of the model that decide what it computes, but not the shape of its weights.
 FUNCTION_FIELDS = frozenset(
@@ -52,8 +53,9 @@ class InitialWeights:
 
     def load(self, state: TrainState) -> None:
         """Copies them into the model of a fresh state, and into its EMA."""
-        check_tensors(self.tensors, state.model.state_dict(), split_pin(self.init_from)[0])
-        state.model.load_state_dict(self.tensors)
+        tensors = take_own(self.tensors, state.layouts)
+        check_tensors(tensors, state.model.state_dict(), split_pin(self.init_from)[0])
+        load_weights(state.model, tensors)
         if state.ema is not None:
             state.ema.load(dict(state.model.named_parameters()))
 

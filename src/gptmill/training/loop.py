@@ -19,6 +19,7 @@ from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFini
 from gptmill.runs.trackers import check_trackers
 from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.memory import read_peak_memory
+from gptmill.runtime.parallel.local_shards import reshard
 from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.checkpointing import list_due_tiers
 from gptmill.training.final_export import check_final_export, export_best
@@ -146,6 +147,7 @@ def evaluate(session: Session, state: TrainState) -> bool:
             if event is not None:
                 events.append(event)
     state.model.train()
+    reshard(state.model)
     if session.world.any_rank(bool(session.stop)):
         return False
     for event in events:

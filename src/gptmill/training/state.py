@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from gptmill.config.composition import FP8
@@ -17,7 +19,8 @@ from gptmill.config.run import RunConfig
 from gptmill.models.context_parallel_gpt import ContextParallelGPT, share_rows
 from gptmill.models.fused.dispatch import MODELS, choose_kernels, is_small
 from gptmill.models.fused.fp8_layers import use_fp8
-from gptmill.models.gpt import GPT, build_gpt
+from gptmill.models.gpt import GPT, build_gpt, build_meta_gpt
+from gptmill.models.initialisation import init_parameter
 from gptmill.models.kernels.compiler import list_kernel_options, prepare_compiler
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import LossConfig
@@ -25,19 +28,23 @@ from gptmill.models.own_model import build_own_model
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
 from gptmill.runtime.parallel.context_parallel import RankRows
-from gptmill.runtime.parallel.layouts import Layout
+from gptmill.runtime.parallel.layouts import Layout, take_own
+from gptmill.runtime.parallel.local_shards import copy_whole
+from gptmill.runtime.parallel.materialize import materialize
 from gptmill.runtime.parallel.mesh import list_inner_axes
 from gptmill.runtime.parallel.parallelize import parallelize
 from gptmill.runtime.parallel.split_model import split_model
-from gptmill.runtime.precision import build_scaler
+from gptmill.runtime.precision import build_scaler, find_autocast_dtype
 from gptmill.runtime.world import CP, World
 from gptmill.training.early_stop import EarlyStop
 from gptmill.training.ema import EmaWeights
 from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_graphs
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
+from gptmill.training.optimizers.fsdp import build_fsdp_optimizer
 from gptmill.training.plan import TrainPlan
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
 from gptmill.training.spike_detector import SpikeDetector
+from gptmill.training.strategy import can_hold_gradients
 
 
 @dataclass
@@ -64,11 +71,15 @@ class TrainState:
     """The last step whose evaluation was completed: an interrupted evaluation runs again on resume."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """How parameters are split over ranks, by name; those that are not here are whole."""
+    reduces_every_micro_batch: bool = False
+    """Whether sharded gradients are summed over the ranks at once, where whole ones do not fit until the last."""
 
     def no_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
-        """Skips DDP's gradient all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
+        """Skips the gradients' all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
         if isinstance(self.forward, DistributedDataParallel) and not is_last:
             return self.forward.no_sync()
+        if isinstance(self.forward, FSDPModule):
+            self.forward.set_requires_gradient_sync(is_last or self.reduces_every_micro_batch)
         return nullcontext()
 
     def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint:
@@ -96,8 +107,8 @@ class TrainState:
 
         If the run has changed its optimizer since, the optimizer state starts from zero.
         """
-        model, optimizer, values = checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.values
-        ema = checkpoint.tensors.get("ema")
+        own = {group: take_own(tensors, self.layouts) for group, tensors in checkpoint.tensors.items()}
+        model, optimizer, ema, values = own["model"], own["optimizer"], own.get("ema"), checkpoint.values
         check_tensors(model, self.model.state_dict(), source)
         has_same_optimizer = self._has_same_optimizer(values)
         if has_same_optimizer:
@@ -119,7 +130,7 @@ class TrainState:
                 self.scaler.load_state_dict(scaler)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"cannot resume from {source}: {error}; use another checkpoint") from None
-        self.model.load_state_dict(model)
+        load_weights(self.model, model)
         if has_same_optimizer:
             self.optimizer.load_state(optimizer)
         else:
@@ -149,8 +160,11 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     small = is_small(micro_batch_tokens, config.model.embd_size)
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
     model, layouts = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
-    forward = parallelize(model, world)
-    optimizer = build_optimizer(model, config.optimizer, world.device)
+    forward = _share(model, config, plan, world)
+    if world.uses_fsdp:
+        optimizer: OptimizerContainer = build_fsdp_optimizer(model, config.optimizer, world)
+    else:
+        optimizer = build_optimizer(model, config.optimizer, world.device, layouts)
     optimizer.init_state()
     optimizer.keeps_gradients = is_graphed
     scaler = build_scaler(plan.precision, world.device)
@@ -160,7 +174,9 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     decay = config.optimizer.ema_decay
     ema = None if decay is None else EmaWeights.build(model, decay)
     detector = build_spike_detector(config)
-    return TrainState(model, forward, runner, optimizer, scaler, detector, early_stop, ema, layouts=layouts)
+    state = TrainState(model, forward, runner, optimizer, scaler, detector, early_stop, ema, layouts=layouts)
+    state.reduces_every_micro_batch = world.uses_fsdp and not can_hold_gradients(config, plan, world)
+    return state
 
 
 def _build_model(
@@ -178,11 +194,15 @@ def _build_model(
     size = (config.model, plan.padded_vocab_size, training.seed, plan.vocab_size)
     is_own = "architecture" in config.model.own_parts
     kind = ContextParallelGPT if machine.context_parallel > 1 else MODELS[kernels]
-    model: LanguageModel = build_own_model(*size) if is_own else build_gpt(*size, kind)
+    if uses_meta_device(config, world):
+        model: LanguageModel = build_meta_gpt(config.model, plan.padded_vocab_size, plan.vocab_size, kind)
+    else:
+        model = build_own_model(*size) if is_own else build_gpt(*size, kind)
     layouts = split_model(model, world)  # before it is on the device, where the whole may not fit
     if world.axis_size(CP) > 1:
         share_rows(model, RankRows(world.find_group(CP)))
-    model.to(world.device)
+    if not world.uses_fsdp:
+        model.to(world.device)  # FSDP moves this rank's part only
     model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
     model.set_activation_checkpointing(machine.gradient_checkpointing)
     if plan.precision in FP8:
@@ -195,8 +215,33 @@ def _build_model(
         cache_custom_autograd()
         raise_recompile_limit()
         mode = machine.compile_mode
-        model.compile_parts(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
+        compile_model = model.compile_in_place if world.uses_fsdp else model.compile_parts
+        compile_model(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
     return model, layouts
+
+
+def _share(model: LanguageModel, config: RunConfig, plan: TrainPlan, world: World) -> nn.Module:
+    """What a step calls in the place of the model; after this, every rank has its weights or its part of them."""
+    if not world.uses_fsdp:
+        return parallelize(model, world)
+    model.isolate_blocks()
+    dtype = find_autocast_dtype(plan.precision, world.device)
+    forward = parallelize(model, world, model.list_blocks(), model.inference_methods, dtype)
+    if uses_meta_device(config, world):
+        generator = torch.Generator().manual_seed(config.training.seed)
+        materialize(model, world.device, partial(init_parameter, config=config.model, generator=generator))
+    return forward
+
+
+def uses_meta_device(config: RunConfig, world: World) -> bool:
+    """Whether a model has no memory until it is sharded. Parts of plug-ins initialise themselves, as a whole."""
+    return world.uses_fsdp and not config.model.own_parts
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copies whole tensors into a model, which may be sharded; the caller checks names and shapes."""
+    for name, tensor in model.state_dict().items():
+        copy_whole(tensor, tensors[name])
 
 
 def build_spike_detector(config: RunConfig) -> SpikeDetector:

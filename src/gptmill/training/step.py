@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -15,7 +14,6 @@ from gptmill.data.batches.batch import make_batch
 from gptmill.data.batches.data_loader import DataLoader
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.host_memory import send_to_host
-from gptmill.runtime.parallel.split_model import clip_gradients
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.timing import DeviceTimestamp
@@ -68,8 +66,9 @@ def train_step(
     # The stop flag shares the all-reduce of the losses, so that agreeing on it costs nothing.
     stop_flag = torch.full((1,), float(bool(stop)), device=world.device)
     reduced = world.sum_over_data(torch.cat([stop_flag, totals.make_tensor(tokens)]))
-    takes_histograms = world.is_main and is_histogram_due(config.tracking.histogram_freq, state.step + 1)
-    norm_and_scale, histograms = _update(state, config, reduced[1:3], takes_histograms=takes_histograms)
+    is_due = is_histogram_due(config.tracking.histogram_freq, state.step + 1)
+    takes_histograms = is_due and (world.is_main or world.shards_weights)
+    norm_and_scale, histograms = _update(state, config, world, reduced[1:3], takes_histograms=takes_histograms)
     state.step += 1
     state.windows_jumped += first - state.windows_read
     state.windows_read = windows[1]
@@ -95,17 +94,17 @@ def is_histogram_due(histogram_freq: int | None, step: int) -> bool:
 
 
 def _update(
-    state: TrainState, config: RunConfig, losses: Tensor, *, takes_histograms: bool
+    state: TrainState, config: RunConfig, world: World, losses: Tensor, *, takes_histograms: bool
 ) -> tuple[Tensor, Histograms | None]:
     """Clips, applies and clears the gradients; returns their norm before clipping with the loss scale, and histograms.
 
-    By now all ranks hold the same losses and gradients, so that they skip the same updates.
+    By now all ranks hold the same losses and agree on the norm, so that they skip the same updates.
     """
     scale = state.scaler.scale(torch.ones((), device=losses.device))
     state.optimizer.unscale(state.scaler)
     gradients = count_gradients(state.model) if takes_histograms else {}
     with keep_zeros(state.model) if config.training.keep_zeros else nullcontext():
-        norm = clip_gradients(state.model, state.layouts, config.optimizer.grad_clip or math.inf)
+        norm = state.optimizer.clip_gradients(config.optimizer.grad_clip or None)
         found_inf = ~(losses.isfinite().all() & norm.isfinite())
         if config.guard.guard == "off" and not state.scaler.is_enabled():
             state.optimizer.step()
@@ -116,5 +115,5 @@ def _update(
         state.ema.update(state.model, found_inf)
     state.scaler.update()
     state.optimizer.zero_grad()
-    histograms = send_histograms(count_weights(state.model), gradients) if takes_histograms else None
+    histograms = send_histograms(count_weights(state.model), gradients, world) if takes_histograms else None
     return torch.stack([norm, scale]), histograms

@@ -5,11 +5,16 @@ from __future__ import annotations
 from gptmill.config.errors import UserError
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.runtime.world import World
+from gptmill.training.plan import TrainPlan
 
 
 def choose_strategy(config: RunConfig, world: World) -> ParallelName:
     """The requested strategy, or the cheapest that fits; the same on all ranks."""
     wanted = config.machine.parallel
-    if wanted in ("auto", "ddp") or not world.is_distributed:
-        return "ddp"
-    raise UserError(f"--parallel {wanted} is not supported; use --parallel ddp")
+    if wanted == "zero1" and world.is_distributed:
+        raise UserError("parallel = zero1 is not built yet; use --parallel ddp or --parallel fsdp")
+    return "ddp" if wanted == "auto" or not world.is_distributed else wanted
+
+
+def can_hold_gradients(config: RunConfig, plan: TrainPlan, world: World) -> bool:
+    return True

@@ -7,7 +7,7 @@ which spans of it a rank has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,6 +40,10 @@ class Layout:
     @property
     def size(self) -> int:
         return self.group.size()
+
+    def splits(self, local: Tensor) -> bool:
+        """Whether this is a share of a tensor so split, and not one of its scalars, such as a step count."""
+        return local.dim() > self.dim and local.shape[self.dim] * self.size == self.whole_length
 
     @property
     def whole_length(self) -> int:
@@ -78,3 +82,25 @@ class Layout:
         shares = [torch.empty_like(local) for _ in range(self.size)]
         dist.all_gather(shares, local, group=self.group)
         return self.join(shares)
+
+
+def find_layout(name: str, layouts: Mapping[str, Layout]) -> Layout | None:
+    """How a parameter is split, or an optimizer's state PARAMETER/KEY with it; None for one that is whole."""
+    return layouts.get(name.partition("/")[0])
+
+
+def take_own(tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> dict[str, Tensor]:
+    """This rank's share of whole tensors. One of another size than expected is left as it is."""
+    own = dict(tensors)
+    for name, tensor in tensors.items():
+        layout = find_layout(name, layouts)
+        if layout and tensor.dim() > layout.dim and tensor.shape[layout.dim] == layout.whole_length:
+            own[name] = layout.take(tensor)
+    return own
+
+
+def gather_wholes(tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> Iterator[tuple[str, Tensor]]:
+    """The whole tensors, one after the other, on every rank; all ranks call it together."""
+    for name, tensor in tensors.items():
+        layout = find_layout(name, layouts)
+        yield name, layout.gather(tensor) if layout and layout.splits(tensor) else tensor

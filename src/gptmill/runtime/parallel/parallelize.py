@@ -28,7 +28,7 @@ def parallelize(
     """
     if not world.is_distributed:
         return model
-    if not world.shards_weights:
+    if not world.uses_fsdp:
         return replicate(model, world)
     mesh = find_data_mesh(world)
     # Inputs keep their dtype: bf16 would round RoPE's tables. Gradients are summed over the ranks in fp32.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from gptmill.runtime.parallel.layouts import Layout
 from gptmill.runtime.parallel.tensor_parallel import split_tensors
@@ -23,25 +23,19 @@ def split_model(model: nn.Module, world: World) -> dict[str, Layout]:
 
 
 @torch.no_grad()
-def clip_gradients(model: nn.Module, layouts: Mapping[str, Layout], max_norm: float) -> Tensor:
-    """Scales the gradients down to a norm, of the whole model on every rank; returns their norm before."""
-    if not layouts:
-        return clip_grad_norm_(model.parameters(), max_norm)
+def clip_gradients(parameters: Mapping[str, nn.Parameter], layouts: Mapping[str, Layout], max_norm: float) -> Tensor:
+    """Scales the gradients down to a norm, that of the whole model on every rank; returns their norm before."""
     replicated: list[Tensor] = []
     split: dict[dist.ProcessGroup, list[Tensor]] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         if parameter.grad is not None:
-            group = split.setdefault(layouts[name].group, []) if name in layouts else replicated
-            group.append(parameter.grad)
-    square = _sum_squares(replicated)
+            alike = split.setdefault(layouts[name].group, []) if name in layouts else replicated
+            alike.append(parameter.grad)
+    square = get_total_norm(replicated).square()
     for group, gradients in split.items():
-        part = _sum_squares(gradients)
+        part = get_total_norm(gradients).square()
         dist.all_reduce(part, group=group)
         square = square + part
     norm = square.sqrt()
-    clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    clip_grads_with_norm_(parameters.values(), max_norm, norm)
     return norm
-
-
-def _sum_squares(gradients: Iterable[Tensor]) -> Tensor:
-    return get_total_norm(gradients).square()

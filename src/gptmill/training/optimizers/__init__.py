@@ -6,7 +6,7 @@ an update: where this tensor is 1, step() changes no parameter, no optimizer sta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,21 +16,26 @@ from gptmill.config.optimizer import Lion as LionConfig
 from gptmill.config.optimizer import Muon as MuonConfig
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.config.schema import list_values
+from gptmill.runtime.parallel.layouts import Layout
 from gptmill.training.optimizers.adamw import build_adamw
 from gptmill.training.optimizers.adamw8bit import build_adamw8bit
 from gptmill.training.optimizers.container import OptimizerContainer as OptimizerContainer
 from gptmill.training.optimizers.lion import Lion
 from gptmill.training.optimizers.muon import Muon
 from gptmill.training.optimizers.param_groups import list_packed_splits, make_param_groups, uses_muon
+from gptmill.training.optimizers.split import SplitOptimizer
 
 Members = list[torch.optim.Optimizer]
 Builder = Callable[[nn.Module, OptimizerConfig, torch.device], Members]
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> OptimizerContainer:
-    """The configured optimizer for all parameters of the model."""
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, device: torch.device, layouts: Mapping[str, Layout] | None = None
+) -> OptimizerContainer:
+    """The configured optimizer for all parameters of the model, some of them split over ranks by `layouts`."""
     tag = config.optimizer.tag
-    return OptimizerContainer(model, tag, OPTIMIZERS[tag](model, config, device))
+    members = OPTIMIZERS[tag](model, config, device)
+    return SplitOptimizer(model, tag, members, layouts) if layouts else OptimizerContainer(model, tag, members)
 
 
 def _build_adamw(model: nn.Module, config: OptimizerConfig, device: torch.device) -> Members:

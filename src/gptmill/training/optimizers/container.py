@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from gptmill.config.errors import UserError
 
 class OptimizerContainer:
     """Updates all parameters of a model. Every group has its own peak_lr; all follow the same schedule."""
+
+    is_sharded = False
+    """Whether each rank updates some of the parameters only; see optimizers.sharded."""
 
     def __init__(self, model: nn.Module, kind: str, members: Iterable[torch.optim.Optimizer]) -> None:
         self.kind = kind
@@ -65,6 +69,16 @@ class OptimizerContainer:
         for member in self.members:
             scaler.unscale_(member)
 
+    def clip_gradients(self, max_norm: float | None) -> Tensor:
+        """Clips the gradients to a norm of at most `max_norm`; returns their norm before."""
+        return torch.nn.utils.clip_grad_norm_(self._parameters.values(), math.inf if max_norm is None else max_norm)
+
+    def share_weights(self) -> None:
+        """Sends updated weights to the ranks that do not have them: none, unless the optimizer is sharded."""
+
+    def gather_state(self) -> None:
+        """Gives rank 0 the optimizer state of all ranks: it has that already, unless the optimizer is sharded."""
+
     @torch.no_grad()
     def init_state(self) -> None:
         """Creates the optimizer state before the first step, so that its memory is known and it can be loaded.
@@ -72,8 +86,9 @@ class OptimizerContainer:
         Takes a step with zero gradients at a learning rate of 0, then resets the step counts: no weight changes.
         """
         rates = [group["lr"].item() if isinstance(group["lr"], Tensor) else group["lr"] for group in self._groups]
-        for parameter in self._parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
+        for group in self._groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
         self.set_lr(0.0, 1.0)
         self.step()
         self.zero_grad()
@@ -115,10 +130,14 @@ class OptimizerContainer:
         """One line: which optimizer updates how many parameters, with which weight decay."""
         return "; ".join(
             f"{type(member).__name__} {_describe_decay(group['weight_decay'])}: {len(group['params']):,} tensors, "
-            f"{sum(parameter.numel() for parameter in group['params']):,} parameters"
+            f"{sum(map(self._count, group['params'])):,} parameters"
             for member in self.members
             for group in member.param_groups
         )
+
+    def _count(self, parameter: nn.Parameter) -> int:
+        """The numbers of a whole parameter."""
+        return parameter.numel()
 
     @property
     def _groups(self) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ class Muon(torch.optim.Optimizer):
         packed_splits: Mapping[nn.Parameter, tuple[int, ...]],
     ) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
-        self._packed_splits = packed_splits
+        self.packed_splits = packed_splits
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -58,7 +58,7 @@ class Muon(torch.optim.Optimizer):
 
     def _split(self, parameter: nn.Parameter) -> list[Part]:
         assert parameter.grad is not None
-        rows = self._packed_splits.get(parameter, (parameter.shape[-2],))
+        rows = self.packed_splits.get(parameter, (parameter.shape[-2],))
         wholes = (parameter, parameter.grad, self.state[parameter]["momentum_buffer"])
         return [Part(*views) for views in zip(*(whole.split(rows, dim=-2) for whole in wholes), strict=True)]
 

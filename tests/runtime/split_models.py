@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,10 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gptmill.config.model import Gelu, ModelConfig, RmsNorm, Rope, SwiGlu
+from gptmill.config.model import Gelu, ModelConfig, Moe, RmsNorm, Rope, SwiGlu
 from gptmill.models.context_parallel_gpt import ContextParallelGPT, share_rows
+from gptmill.models.expert_parallel_moe import share_experts
 from gptmill.models.gpt import GPT, build_gpt
 from gptmill.runtime.parallel.context_parallel import RankRows
+from gptmill.runtime.parallel.expert_parallel import RankExperts, split_experts
 from gptmill.runtime.parallel.tensor_parallel import split_tensors
 
 VOCAB, PADDING, ROWS, CONTEXT = 64, 3, 2, 16
@@ -38,13 +41,15 @@ EVERYTHING = replace(
 BIASED = replace(LLAMA, bias=True, feed_forward=SwiGlu(ffn_size=24))
 DENSE = {"gpt2": GPT2, "gelu": replace(GPT2, feed_forward=Gelu(ffn_size=24)), "llama": LLAMA, "biased": BIASED}
 DENSE["everything"] = EVERYTHING
+MOE = replace(LLAMA, feed_forward=Moe(num_experts=4, experts_per_token=2, ffn_size=8, router_aux_loss=0.1))
+MIXTURES = {"moe": MOE, "moe with an extra head": replace(MOE, mtp_heads=1)}
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
 
 
-def make_batch(*, masked: bool) -> Batch:
+def make_batch(*, masked: bool, rows: int = ROWS) -> Batch:
     generator = torch.Generator().manual_seed(5)
-    tokens, targets = (torch.randint(VOCAB - PADDING, (ROWS, CONTEXT), generator=generator) for _ in range(2))
+    tokens, targets = (torch.randint(VOCAB - PADDING, (rows, CONTEXT), generator=generator) for _ in range(2))
     targets[1, 3] = -100
     documents = torch.tensor([[0] * 5 + [5] * 11, [0] * 9 + [9] * 7]) if masked else None
     return tokens, targets, documents
@@ -60,60 +65,100 @@ def build(config: ModelConfig, kind: type[GPT] = GPT) -> GPT:
     return model
 
 
-def compute(model: GPT, batch: Batch) -> float:
-    losses = model(*batch)
-    losses.objective.backward()
-    return float(losses.objective.detach())
+def compute(model: GPT, batch: Batch) -> Tensor:
+    objective: Tensor = model(*batch).objective
+    objective.backward()
+    return objective.detach()
 
 
 def compare_tensor_parallel(config: ModelConfig, *, masked: bool) -> dict[str, float]:
     whole, model, batch = build(config), build(config), make_batch(masked=masked)
     layouts = split_tensors(model, dist.group.WORLD)
-    loss, expected = compute(model, batch), compute(whole, batch)
-    differences = {"loss": abs(loss - expected) / expected}
-    gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        assert gradient is not None, name
-        joined = layouts[name].gather(gradient) if name in layouts else gradient
-        differences[name] = compare(joined, gradients[name])
-    return differences
+    found = {"loss": compare(compute(model, batch), compute(whole, batch))}
+    for name, gradient, expected in list_gradients(model, whole):
+        found[name] = compare(layouts[name].gather(gradient) if name in layouts else gradient, expected)
+    return found
 
 
 def compare_context_parallel(config: ModelConfig, *, masked: bool, recompute: bool = False) -> dict[str, float]:
     whole, model, batch = build(config), build(config, ContextParallelGPT), make_batch(masked=masked)
     share_rows(model, RankRows(dist.group.WORLD))
     model.set_activation_checkpointing("full" if recompute else "none")
-    loss, expected = compute(model, batch), compute(whole, batch)
-    differences = {"loss": abs(loss - expected) / expected}
-    for (name, parameter), whole_parameter in zip(model.named_parameters(), whole.parameters(), strict=True):
-        dist.all_reduce(parameter.grad)
-        differences[name] = compare(parameter.grad, whole_parameter.grad)
-    model.eval(), whole.eval()
+    found = {"loss": compare(compute(model, batch), compute(whole, batch))}
+    for name, gradient, expected in list_gradients(model, whole):
+        found[name] = compare(sum_ranks(gradient), expected)
+    model.eval()
+    whole.eval()
     with torch.no_grad():
-        differences["eval"] = compare(model(*batch).objective, whole(*batch).objective)
-        differences["logits"] = compare(model.logits(batch[0][:, :5]), whole.logits(batch[0][:, :5]))
-    return differences
+        found["evaluation"] = compare(model(*batch).objective, whole(*batch).objective)
+        found["logits of a row that cannot be cut"] = compare(
+            *(each.logits(batch[0][:, :5]) for each in (model, whole))
+        )
+    return found
 
 
-def compare(found: Tensor | None, expected: Tensor | None) -> float:
+def compare_expert_parallel(config: ModelConfig) -> dict[str, float]:
+    """Each rank has rows of its own; the whole model has those of all."""
+    whole, model = build(config), build(config)
+    layouts = split_experts(model, dist.group.WORLD)
+    share_experts(model, RankExperts(dist.group.WORLD))
+    tokens, targets, _ = make_batch(masked=False, rows=ROWS * dist.get_world_size())
+    own = slice(dist.get_rank() * ROWS, (dist.get_rank() + 1) * ROWS)
+    loss, expected_loss = compute(model, (tokens[own], targets[own], None)), compute(whole, (tokens, targets, None))
+    found = {"loss": compare(sum_ranks(loss), expected_loss)}
+    for name, gradient, expected in list_gradients(model, whole):
+        found[name] = compare(layouts[name].gather(gradient) if name in layouts else sum_ranks(gradient), expected)
+    return found
+
+
+def compare_starved_experts() -> dict[str, float]:
+    """All tokens of all ranks go to the first expert, or to the last one; the other ranks have nothing to do."""
+    size, found = dist.get_world_size(), {}
+    for chosen in (0, size - 1):
+        x = torch.arange(6.0).view(3, 2).requires_grad_()
+        ends = torch.tensor([3 if expert >= chosen else 0 for expert in range(size)], dtype=torch.int32)
+        y = RankExperts(dist.group.WORLD).run(x, ends, lambda x_SC, _ends: (dist.get_rank() + 2) * x_SC)
+        y.sum().backward()
+        assert x.grad is not None
+        found[f"results of {chosen}"] = compare(y.detach(), (chosen + 2) * x.detach())
+        found[f"gradients of {chosen}"] = compare(x.grad, torch.full((3, 2), chosen + 2.0))
+    return found
+
+
+def list_gradients(model: GPT, whole: GPT) -> Iterator[tuple[str, Tensor, Tensor]]:
+    for (name, parameter), same in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert parameter.grad is not None, name
+        assert same.grad is not None, name
+        yield name, parameter.grad, same.grad
+
+
+def sum_ranks(tensor: Tensor) -> Tensor:
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def compare(found: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest value."""
-    assert found is not None
-    assert expected is not None
     assert found.shape == expected.shape
     assert expected.abs().max() > 0
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+def compare_all() -> dict[str, dict[str, float]]:
+    found = {"context, recomputed": compare_context_parallel(EVERYTHING, masked=False, recompute=True)}
+    for name, config in DENSE.items():
+        for masked in (False, True):
+            found[f"tensor, {name}{', masked' * masked}"] = compare_tensor_parallel(config, masked=masked)
+            found[f"context, {name}{', masked' * masked}"] = compare_context_parallel(config, masked=masked)
+    for name, config in MIXTURES.items():
+        found[f"expert, {name}"] = compare_expert_parallel(config)
+    return {**found, "expert, starved": compare_starved_experts()}
+
+
 def main(path: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    found = {}
-    for name, config in DENSE.items():
-        for masked in (False, True):
-            found[f"tensor {name}{' masked' * masked}"] = compare_tensor_parallel(config, masked=masked)
-            found[f"context {name}{' masked' * masked}"] = compare_context_parallel(config, masked=masked)
-    found["context recompute"] = compare_context_parallel(EVERYTHING, masked=False, recompute=True)
+    found = compare_all()
     if dist.get_rank() == 0:
         path.write_text(json.dumps(found))
     dist.barrier()

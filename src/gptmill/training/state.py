@@ -17,6 +17,7 @@ from gptmill.config.composition import FP8
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.models.context_parallel_gpt import ContextParallelGPT, share_rows
+from gptmill.models.expert_parallel_moe import share_experts
 from gptmill.models.fused.dispatch import MODELS, choose_kernels, is_small
 from gptmill.models.fused.fp8_layers import use_fp8
 from gptmill.models.gpt import GPT, build_gpt, build_meta_gpt
@@ -28,6 +29,7 @@ from gptmill.models.own_model import build_own_model
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
 from gptmill.runtime.parallel.context_parallel import RankRows
+from gptmill.runtime.parallel.expert_parallel import RankExperts
 from gptmill.runtime.parallel.layouts import Layout, take_own
 from gptmill.runtime.parallel.local_shards import copy_whole
 from gptmill.runtime.parallel.materialize import materialize
@@ -35,7 +37,7 @@ from gptmill.runtime.parallel.mesh import list_inner_axes
 from gptmill.runtime.parallel.parallelize import parallelize
 from gptmill.runtime.parallel.split_model import split_model
 from gptmill.runtime.precision import build_scaler, find_autocast_dtype
-from gptmill.runtime.world import CP, World
+from gptmill.runtime.world import CP, EP, World
 from gptmill.training.early_stop import EarlyStop
 from gptmill.training.ema import EmaWeights
 from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_graphs
@@ -201,6 +203,8 @@ def _build_model(
     layouts = split_model(model, world)  # before it is on the device, where the whole may not fit
     if world.axis_size(CP) > 1:
         share_rows(model, RankRows(world.find_group(CP)))
+    if world.axis_size(EP) > 1:
+        share_experts(model, RankExperts(world.find_group(EP)))
     if not world.uses_fsdp:
         model.to(world.device)  # FSDP moves this rank's part only
     model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))

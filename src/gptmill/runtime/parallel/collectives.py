@@ -6,6 +6,7 @@ ones, which torch.compile can trace; their wrappers in torch.distributed are ren
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ def sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _SumOverRanks.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def send_rows(x: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """As `all_to_all`; the gradient goes the same ways back."""
+    return _SendRows.apply(x, sent, received, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum over the ranks, as a new tensor."""
     return _wait(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
@@ -39,6 +45,11 @@ def reduce_scatter(stacked: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum over the ranks of what each has stacked for this one."""
     summed = _ops.reduce_scatter_tensor(stacked.contiguous(), "sum", group.size(), group.group_name)
     return _wait(summed).squeeze(0)
+
+
+def all_to_all(x: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Sends the first `sent[0]` rows to rank 0, the next ones to rank 1…; returns what came from each, in order."""
+    return _wait(_ops.all_to_all_single(x.contiguous(), list(received), list(sent), group.group_name))
 
 
 def _wait(x: Tensor) -> Tensor:
@@ -64,3 +75,14 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
+
+
+class _SendRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.way_back = received, sent, group
+        return all_to_all(x, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return all_to_all(grad, *ctx.way_back), None, None, None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from gptmill.runtime.parallel.expert_parallel import split_experts
 from gptmill.runtime.parallel.layouts import Layout
+from gptmill.runtime.parallel.mesh import REPLICATE
 from gptmill.runtime.parallel.tensor_parallel import split_tensors
-from gptmill.runtime.world import TP, World
+from gptmill.runtime.world import EP, TP, World
 
 
 def split_model(model: nn.Module, world: World) -> dict[str, Layout]:
@@ -19,7 +21,21 @@ def split_model(model: nn.Module, world: World) -> dict[str, Layout]:
     layouts: dict[str, Layout] = {}
     if world.axis_size(TP) > 1:
         layouts |= split_tensors(model, world.find_group(TP))
+    if world.axis_size(EP) > 1:
+        layouts |= split_experts(model, world.find_group(EP))
     return layouts
+
+
+@torch.no_grad()
+def average_split_gradients(parameters: Mapping[str, nn.Parameter], names: Iterable[str], world: World) -> None:
+    """Does for experts what DDP does for all other parameters.
+
+    Their gradients hold the tokens of all ranks that share the experts, so that they are summed over copies only.
+    """
+    for name in names:
+        gradient = parameters[name].grad
+        assert gradient is not None, f"{name} has no gradient"
+        world.all_reduce_sum(gradient, REPLICATE).div_(world.gradient_size)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from conftest import make_environment
 from zygote import Zygote
 
 from gptmill.config.run import CheckpointConfig
+from gptmill.runs.checkpoints import background_save as save_module
 from gptmill.runs.checkpoints import background_writer as writer_module
 from gptmill.runs.checkpoints.background_writer import CheckpointWriter
 from gptmill.runs.checkpoints.content import Checkpoint, CheckpointInfo
@@ -74,7 +75,7 @@ class FailingDisk:
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch) -> type[FailingDisk]:
     """FailingDisk, in the place of the disk once it is made; attempts follow each other without delay."""
-    monkeypatch.setattr(writer_module, "RETRY_SECONDS", (0.0,))
+    monkeypatch.setattr(save_module, "RETRY_SECONDS", (0.0,))
 
     class Installed(FailingDisk):
         def __init__(self, error: BaseException, times: float = float("inf")) -> None:
@@ -203,15 +204,15 @@ def test_the_next_save_takes_the_place_of_one_that_keeps_failing(tmp_path: Path,
 def test_at_the_end_a_failing_save_gets_a_few_attempts_more(
     tmp_path: Path, fail: type[FailingDisk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "RETRY_SECONDS", (3600.0,))
+    monkeypatch.setattr(save_module, "RETRY_SECONDS", (3600.0,))
     writer = CheckpointWriter(tmp_path, CheckpointConfig())
     disk = fail(OSError(errno.EIO, "Input/output error"), 1)
     assert save(writer, 10)
     assert disk.calls == 2
-    monkeypatch.setattr(writer_module, "RETRY_SECONDS", (0.0,))
+    monkeypatch.setattr(save_module, "RETRY_SECONDS", (0.0,))
     disk.calls, disk.times = 0, 99
     assert not save(writer, 20)
-    assert 1 + writer_module.FINAL_ATTEMPTS <= disk.calls < 99
+    assert 1 + save_module.FINAL_ATTEMPTS <= disk.calls < 99
     assert not writer.finish()
     disk.times = 0
     assert save(writer, 30)

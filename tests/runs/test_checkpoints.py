@@ -292,7 +292,7 @@ def test_a_damaged_checkpoint_json_is_a_user_error(tmp_path: Path, content: byte
         load_checkpoint(path, ())
 
 
-@pytest.mark.parametrize(("key", "value"), [("format", "somebody-else"), ("version", 2), ("version", 999)])
+@pytest.mark.parametrize(("key", "value"), [("format", "somebody-else"), ("version", 3), ("version", 999)])
 def test_a_foreign_or_newer_checkpoint_is_refused_by_name(tmp_path: Path, key: str, value: object) -> None:
     path = save_checkpoint(tmp_path, make_checkpoint(1)).path
     file = path / "checkpoint.json"

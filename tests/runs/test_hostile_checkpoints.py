@@ -121,7 +121,7 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "values are missing": (lambda manifest: manifest.pop("values"), "values"),
     "val_loss is text": (set_(values={"val_loss": "low"}), "val_loss"),
     "train_loss is a list": (set_(values={"train_loss": []}), "train_loss"),
-    "version is another": (set_(version=2), "version 2"),
+    "version is another": (set_(version=3), "version 3"),
     "format is a list": (set_(format=["\x1b[31m"] * 1000), "reads gptmill-checkpoint"),
     "a file is null": (set_(files={TENSORS: None}), TENSORS),
     "a file is text": (set_(files={TENSORS: "x"}), TENSORS),

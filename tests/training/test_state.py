@@ -14,8 +14,8 @@ from torch import Tensor
 from gptmill.config.errors import UserError
 from gptmill.data.shards.opening import TokenShards
 from gptmill.runs.checkpoints.storage import Checkpoint, load_checkpoint, save_checkpoint
-from gptmill.training.checkpointing import SnapshotBuffers
 from gptmill.training.provenance import make_origin
+from gptmill.training.snapshots import SnapshotBuffers
 
 GROUPS = ("model", "optimizer")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gptmill.api.configuration import Recipe
 from gptmill.api.progress import show_amount
@@ -87,7 +88,9 @@ def _measure_file(run: RunDirectory) -> int:
     return (list_candidates(run.checkpoints, "latest")[0] / "model.safetensors").stat().st_size
 
 
-def _recover(out: Path, checkpoint: Checkpoint, config: RunConfig, request: CompressRequest, *, progress: bool) -> Run:
+def _recover(
+    out: Path, checkpoint: Checkpoint[Tensor], config: RunConfig, request: CompressRequest, *, progress: bool
+) -> Run:
     """Trains the pruned weights as the run was trained, at a lower learning rate, with their zeros kept."""
     fields = _make_recovery(config, request, out)
     start = write_start(out, checkpoint)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from gptmill.config.compress_request import Method
 from gptmill.config.errors import UserError
 from gptmill.config.renamed import add_unrecorded
@@ -34,7 +36,7 @@ INHERITED = "config corpus_sha256 tokenizer tokenizer_fingerprint gptmill_versio
 class Source:
     """The checkpoint to compress, with the weights that were asked for as its model."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint[Tensor]
     path: Path
     name: str
     """The name of its run."""
@@ -81,14 +83,14 @@ def choose_out(out: str | None, source: Source, method: Method, logdir: str) -> 
     return path
 
 
-def make_checkpoint(source: Source, model: GPT, compression: Compression) -> Checkpoint:
+def make_checkpoint(source: Source, model: GPT, compression: Compression) -> Checkpoint[Tensor]:
     """The compressed weights with what the source says of itself; they have no optimizer state and no losses."""
     values = {name: source.checkpoint.values[name] for name in INHERITED if name in source.checkpoint.values}
     record: dict[str, Any] = {**values, VALUE: compression.make_value(), "parent": str(source.path)}
     return Checkpoint(source.checkpoint.step, {"model": dict(model.state_dict())}, record)
 
 
-def write_run(path: Path, checkpoint: Checkpoint, config: RunConfig) -> RunDirectory:
+def write_run(path: Path, checkpoint: Checkpoint[Tensor], config: RunConfig) -> RunDirectory:
     """A run with this one checkpoint."""
     tracking = replace(config.tracking, run_name=path.name, logdir=str(path.parent))
 
@@ -102,7 +104,7 @@ def write_run(path: Path, checkpoint: Checkpoint, config: RunConfig) -> RunDirec
     return RunDirectory(path)
 
 
-def write_start(path: Path, checkpoint: Checkpoint) -> Path:
+def write_start(path: Path, checkpoint: Checkpoint[Tensor]) -> Path:
     """A folder for a run that will train from this checkpoint, which is returned."""
     names: list[str] = []
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from gptmill.models.gpt import build_gpt, build_meta_gpt, pad_vocab
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.own_model import build_own_model
 from gptmill.models.parameters import count_parameters
-from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
+from gptmill.runs.checkpoints.content import Checkpoint, Described, check_tensors
 from gptmill.runs.checkpoints.manifest import MANIFEST
 from gptmill.runs.checkpoints.selection import has_checkpoints, load_chosen
 from gptmill.runs.checkpoints.storage import load_checkpoint
@@ -67,7 +68,7 @@ def is_checkpoint(path: Path) -> bool:
     return os.path.lexists(path / MANIFEST)
 
 
-def build_loaded(saved: Checkpoint, source: str, device: torch.device, group: str = "model") -> LoadedModel:
+def build_loaded(saved: Checkpoint[Tensor], source: str, device: torch.device, group: str = "model") -> LoadedModel:
     """Builds the model from the weights in `group`; raises UserError, naming `source`, for an invalid checkpoint."""
     for name in ("config", "tokenizer", "tokenizer_fingerprint"):
         if name not in saved.values:
@@ -110,12 +111,12 @@ def read_model_config(values: Any, source: str) -> ModelConfig:
     return config
 
 
-def check_size(config: ModelConfig, padded_vocab_size: int, tensors: Mapping[str, Tensor], source: str) -> None:
+def check_size(config: ModelConfig, padded_vocab_size: int, tensors: Mapping[str, Described], source: str) -> None:
     """Raises UserError if the tensors are far too small for the config, before a huge model is built in vain."""
     needed = count_parameters(config, padded_vocab_size)
     is_own = "architecture" in config.own_parts
     modules = 0 if is_own else config.num_layers + config.value_embeddings + config.mtp_heads
-    sizes = [tensor.numel() for tensor in tensors.values()]
+    sizes = [prod(tensor.shape) for tensor in tensors.values()]
     # Missing and extra tensors are reported later; here only the order of magnitude matters.
     is_small = needed.total > 2 * sum(sizes) or needed.token_embedding > max(sizes, default=0)
     if modules > len(tensors) or is_small:

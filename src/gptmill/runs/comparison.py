@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gptmill.config.errors import UserError
 from gptmill.config.renamed import use_current_names
-from gptmill.runs.checkpoints.manifest import read_manifest
+from gptmill.runs.checkpoints.manifest import Manifest, find_group, list_group_files, read_manifest
+from gptmill.runs.checkpoints.saved_tensors import SavedTensor, open_tensors
 from gptmill.runs.checkpoints.storage import find_damage
 
 CHUNK_ELEMENTS = 1 << 20  # compared at once
@@ -39,7 +38,7 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class GroupComparison:
-    """One safetensors file in both checkpoints."""
+    """One group of tensors in both checkpoints."""
 
     name: str
     identical: int
@@ -100,10 +99,8 @@ def compare_checkpoints(first: Path, second: Path) -> Comparison:
     before, after = dict(old.values), dict(new.values)
     config = _list_changes(*(use_current_names(values.pop("config", {})) for values in (before, after)))
     values = _list_changes({"step": old.step, **before}, {"step": new.step, **after})
-    groups = [
-        _compare_files(first / name if name in old.files else None, second / name if name in new.files else None)
-        for name in sorted({**old.files, **new.files})
-    ]
+    names = sorted({find_group(name) for name in (*old.files, *new.files)})
+    groups = [_compare_group(name, _open(first, old, name), _open(second, new, name)) for name in names]
     return Comparison(first, second, config, values, groups)
 
 
@@ -131,24 +128,20 @@ def describe_comparison(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _compare_files(first: Path | None, second: Path | None) -> GroupComparison:
-    """Compares two files; None for a checkpoint without the file, and so without its tensors."""
-    group = (first or second or Path()).stem
-    with ExitStack() as stack:
-        one, other = _open(first, stack), _open(second, stack)
-        names, other_names = (set(file.keys()) if file is not None else set() for file in (one, other))
-        identical, differing, reshaped = 0, [], []
-        for name in sorted(names & other_names):
-            a, b = one.get_tensor(name), other.get_tensor(name)
-            if (a.shape, a.dtype) != (b.shape, b.dtype):
-                reshaped.append(f"{name}: {_describe_shape(a)} -> {_describe_shape(b)}")
-            elif (difference := _measure(name, a, b)) is not None:
-                differing.append(difference)
-            else:
-                identical += 1
-    missing, new = sorted(names - other_names), sorted(other_names - names)
+def _compare_group(group: str, one: dict[str, SavedTensor], other: dict[str, SavedTensor]) -> GroupComparison:
+    """Compares the tensors of a group, whatever files and shards they are in."""
+    identical, differing, reshaped = 0, [], []
+    for name in sorted(one.keys() & other.keys()):
+        old, new = one[name], other[name]
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            reshaped.append(f"{name}: {_describe_shape(old)} -> {_describe_shape(new)}")
+        elif (difference := _measure(name, old.read(), new.read())) is not None:
+            differing.append(difference)
+        else:
+            identical += 1
+    missing, new_names = sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())
     return GroupComparison(
-        group, identical, len(differing), _choose_largest(differing), reshaped, missing=missing, new=new
+        group, identical, len(differing), _choose_largest(differing), reshaped, missing=missing, new=new_names
     )
 
 
@@ -158,14 +151,8 @@ def _choose_largest(differing: list[TensorDifference]) -> list[TensorDifference]
     return [replace(group[0], count=len(group)) for group in groups[:MAX_LISTED]]
 
 
-def _open(path: Path | None, stack: ExitStack) -> Any:
-    """Opens a file for reading tensors one by one."""
-    if path is None:
-        return None
-    try:
-        return stack.enter_context(safe_open(path, framework="pt"))
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"checkpoint {path.parent} is damaged: {path.name}: {error}") from None
+def _open(path: Path, manifest: Manifest, group: str) -> dict[str, SavedTensor]:
+    return open_tensors(path / name for name in list_group_files(manifest.files, group))
 
 
 def _measure(name: str, a: Tensor, b: Tensor) -> TensorDifference | None:
@@ -195,7 +182,7 @@ def _rank(difference: TensorDifference) -> tuple[float, float]:
     return difference.max_abs, math.inf if math.isnan(change) else change  # NaN has no order
 
 
-def _describe_shape(tensor: Tensor) -> str:
+def _describe_shape(tensor: SavedTensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 

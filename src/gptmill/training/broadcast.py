@@ -1,4 +1,7 @@
-"""Broadcasts a checkpoint from rank 0, so that only rank 0 needs access to the run's directory."""
+"""Broadcasts a checkpoint from rank 0, so that only rank 0 needs access to the run's directory.
+
+Where ranks hold shards, each has its own of a snapshot, and only what all ranks have comes from rank 0.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gptmill.runs.checkpoints.content import Checkpoint
+from gptmill.runs.checkpoints.content import Checkpoint, Held
 from gptmill.runtime.world import World
+from gptmill.training.sharded_state import keep_whole
 
 
-def broadcast_checkpoint(checkpoint: Checkpoint | None, world: World) -> Checkpoint | None:
+def broadcast_checkpoint(checkpoint: Checkpoint[Tensor] | None, world: World) -> Checkpoint[Tensor] | None:
     """The checkpoint of rank 0 in the host memory of every rank; None if rank 0 has none."""
     if world.size == 1:
         return checkpoint
-    described = _broadcast_json(_describe(checkpoint), world)
+    described = broadcast_json(_describe(checkpoint), world)
     if described is None:
         return None
     tensors: dict[str, dict[str, Tensor]] = {group: {} for group in described["tensors"]}
@@ -32,18 +36,20 @@ def broadcast_checkpoint(checkpoint: Checkpoint | None, world: World) -> Checkpo
     return checkpoint or Checkpoint(described["step"], tensors, described["values"])
 
 
-def _describe(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
-    if checkpoint is None:
-        return None
-    tensors = {
-        group: [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in named.items()]
-        for group, named in checkpoint.tensors.items()
-    }
-    return {"step": checkpoint.step, "values": checkpoint.values, "tensors": tensors}
+def complete_snapshot(snapshot: Checkpoint[Held], world: World) -> Checkpoint[Held]:
+    """This rank's part of a snapshot, with the whole tensors and the values that rank 0 keeps for all."""
+    shared = broadcast_checkpoint(keep_whole(snapshot) if world.is_main else None, world)
+    assert shared is not None
+    tensors: dict[str, dict[str, Held]] = {group: {**named} for group, named in snapshot.tensors.items()}
+    for group, named in shared.tensors.items():
+        tensors[group] |= named
+    return Checkpoint(shared.step, tensors, shared.values)
 
 
-def _broadcast_json(value: Any, world: World) -> Any:
+def broadcast_json(value: Any, world: World) -> Any:
     """The value of rank 0 on every rank. As JSON, because torch's broadcast_object_list unpickles."""
+    if world.size == 1:
+        return value
     content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(world.device)
     length = torch.tensor(len(content), device=world.device)
     dist.broadcast(length, src=0)
@@ -51,3 +57,13 @@ def _broadcast_json(value: Any, world: World) -> Any:
         content = torch.empty(int(length.item()), dtype=torch.uint8, device=world.device)
     dist.broadcast(content, src=0)
     return json.loads(bytes(content.cpu().tolist()))
+
+
+def _describe(checkpoint: Checkpoint[Tensor] | None) -> dict[str, Any] | None:
+    if checkpoint is None:
+        return None
+    tensors = {
+        group: [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in named.items()]
+        for group, named in checkpoint.tensors.items()
+    }
+    return {"step": checkpoint.step, "values": checkpoint.values, "tensors": tensors}

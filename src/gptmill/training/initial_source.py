@@ -119,7 +119,7 @@ def _read_run(run: RunDirectory, wanted: str) -> CheckpointWeights:
     return _read_checkpoint(chosen)
 
 
-def _read_checkpoint(chosen: Chosen) -> CheckpointWeights:
+def _read_checkpoint(chosen: Chosen[Tensor]) -> CheckpointWeights:
     path, values = chosen.path, chosen.checkpoint.values
     config = read_model_config(values.get("config"), f"checkpoint {path}")
     compression = read_compression(values, f"checkpoint {path}")
@@ -130,7 +130,7 @@ def _read_checkpoint(chosen: Chosen) -> CheckpointWeights:
         )
     sha256 = read_manifest(path).files[f"{GROUP}.safetensors"].sha256
     fingerprint = str(values.get("tokenizer_fingerprint"))[:200]
-    return CheckpointWeights(path, config, chosen.checkpoint.tensors[GROUP], sha256, fingerprint)
+    return CheckpointWeights(path, config, dict(chosen.checkpoint.tensors[GROUP]), sha256, fingerprint)
 
 
 def _explain_absence(where: str, logdir: str) -> str:

@@ -29,13 +29,13 @@ from gptmill.inference.published_model import PublishedModel, check_finite
 from gptmill.models.gpt import pad_vocab
 from gptmill.models.huggingface.config_import import drop_default_sizes
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
-from gptmill.runtime.parallel.layouts import take_own
 from gptmill.runtime.world import World
 from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.initial_source import CheckpointWeights, Source, make_pin, read_source, split_pin
 from gptmill.training.plan import TrainPlan
 from gptmill.training.run_request import LOOSE_FIELDS, RunRequest
-from gptmill.training.state import TrainState, load_weights
+from gptmill.training.sharded_state import load
+from gptmill.training.state import TrainState
 
 # Fields of the model that decide what it computes, but not the shape of its weights.
 FUNCTION_FIELDS = frozenset(
@@ -53,9 +53,8 @@ class InitialWeights:
 
     def load(self, state: TrainState) -> None:
         """Copies them into the model of a fresh state, and into its EMA."""
-        tensors = take_own(self.tensors, state.layouts)
-        check_tensors(tensors, state.model.state_dict(), split_pin(self.init_from)[0])
-        load_weights(state.model, tensors)
+        check_tensors(self.tensors, state.hold_weights(), split_pin(self.init_from)[0])
+        load(state.hold_weights(), self.tensors)
         if state.ema is not None:
             state.ema.load(dict(state.model.named_parameters()))
 
@@ -87,7 +86,7 @@ def broadcast_initial_weights(
     """
     if not _names_source(request):
         return None
-    made: list[Checkpoint] = []
+    made: list[Checkpoint[Tensor]] = []
 
     def make() -> None:
         found = source or _read_source(request)
@@ -100,7 +99,7 @@ def broadcast_initial_weights(
     world.run_on_main(make)
     checkpoint = broadcast_checkpoint(made[0] if made else None, world)
     assert checkpoint is not None
-    return InitialWeights(checkpoint.tensors["model"], checkpoint.values["init_from"])
+    return InitialWeights(dict(checkpoint.tensors["model"]), checkpoint.values["init_from"])
 
 
 def record_source(request: RunRequest, weights: InitialWeights | None) -> RunRequest:

@@ -20,7 +20,6 @@ from gptmill.runs.trackers import check_trackers
 from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.memory import read_peak_memory
 from gptmill.runtime.parallel.local_shards import reshard
-from gptmill.training.broadcast import broadcast_checkpoint
 from gptmill.training.checkpointing import list_due_tiers
 from gptmill.training.final_export import check_final_export, export_best
 from gptmill.training.metrics import Metrics
@@ -165,13 +164,12 @@ def roll_back(session: Session, state: TrainState, metrics: Metrics) -> bool:
     verdict, spike = metrics.verdict, metrics.newest
     assert spike is not None
     checkpointer, skip_ranges = session.checkpointer, state.skipped_windows
-    older = checkpointer.find_older(verdict.first_step - 1) or checkpointer.find_older(spike.step - 1)
-    checkpoint = broadcast_checkpoint(older, session.world)
+    checkpoint = checkpointer.find_older(verdict.first_step - 1) or checkpointer.find_older(spike.step - 1)
     if checkpoint is None:
         reason = f"step {spike.step}: {verdict.reason}; there is no earlier state to roll back to"
         metrics.verdict = Verdict("give_up", reason)
         return False
-    state.restore(checkpoint, f"the state of step {checkpoint.step}")
+    state.restore(checkpoint, f"the state of step {checkpoint.step}", is_own=True)
     state.spike_detector.note_rollback(verdict, spike.step)
     state.skipped_windows = add_skip_range(skip_ranges, verdict.windows, state.windows_read)
     checkpointer.roll_back(state.step)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import TrainingConfig
 from gptmill.config.schema import build_config
 from gptmill.config.settings import read_settings
-from gptmill.runs.checkpoints.content import Checkpoint
-from gptmill.runs.checkpoints.selection import Chosen, load_chosen
+from gptmill.runs.checkpoints.content import Checkpoint, T
+from gptmill.runs.checkpoints.selection import Chosen, find_candidates, try_candidates
 from gptmill.runs.checkpoints.storage import load_checkpoint, read_step
 from gptmill.runs.checkpoints.tiers import (
     BACKUP,
@@ -29,16 +33,18 @@ from gptmill.runs.event_log import read_events
 from gptmill.runs.events import RunStarted
 from gptmill.runs.run_lock import GLANCE_SECONDS, STOPPING_SECONDS, lock_run
 from gptmill.runtime.world import World
-from gptmill.training.broadcast import broadcast_checkpoint
+from gptmill.training.broadcast import broadcast_checkpoint, broadcast_json
 from gptmill.training.checkpointing import GROUPS
+from gptmill.training.joint_reading import open_jointly
 from gptmill.training.run_request import RunRequest
+from gptmill.training.sharded_state import Saved
 
 
 @dataclass(frozen=True)
 class ResumePoint:
     """A checkpoint to start from and where it was found."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint[Saved]
     path: str
     parent: str
     """The checkpoint of another run from which this run was started; empty for a run started from scratch."""
@@ -104,35 +110,67 @@ def hold_run(request: RunRequest, world: World, stack: ExitStack) -> RunDirector
     return run
 
 
-def read_resume_point(request: RunRequest, world: World) -> ResumePoint | None:
-    """Reads the checkpoint on rank 0, which holds the run's lock, and broadcasts it; None to start from scratch.
+def read_resume_point(request: RunRequest, world: World, *, is_joint: bool = False) -> ResumePoint | None:
+    """Finds the checkpoint on rank 0, which holds the run's lock, and lets all ranks have it; None to start anew.
 
-    A run that was killed before its first checkpoint begins again as it did: from scratch, or from the checkpoint of
-    another run.
+    Rank 0 reads and broadcasts it; or, where ranks hold shards (`is_joint`), each opens it to read its slices. A run
+    that was killed before its first checkpoint begins again as it did: from scratch, or from the checkpoint of another.
     """
     if request.resumed is None and request.parent is None:
         return None
-    found: list[Chosen] = []
+    found: list[Chosen[Tensor]] = []
+    candidates: list[str] = []
 
     def read() -> None:
-        run, parent = request.resumed, request.parent
-        if run is not None and (request.wanted != "latest" or run.has_checkpoints):
-            found.append(load_chosen(run.checkpoints, request.wanted, GROUPS))
-        elif parent := parent or (None if run is None else _find_parent(run)):
-            found.append(Chosen(load_checkpoint(parent, GROUPS), parent, []))
+        paths = _list_candidates(request)
+        candidates.extend(map(str, paths))
+        if paths and not is_joint:
+            found.append(_choose(request, paths, lambda path: load_checkpoint(path, GROUPS)))
 
     world.run_on_main(read)
+    if is_joint:
+        paths = [Path(path) for path in broadcast_json(candidates, world)]
+        if not paths:
+            return None
+        return _describe(_choose(request, paths, lambda path: open_jointly(path, GROUPS, world)), request)
     checkpoint = broadcast_checkpoint(found[0].checkpoint if found else None, world)
     if checkpoint is None:
         return None
-    parent = str(request.parent) if request.parent is not None else str(checkpoint.values.get("parent", ""))
     if not found:
-        return ResumePoint(checkpoint, f"of rank 0, step {checkpoint.step}", parent)
-    is_own = request.resumed is not None and found[0].path.parent == request.resumed.checkpoints
-    if not is_own:
-        parent = str(found[0].path)
-    is_newest = is_own and request.wanted == "latest" and not found[0].complaints
-    return ResumePoint(checkpoint, str(found[0].path), parent, is_own, is_newest, found[0].complaints)
+        return ResumePoint(checkpoint, f"of rank 0, step {checkpoint.step}", _find_origin(request, checkpoint.values))
+    return _describe(found[0], request)
+
+
+def _list_candidates(request: RunRequest) -> list[Path]:
+    """The checkpoints that may be the one to start from: of the resumed run, or the one of another run."""
+    run = request.resumed
+    if run is not None and (request.wanted != "latest" or run.has_checkpoints):
+        return find_candidates(run.checkpoints, request.wanted)
+    parent = request.parent or (None if run is None else _find_parent(run))
+    return [] if parent is None else [parent]
+
+
+def _choose(request: RunRequest, paths: list[Path], load: Callable[[Path], Checkpoint[T]]) -> Chosen[T]:
+    """The first valid one of the candidates."""
+    if not _is_own(request, paths[0]):
+        return Chosen(load(paths[0]), paths[0], [])
+    return try_candidates(paths[0].parent, request.wanted, paths, load)
+
+
+def _describe(chosen: Chosen[Any], request: RunRequest) -> ResumePoint:
+    path, is_own = str(chosen.path), _is_own(request, chosen.path)
+    parent = _find_origin(request, chosen.checkpoint.values) if is_own else path
+    is_newest = is_own and request.wanted == "latest" and not chosen.complaints
+    return ResumePoint(chosen.checkpoint, path, parent, is_own, is_newest, chosen.complaints)
+
+
+def _is_own(request: RunRequest, path: Path) -> bool:
+    return request.resumed is not None and path.parent == request.resumed.checkpoints
+
+
+def _find_origin(request: RunRequest, values: dict[str, Any]) -> str:
+    """The checkpoint of another run that a run was started from; empty if from none."""
+    return str(request.parent) if request.parent is not None else str(values.get("parent", ""))
 
 
 def _find_parent(run: RunDirectory) -> Path | None:

@@ -58,6 +58,8 @@ from gptmill.training.provenance import describe_run, make_origin
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
+from gptmill.training.sharded_state import saves_jointly
+from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state
 from gptmill.training.strategy import choose_strategy
@@ -144,7 +146,9 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     tasks = load_eval_tasks(config, corpora.tokenizer)
     set_matmul_precision(plan.precision)
     run = hold_run(request, world, stack)
-    resume_point = read_resume_point(request, world)
+    is_joint = saves_jointly(config, world)
+    token = check_shared_folder(run.checkpoints, world) if is_joint else ""
+    resume_point = read_resume_point(request, world, is_joint=is_joint)
     weights = None
     if resume_point is None:
         weights = broadcast_initial_weights(source, request, corpora, plan, world)
@@ -160,8 +164,10 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     reader = build_reader(config, corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))
     origin = make_origin(config, corpora, resume_point, world)
-    checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step))
-    open_run(run, request, state, resume_point, world)
+    writers = join_writers(token, state, world) if is_joint else None
+    checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step, writers))
+    size_bytes = estimate_size(state) if writers is None else writers.total_bytes
+    open_run(run, request, state, size_bytes, resume_point, world)
     hang_limits = (config.guard.hang_factor, config.guard.hang_seconds)
     watchdog = stack.enter_context(open_watchdog(run.path, world.rank, world.size, *hang_limits))
     is_evaluated, is_quiet = state.evaluated_at == state.step, request.is_quiet
@@ -274,13 +280,18 @@ def build_reader(config: RunConfig, corpora: Corpora, world: World) -> Reader:
 
 
 def open_run(
-    run: RunDirectory, request: RunRequest, state: TrainState, resume_point: ResumePoint | None, world: World
+    run: RunDirectory,
+    request: RunRequest,
+    state: TrainState,
+    checkpoint_bytes: int,
+    resume_point: ResumePoint | None,
+    world: World,
 ) -> None:
     """Creates the run's directory, or opens that of the resumed run; on rank 0, which holds its lock."""
     config = request.config
     assert config.tracking.run_name is not None
     if world.is_main:
-        warning = check_disk_space(run.checkpoints, estimate_size(state), config.checkpoints.keep_checkpoints)
+        warning = check_disk_space(run.checkpoints, checkpoint_bytes, config.checkpoints.keep_checkpoints)
         record_crash(run)
         warnings = []
         if resume_point is not None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,16 +26,15 @@ from gptmill.models.kernels.compiler import list_kernel_options, prepare_compile
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import LossConfig
 from gptmill.models.own_model import build_own_model
-from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
+from gptmill.runs.checkpoints.content import Checkpoint, Held, check_tensors
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
 from gptmill.runtime.parallel.context_parallel import RankRows
 from gptmill.runtime.parallel.expert_parallel import RankExperts
-from gptmill.runtime.parallel.layouts import Layout, take_own
-from gptmill.runtime.parallel.local_shards import copy_whole
+from gptmill.runtime.parallel.layouts import Layout
 from gptmill.runtime.parallel.materialize import materialize
 from gptmill.runtime.parallel.mesh import list_inner_axes
 from gptmill.runtime.parallel.parallelize import parallelize
-from gptmill.runtime.parallel.split_model import split_model
+from gptmill.runtime.parallel.split_model import list_experts, split_model
 from gptmill.runtime.precision import build_scaler, find_autocast_dtype
 from gptmill.runtime.world import CP, EP, World
 from gptmill.training.early_stop import EarlyStop
@@ -45,6 +44,7 @@ from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 from gptmill.training.optimizers.fsdp import build_fsdp_optimizer
 from gptmill.training.plan import TrainPlan
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
+from gptmill.training.sharded_state import Saved, hold, load, read_whole
 from gptmill.training.spike_detector import SpikeDetector
 from gptmill.training.strategy import can_hold_gradients
 
@@ -84,11 +84,11 @@ class TrainState:
             self.forward.set_requires_gradient_sync(is_last or self.reduces_every_micro_batch)
         return nullcontext()
 
-    def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint:
+    def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint[Held]:
         """Everything that the rest of the run depends on, and its `origin`. Shares the live tensors."""
-        tensors = {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state_tensors()}
+        tensors = {"model": self.hold_weights(), "optimizer": self.optimizer.hold_state()}
         if self.ema is not None:
-            tensors["ema"] = self.ema.tensors()
+            tensors["ema"] = hold(self.ema.tensors(), self.layouts)
         values = {
             "windows_read": self.windows_read,
             "windows_jumped": self.windows_jumped,
@@ -104,19 +104,21 @@ class TrainState:
         }
         return Checkpoint(self.step, tensors, values)
 
-    def restore(self, checkpoint: Checkpoint, source: str) -> None:
+    def hold_weights(self) -> dict[str, Held]:
+        """The live weights that this rank has."""
+        return hold(self.model.state_dict(), self.layouts)
+
+    def restore(self, checkpoint: Checkpoint[Saved], source: str, *, is_own: bool = False) -> None:
         """Loads a checkpoint; raises UserError, naming `source`, for one that does not fit this run.
 
-        If the run has changed its optimizer since, the optimizer state starts from zero.
+        One of this very process, `is_own`, does; it may lack what other ranks hold. If the run has changed its
+        optimizer since, the optimizer state starts from zero.
         """
-        own = {group: take_own(tensors, self.layouts) for group, tensors in checkpoint.tensors.items()}
-        model, optimizer, ema, values = own["model"], own["optimizer"], own.get("ema"), checkpoint.values
-        check_tensors(model, self.model.state_dict(), source)
+        model, optimizer, values = checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.values
+        ema = checkpoint.tensors.get("ema")
         has_same_optimizer = self._has_same_optimizer(values)
-        if has_same_optimizer:
-            self._check_optimizer_state(optimizer, source)
-        if self.ema is not None and ema is not None:
-            check_tensors(ema, self.ema.tensors(), f"the EMA in {source}")
+        if not is_own:
+            self._check(model, optimizer if has_same_optimizer else None, ema, source)
         try:
             spans = read_spans(values.get("skipped_windows"), "skipped_windows")
             read, jumped, epochs = (
@@ -132,13 +134,15 @@ class TrainState:
                 self.scaler.load_state_dict(scaler)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"cannot resume from {source}: {error}; use another checkpoint") from None
-        load_weights(self.model, model)
+        load(self.hold_weights(), model)
         if has_same_optimizer:
             self.optimizer.load_state(optimizer)
         else:
             self.optimizer.reset_state()
-        if self.ema is not None:
-            self.ema.load(ema or dict(self.model.named_parameters()))
+        if self.ema is not None and ema is not None:
+            load(hold(self.ema.tensors(), self.layouts), ema)
+        elif self.ema is not None:
+            self.ema.load(dict(self.model.named_parameters()))
         self.step, self.windows_read, self.windows_jumped, self.skipped_windows = checkpoint.step, read, jumped, spans
         self.epochs_done, self.evaluated_at = epochs, evaluated_at
         self.train_loss, self.val_loss = train_loss, val_loss
@@ -149,10 +153,22 @@ class TrainState:
         saved = config.get("optimizer") if isinstance(config, dict) else None
         return saved in (None, self.optimizer.kind)
 
-    def _check_optimizer_state(self, tensors: dict[str, Tensor], source: str) -> None:
+    def _check(
+        self,
+        model: Mapping[str, Saved],
+        optimizer: Mapping[str, Saved] | None,
+        ema: Mapping[str, Saved] | None,
+        source: str,
+    ) -> None:
         """Raises UserError for missing, extra or misshapen tensors, and for an invalid step count."""
-        check_tensors(tensors, self.optimizer.state_tensors(), f"the optimizer of {source}")
-        if any(not tensor >= 0 for name, tensor in tensors.items() if name.endswith("/step")):
+        check_tensors(model, self.hold_weights(), source)
+        if self.ema is not None and ema is not None:
+            check_tensors(ema, hold(self.ema.tensors(), self.layouts), f"the EMA in {source}")
+        if optimizer is None:
+            return
+        check_tensors(optimizer, self.optimizer.describe_state(), f"the optimizer of {source}")
+        steps = [read_whole(tensor) for name, tensor in optimizer.items() if name.endswith("/step")]
+        if any(not step >= 0 for step in steps):
             raise UserError(f"the optimizer of {source} has an invalid step count; use another checkpoint")
 
 
@@ -162,7 +178,7 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     small = is_small(micro_batch_tokens, config.model.embd_size)
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
     model, layouts = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
-    forward = _share(model, config, plan, world)
+    forward = _share(model, config, plan, world, layouts)
     if world.uses_fsdp:
         optimizer: OptimizerContainer = build_fsdp_optimizer(model, config.optimizer, world)
     else:
@@ -224,10 +240,12 @@ def _build_model(
     return model, layouts
 
 
-def _share(model: LanguageModel, config: RunConfig, plan: TrainPlan, world: World) -> nn.Module:
+def _share(
+    model: LanguageModel, config: RunConfig, plan: TrainPlan, world: World, layouts: Mapping[str, Layout]
+) -> nn.Module:
     """What a step calls in the place of the model; after this, every rank has its weights or its part of them."""
     if not world.uses_fsdp:
-        return parallelize(model, world)
+        return parallelize(model, world, experts=list_experts(layouts, world))
     model.isolate_blocks()
     dtype = find_autocast_dtype(plan.precision, world.device)
     forward = parallelize(model, world, model.list_blocks(), model.inference_methods, dtype)
@@ -240,12 +258,6 @@ def _share(model: LanguageModel, config: RunConfig, plan: TrainPlan, world: Worl
 def uses_meta_device(config: RunConfig, world: World) -> bool:
     """Whether a model has no memory until it is sharded. Parts of plug-ins initialise themselves, as a whole."""
     return world.uses_fsdp and not config.model.own_parts
-
-
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copies whole tensors into a model, which may be sharded; the caller checks names and shapes."""
-    for name, tensor in model.state_dict().items():
-        copy_whole(tensor, tensors[name])
 
 
 def build_spike_detector(config: RunConfig) -> SpikeDetector:

@@ -1,17 +1,15 @@
-"""Saves checkpoints in a background thread. Failures are reported and retried, never raised."""
+"""Saves checkpoints in the background, on rank 0: makes space, writes, links tiers and offers them to the mirror."""
 
 from __future__ import annotations
 
 import errno
-import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from gptmill.config.run import CheckpointConfig
-from gptmill.runs.checkpoints.content import Checkpoint, CheckpointInfo
+from gptmill.runs.checkpoints.background_save import BackgroundSaver, Save, describe_error
+from gptmill.runs.checkpoints.content import Checkpoint, Held
 from gptmill.runs.checkpoints.disk_space import (
     MARGIN_BYTES,
     deletable_bytes,
@@ -19,14 +17,11 @@ from gptmill.runs.checkpoints.disk_space import (
     format_bytes,
     free_bytes,
 )
+from gptmill.runs.checkpoints.joint_save import JointSave, Writers
 from gptmill.runs.checkpoints.storage import measure_checkpoint, read_step, remove_leftovers, save_checkpoint
 from gptmill.runs.checkpoints.tiers import LATEST, link_tiers, read_tiers
-from gptmill.runs.events import CheckpointSaved, Event, Warned
+from gptmill.runs.events import CheckpointSaved, Event
 
-RETRY_SECONDS = (0.5, 2.0, 8.0, 30.0)  # after the first failure, the second, ...; the last one repeats
-FINAL_ATTEMPTS = 3  # of a failing save once the caller waits for it
-BEAT_SECONDS = 0.5
-MAX_BEAT_SECONDS = 3600.0  # then heartbeats stop, so that the watchdog reports a dead disk as a hang
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -40,148 +35,33 @@ class Mirror(Protocol):
     def collect(self) -> list[Event]: ...
 
 
-@dataclass
-class _Save:
-    """One checkpoint that is being saved."""
+class CheckpointWriter(BackgroundSaver):
+    """Writes one checkpoint at a time, alone or together with other ranks, and links its tiers."""
 
-    checkpoint: Checkpoint
-    tiers: list[str]
-    wait_for_copy: Callable[[], float]
-    started: float
-    stalled_seconds: float = 0.0
-    info: CheckpointInfo | None = None
-    """Set once the checkpoint is durable; its tiers may not be linked yet."""
-
-    @property
-    def step(self) -> int:
-        return self.checkpoint.step
-
-
-class CheckpointWriter:
-    """Writes one checkpoint at a time, links its tiers and offers it to the mirror."""
-
-    def __init__(self, folder: Path, config: CheckpointConfig, mirror: Mirror | None = None) -> None:
-        self.last_seconds = 0.0
+    def __init__(
+        self, folder: Path, config: CheckpointConfig, mirror: Mirror | None = None, writers: Writers | None = None
+    ) -> None:
+        super().__init__(in_background=config.save_in_background)
         self._folder = folder
-        self._config = config
+        self._keep = config.keep_checkpoints
         self._mirror = mirror
-        self._thread: threading.Thread | None = None
-        self._events: list[Event] = []
-        self._lock = threading.Lock()  # for the events
-        self._is_awaited = threading.Event()  # the caller waits for the save
-        self._attempts_left = 0  # once the caller waits
-        self._is_durable = True
+        self._writers = writers
         self._is_paused = False
         remove_leftovers(folder)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a save is in progress; while it is, its tensors must not change."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def start(
-        self,
-        checkpoint: Checkpoint,
-        tiers: Sequence[str],
-        wait_for_copy: Callable[[], float],
-        beat: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Starts to save host tensors, after waiting for the previous save with regular heartbeats.
-
-        The tensors are complete once `wait_for_copy` returns, with the seconds for which training was blocked.
-        """
-        self.finish_previous(beat)
-        names = list(dict.fromkeys([LATEST, *tiers]))
-        save = _Save(checkpoint, names, wait_for_copy, time.monotonic())
-        self._is_awaited.clear()
-        self._is_durable = False
-        thread = threading.Thread(target=self._run, args=(save,), name="gptmill-save", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads: save synchronously
-            self._attempts_left = FINAL_ATTEMPTS
-            self._is_awaited.set()
-            self._run(save)
-        else:
-            self._thread = thread
-        if not self._config.save_in_background:
-            self.finish(beat)
-
-    def finish_previous(self, beat: Callable[[], None] = lambda: None) -> None:
-        """Waits for the save in progress; if it fails, it is abandoned, since a newer one follows."""
-        self._wait(0, beat)
-
-    def finish(self, beat: Callable[[], None] = lambda: None) -> bool:
-        """Waits for the save in progress, with a few more attempts; returns whether the last save is durable."""
-        self._wait(FINAL_ATTEMPTS, beat)
-        return self._is_durable
-
     def collect(self) -> list[Event]:
-        """Returns the events since the last call."""
-        with self._lock:
-            events, self._events = self._events, []
-        return events + (self._mirror.collect() if self._mirror is not None else [])
+        return super().collect() + (self._mirror.collect() if self._mirror is not None else [])
 
-    def _wait(self, attempts: int, beat: Callable[[], None]) -> None:
-        if self._thread is None:
-            return
-        self._attempts_left = attempts
-        self._is_awaited.set()
-        last_beat = time.monotonic() + MAX_BEAT_SECONDS
-        while self._thread.is_alive():
-            self._thread.join(BEAT_SECONDS)
-            if time.monotonic() < last_beat:
-                beat()
-        self._thread = None
+    def _join(self, checkpoint: Checkpoint[Held]) -> JointSave | None:
+        return None if self._writers is None else JointSave(self._folder, self._writers, checkpoint, self._saves)
 
-    def _run(self, save: _Save) -> None:
-        """The body of the thread."""
-        try:
-            save.stalled_seconds = save.wait_for_copy()
-        except BaseException as error:
-            self._warn(
-                save.step,
-                "save",
-                f"step {save.step} is not saved: copying it to host memory failed: {_describe_error(error)}",
-            )
-            return
-        try:
-            self._save_with_retries(save)
-        except BaseException as error:
-            self._warn(save.step, "save", f"step {save.step} is not saved: {_describe_error(error)}")
+    def _name_tiers(self, tiers: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys([LATEST, *tiers]))
 
-    def _save_with_retries(self, save: _Save) -> None:
-        failures = 0
-        while True:
-            try:
-                is_saved = self._save_if_space(save)
-            except Exception as error:
-                failures += 1
-                if failures == 1:
-                    self._warn(save.step, "save", f"cannot save step {save.step}: {_describe_error(error)}; retrying")
-                if not self._wait_before_retry(failures):
-                    fate = "is not saved" if save.info is None else "is saved, but no tier links to it"
-                    self._warn(save.step, "save", f"step {save.step} {fate}: {_describe_error(error)}")
-                    return
-                continue
-            if is_saved:
-                self._report(save, failures)
-            return
-
-    def _wait_before_retry(self, failures: int) -> bool:
-        """Returns False if the save is to be abandoned."""
-        if not self._is_awaited.is_set():
-            self._is_awaited.wait(_choose_delay(failures))
-        elif 0 < self._attempts_left < FINAL_ATTEMPTS:
-            time.sleep(_choose_delay(FINAL_ATTEMPTS - self._attempts_left))
-        if self._is_awaited.is_set():
-            self._attempts_left -= 1
-            return self._attempts_left >= 0
-        return True
-
-    def _save_if_space(self, save: _Save) -> bool:
+    def _attempt(self, save: Save) -> bool:
         """Saves and links, deleting old checkpoints if the disk is full; returns False if that is not enough."""
-        needed = measure_checkpoint(save.checkpoint) + MARGIN_BYTES
+        size = measure_checkpoint(save.checkpoint) if self._writers is None else self._writers.total_bytes
+        needed = size + MARGIN_BYTES
         while save.info is None and free_bytes(self._folder) < needed:
             # Delete nothing unless that frees enough.
             is_enough = free_bytes(self._folder) + deletable_bytes(self._folder, self._is_used) >= needed
@@ -190,11 +70,12 @@ class CheckpointWriter:
         while True:
             try:
                 if save.info is None:
-                    save.info = save_checkpoint(self._folder, save.checkpoint)
+                    if save.joint is None:
+                        save.info = save_checkpoint(self._folder, save.checkpoint)
+                    else:
+                        save.info = save.joint.complete()
                     self._is_durable = True
-                link_tiers(
-                    self._folder, save.info.path, save.tiers, self._config.keep_checkpoints, in_use=self._is_used
-                )
+                link_tiers(self._folder, save.info.path, save.tiers, self._keep, in_use=self._is_used)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
@@ -205,14 +86,24 @@ class CheckpointWriter:
             else:
                 return True
 
+    def _give_up(self, save: Save, reason: str) -> None:
+        if save.info is not None:
+            self._warn(save.step, "save", f"step {save.step} is saved, but no tier links to it: {reason}")
+            return
+        if save.joint is not None:
+            save.joint.abandon()
+        super()._give_up(save, reason)
+
     def _delete_oldest(self, step: int) -> bool:
         deleted = delete_oldest_rolling(self._folder, in_use=self._is_used)
         if deleted is not None:
             self._warn(step, "disk", f"the disk is full: deleted {deleted.name} to free space for step {step}")
         return deleted is not None
 
-    def _pause(self, save: _Save, needed: int) -> bool:
+    def _pause(self, save: Save, needed: int) -> bool:
         self._is_paused = True
+        if save.joint is not None:
+            save.joint.abandon()
         latest = read_tiers(self._folder).get(LATEST)
         last = "there is no checkpoint yet" if latest is None else f"the last checkpoint is step {read_step(latest)}"
         self._warn(
@@ -223,9 +114,8 @@ class CheckpointWriter:
         )
         return False
 
-    def _report(self, save: _Save, failures: int) -> None:
+    def _report(self, save: Save, failures: int) -> None:
         assert save.info is not None
-        self.last_seconds = time.monotonic() - save.started
         if failures:
             self._warn(save.step, "save", f"step {save.step} is saved after {failures + 1} attempts")
         if self._is_paused:
@@ -239,25 +129,34 @@ class CheckpointWriter:
             try:
                 self._mirror.offer(info.path, save.tiers, save.step)
             except Exception as error:
-                self._warn(save.step, "copy", f"step {save.step} is not mirrored: {_describe_error(error)}")
+                self._warn(save.step, "copy", f"step {save.step} is not mirrored: {describe_error(error)}")
 
     def _is_used(self, path: Path) -> bool:
         return self._mirror is not None and self._mirror.is_using(path)
 
-    def _warn(self, step: int, about: str, message: str) -> None:
-        self._record(Warned(step, about, message))
 
-    def _record(self, event: Event) -> None:
-        with self._lock:
-            self._events.append(event)
+class ShardWriter(BackgroundSaver):
+    """Writes the shards of a rank other than 0 into the checkpoints that rank 0 completes."""
 
+    def __init__(self, folder: Path, config: CheckpointConfig, writers: Writers) -> None:
+        super().__init__(in_background=config.save_in_background)
+        self._folder = folder
+        self._writers = writers
 
-def _choose_delay(failures: int) -> float:
-    return RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]
+    def _join(self, checkpoint: Checkpoint[Held]) -> JointSave:
+        return JointSave(self._folder, self._writers, checkpoint, self._saves)
 
+    def _attempt(self, save: Save) -> bool:
+        assert save.joint is not None
+        save.joint.contribute()
+        self._is_durable = True  # as far as this rank can know
+        return True
 
-def _describe_error(error: BaseException) -> str:
-    """Describes an exception as part of a sentence."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    def _report(self, save: Save, failures: int) -> None:
+        if failures:
+            self._warn(save.step, "save", f"the shards of step {save.step} are saved after {failures + 1} attempts")
+
+    def _give_up(self, save: Save, reason: str) -> None:
+        assert save.joint is not None
+        save.joint.report_failure(reason)
+        super()._give_up(save, reason)

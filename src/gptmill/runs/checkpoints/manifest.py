@@ -11,6 +11,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from gptmill.runs.events import MAX_TIME, replace_non_finite
 
 FORMAT = "gptmill-checkpoint"
 VERSION = 1
+SHARDED = 2  # the version where several ranks have written files of a group: they hold shards of its tensors
 MANIFEST = "checkpoint.json"
 MAX_BYTES = 64 << 20  # mostly the tokenizer; the largest published ones take a sixth of this
 MAX_STEP = 2**63 - 1
-FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}\.safetensors")
+FILE_NAME = re.compile(r"([A-Za-z0-9_-]{1,100})(?:\.([0-9]{5}))?\.safetensors")  # the group, and the rank
 SHA256 = re.compile(r"[0-9a-f]{64}")
 LOSSES = ("train_loss", "val_loss")
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -43,19 +45,52 @@ class Manifest:
     values: dict[str, Any]
 
 
-def make_manifest(checkpoint: Checkpoint, files: dict[str, FileDigest]) -> bytes:
+def make_manifest(checkpoint: Checkpoint[Any], files: dict[str, FileDigest]) -> bytes:
     """Returns the text of a checkpoint.json, with the current time."""
     content = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": SHARDED if any(map(is_of_rank, files)) else VERSION,
         "step": checkpoint.step,
         "saved_at": time.time(),
-        "files": {name: {"sha256": file.sha256, "bytes": file.size_bytes} for name, file in files.items()},
+        "files": make_digests(files),
         "values": replace_non_finite(checkpoint.values),
     }
     text = _dump({**content, "sha256": _hash_content(content)})
     assert len(text) <= MAX_BYTES, "read_manifest would refuse it"
     return text
+
+
+def name_file(group: str, rank: int | None = None) -> str:
+    """Returns the name of a group's file: of its whole tensors or, with a rank, of the shards of that rank."""
+    name = f"{group}.safetensors" if rank is None else f"{group}.{rank:05d}.safetensors"
+    assert FILE_NAME.fullmatch(name), name
+    return name
+
+
+def is_of_rank(name: str) -> bool:
+    """Whether a file holds the shards of one rank."""
+    match = FILE_NAME.fullmatch(name)
+    return match is not None and match[2] is not None
+
+
+def find_group(name: str) -> str:
+    """Returns the group of a file's tensors."""
+    return name.partition(".")[0]
+
+
+def list_group_files(files: Iterable[str], group: str) -> list[str]:
+    """Returns those of a checkpoint's files that hold tensors of a group."""
+    return sorted(name for name in files if find_group(name) == group)
+
+
+def make_digests(files: dict[str, FileDigest]) -> dict[str, Any]:
+    """Returns checksums and sizes as a manifest holds them."""
+    return {name: {"sha256": file.sha256, "bytes": file.size_bytes} for name, file in files.items()}
+
+
+def read_digests(files: dict[str, Any]) -> dict[str, FileDigest]:
+    """Raises ValueError, KeyError or TypeError for invalid ones."""
+    return {name: _check_file(name, file) for name, file in files.items()}
 
 
 def write_manifest(folder: Path, text: bytes) -> None:
@@ -75,9 +110,9 @@ def read_manifest(path: Path) -> Manifest:
         content = parse_json(text)
         if not isinstance(content, dict):
             raise ValueError("it is not an object")
-        if (content["format"], content["version"]) != (FORMAT, VERSION):
+        if content["format"] != FORMAT or content["version"] not in (VERSION, SHARDED):
             found = f"{content['format']!r:.50} version {content['version']!r:.50}"
-            raise UserError(f"{path / MANIFEST} is {found}; this gptmill reads {FORMAT} version {VERSION}")
+            raise UserError(f"{path / MANIFEST} is {found}; this gptmill reads {FORMAT} version {VERSION} or {SHARDED}")
         is_exact = _dump(content) == text
         if content.pop("sha256") != _hash_content(content) or not is_exact:
             raise UserError(f"checkpoint {path} is damaged: the checksum of {MANIFEST} is wrong")
@@ -118,12 +153,12 @@ def _check_content(content: dict[str, Any]) -> Manifest:
     for name in LOSSES:
         if values.get(name) is not None and not _is_number(values[name]):
             raise ValueError(f"its {name} is not a finite number")
-    return Manifest(step, saved_at, {name: _check_file(name, file) for name, file in files.items()}, values)
+    return Manifest(step, saved_at, read_digests(files), values)
 
 
 def _check_file(name: str, file: Any) -> FileDigest:
     if not FILE_NAME.fullmatch(name):
-        raise ValueError(f"{name[:100]!r} is not a plain NAME.safetensors")
+        raise ValueError(f"{name[:100]!r} is not a plain NAME.safetensors or NAME.RANK.safetensors")
     if not isinstance(file, dict) or not isinstance(file["sha256"], str) or not SHA256.fullmatch(file["sha256"]):
         raise ValueError(f"the sha256 of {name} is invalid")
     if not _is_count(file["bytes"]):

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic
+
+from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.runs.checkpoints.content import Checkpoint
+from gptmill.runs.checkpoints.content import Checkpoint, T
 from gptmill.runs.checkpoints.storage import list_step_folders, load_checkpoint, read_step
 from gptmill.runs.checkpoints.tiers import BACKUP, BEST, LATEST, find_unlinked, read_tiers
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Chosen(Generic[T]):
     """A loaded checkpoint, its path, and what is wrong with the newer ones that were rejected."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint[T]
     path: Path
     complaints: list[str]
 
@@ -46,17 +50,31 @@ def list_candidates(folder: Path, requested: str) -> list[Path]:
     )
 
 
-def load_chosen(folder: Path, requested: str, groups: tuple[str, ...]) -> Chosen:
+def load_chosen(folder: Path, requested: str, groups: tuple[str, ...]) -> Chosen[Tensor]:
     """Loads a checkpoint, or raises UserError if it is missing or damaged; `latest` falls back to older ones."""
+    return try_candidates(
+        folder, requested, find_candidates(folder, requested), lambda path: load_checkpoint(path, groups)
+    )
+
+
+def find_candidates(folder: Path, requested: str) -> list[Path]:
+    """Returns at least one folder that may be what is requested; raises UserError if there is none."""
     candidates = list_candidates(folder, requested)
     if not candidates:
         raise UserError(_describe_absence(folder, requested))
+    return candidates if requested == "latest" else candidates[:1]
+
+
+def try_candidates(
+    folder: Path, requested: str, candidates: list[Path], load: Callable[[Path], Checkpoint[T]]
+) -> Chosen[T]:
+    """Loads the first candidate that `load` accepts; raises UserError if there is none."""
     if requested != "latest":
-        return Chosen(load_checkpoint(candidates[0], groups), candidates[0], [])
+        return Chosen(load(candidates[0]), candidates[0], [])
     complaints = [f"{folder / LATEST} links to no checkpoint"] if _has_lost_latest(folder) else []
     for path in candidates:
         try:
-            return Chosen(load_checkpoint(path, groups), path, complaints)
+            return Chosen(load(path), path, complaints)
         except UserError as error:
             complaints.append(str(error))
     raise UserError("; ".join([*complaints, f"{folder} has no valid checkpoint to resume from; start a new run"]))

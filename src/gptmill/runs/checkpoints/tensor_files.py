@@ -3,6 +3,9 @@
 The checksum is thus that of the tensors in memory, and the file need not be read back. No tensor is copied, and the
 GIL, which the training thread needs too, is released while a chunk is hashed or written.
 Format: the header's length in 8 bytes, little-endian; a JSON header; the tensors' bytes, one after the other.
+A shard of a larger tensor has an entry in the header's metadata, whose values must be text: `{"shards": "{NAME:
+[SHAPE, [[START, OFFSET, LENGTHS], ...]]}"}`, the shape being that of the larger tensor, of which the shard's part from
+START on begins at OFFSET. A tensor without an entry is whole.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gptmill.config.errors import UserError
+from gptmill.runs.checkpoints.content import Held, Shard
 from gptmill.runs.checkpoints.regular_files import measure_regular, open_regular
 
 # Widest first, the order of the tensors in the file: each then starts at a multiple of its element size.
@@ -47,6 +52,7 @@ DTYPES = {
 CHUNK_BYTES = 16 << 20  # reacquiring the GIL from a busy thread takes 5 ms, twice per chunk
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 32 << 20  # enough for 200,000 tensors
+METADATA, SHARDS = "__metadata__", "shards"
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
@@ -58,7 +64,7 @@ class FileDigest:
     size_bytes: int
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileDigest:
+def write_tensors(path: Path, tensors: Mapping[str, Held]) -> FileDigest:
     """Writes and flushes a new file, hashing what it writes. Copies at most one non-contiguous tensor at a time."""
     digest, size_bytes = hashlib.sha256(), 0
     with path.open("xb", buffering=0) as file:
@@ -70,7 +76,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileDigest:
     return FileDigest(digest.hexdigest(), size_bytes)
 
 
-def measure_tensors(tensors: Mapping[str, Tensor]) -> int:
+def measure_tensors(tensors: Mapping[str, Held]) -> int:
     """Returns the size of the file that `write_tensors` would write."""
     return len(_make_header(tensors)) + sum(tensor.nbytes for tensor in tensors.values())
 
@@ -83,7 +89,7 @@ def read_tensors(path: Path, expected: FileDigest) -> dict[str, Tensor]:
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Reads the tensors of a file of unknown checksum to the CPU; raises UserError unless it is valid."""
-    _check_header(path)
+    read_header(path)
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
@@ -109,43 +115,11 @@ def check_file(path: Path, expected: FileDigest, *, thorough: bool = True) -> No
         raise UserError(f"checkpoint {path.parent} is damaged: the checksum of {path.name} is wrong")
 
 
-def write_all(file: RawIOBase, data: bytes | memoryview) -> None:
-    """Writes all bytes to an unbuffered file, which may accept fewer per call."""
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
+def read_header(path: Path) -> dict[str, Any]:
+    """Returns the header; raises UserError for pickles, and for one that is too large, is not JSON or repeats a name.
 
-
-def _make_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yields the file's bytes in chunks that are views of the tensors."""
-    yield _make_header(tensors)
-    for _, tensor in _sort(tensors):
-        dense = tensor.detach().to("cpu").contiguous()
-        flat = dense.as_strided((dense.numel(),), (1,))  # reshape would keep a single element's stride
-        view = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-        for start in range(0, len(view), CHUNK_BYTES):
-            yield view[start : start + CHUNK_BYTES]
-
-
-def _make_header(tensors: Mapping[str, Tensor]) -> bytes:
-    """Returns the header after its length, padded with spaces so that the tensors start at a multiple of 8."""
-    entries, end = {}, 0
-    for name, tensor in _sort(tensors):
-        assert name != "__metadata__", "the format reserves this name"
-        start, end = end, end + tensor.nbytes
-        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    padded = text.ljust(math.ceil(len(text) / LENGTH_BYTES) * LENGTH_BYTES)
-    return len(padded).to_bytes(LENGTH_BYTES, "little") + padded
-
-
-def _sort(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    order = {dtype: index for index, dtype in enumerate(DTYPES)}
-    return sorted(tensors.items(), key=lambda item: (order[item[1].dtype], item[0]))
-
-
-def _check_header(path: Path) -> None:
-    """Raises UserError for pickles, and for headers that are too large, are not JSON or repeat a name."""
+    What it says is yet to be validated.
+    """
     with open_regular(path) as file:
         start = file.read(LENGTH_BYTES)
         length = int.from_bytes(start, "little")
@@ -155,11 +129,65 @@ def _check_header(path: Path) -> None:
     try:
         if length > MAX_HEADER_BYTES:
             raise ValueError(f"{length:,} bytes are too large")
-        json.loads(header, object_pairs_hook=_refuse_duplicates)
+        entries = json.loads(header, object_pairs_hook=_refuse_duplicates)
+        if not isinstance(entries, dict):
+            raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is not a valid safetensors file (its header: {error!s:.200}); use another checkpoint"
         ) from None
+    return entries
+
+
+def write_all(file: RawIOBase, data: bytes | memoryview) -> None:
+    """Writes all bytes to an unbuffered file, which may accept fewer per call."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _make_chunks(tensors: Mapping[str, Held]) -> Iterator[bytes | memoryview]:
+    """Yields the file's bytes in chunks that are views of the tensors."""
+    yield _make_header(tensors)
+    for _, tensor in _sort(tensors):
+        dense = _take_local(tensor).detach().to("cpu").contiguous()
+        flat = dense.as_strided((dense.numel(),), (1,))  # reshape would keep a single element's stride
+        view = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield view[start : start + CHUNK_BYTES]
+
+
+def _make_header(tensors: Mapping[str, Held]) -> bytes:
+    """Returns the header after its length, padded with spaces so that the tensors start at a multiple of 8."""
+    entries: dict[str, Any] = {}
+    if shards := {name: _place(tensor) for name, tensor in tensors.items() if isinstance(tensor, Shard)}:
+        entries[METADATA] = {SHARDS: _dump(shards)}
+    end = 0
+    for name, tensor in _sort(tensors):
+        assert name != METADATA, "the format reserves this name"
+        start, end = end, end + tensor.nbytes
+        shape = list(_take_local(tensor).shape)
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
+    text = _dump(entries).encode()
+    padded = text.ljust(math.ceil(len(text) / LENGTH_BYTES) * LENGTH_BYTES)
+    return len(padded).to_bytes(LENGTH_BYTES, "little") + padded
+
+
+def _place(shard: Shard) -> list[Any]:
+    return [shard.shape, [[part.start, part.box.offset, part.box.shape] for part in shard.list_parts()]]
+
+
+def _dump(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def _take_local(tensor: Held) -> Tensor:
+    return tensor.tensor if isinstance(tensor, Shard) else tensor
+
+
+def _sort(tensors: Mapping[str, Held]) -> list[tuple[str, Held]]:
+    order = {dtype: index for index, dtype in enumerate(DTYPES)}
+    return sorted(tensors.items(), key=lambda item: (order[item[1].dtype], item[0]))
 
 
 def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -7,7 +7,7 @@ which spans of it a rank has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ class Layout:
     sections: tuple[int, ...]
     """How the dimension of the whole tensor is divided."""
     group: dist.ProcessGroup
+    is_saved: bool = True
+    """Whether this rank saves its share; False where a rank of another group has the same and saves that."""
 
     @property
     def rank(self) -> int:
@@ -87,20 +89,3 @@ class Layout:
 def find_layout(name: str, layouts: Mapping[str, Layout]) -> Layout | None:
     """How a parameter is split, or an optimizer's state PARAMETER/KEY with it; None for one that is whole."""
     return layouts.get(name.partition("/")[0])
-
-
-def take_own(tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> dict[str, Tensor]:
-    """This rank's share of whole tensors. One of another size than expected is left as it is."""
-    own = dict(tensors)
-    for name, tensor in tensors.items():
-        layout = find_layout(name, layouts)
-        if layout and tensor.dim() > layout.dim and tensor.shape[layout.dim] == layout.whole_length:
-            own[name] = layout.take(tensor)
-    return own
-
-
-def gather_wholes(tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> Iterator[tuple[str, Tensor]]:
-    """The whole tensors, one after the other, on every rank; all ranks call it together."""
-    for name, tensor in tensors.items():
-        layout = find_layout(name, layouts)
-        yield name, layout.gather(tensor) if layout and layout.splits(tensor) else tensor

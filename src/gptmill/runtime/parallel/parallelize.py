@@ -20,16 +20,18 @@ def parallelize(
     blocks: Sequence[nn.Module] = (),
     methods: Sequence[str] = (),
     compute_dtype: torch.dtype | None = None,
+    experts: Sequence[str] = (),
 ) -> nn.Module:
     """What a training step calls in the place of the model: the model itself on one rank without a process group.
 
     Sharded weights are gathered block by block, in `compute_dtype`, for the forward pass and again for the backward
-    pass; `methods` are those of the model that need its own weights besides `forward`.
+    pass; `methods` are those of the model that need its own weights besides `forward`. `experts` are
+    parameters that ranks hold some of each, and whose gradients are averaged by `average_experts`.
     """
     if not world.is_distributed:
         return model
     if not world.uses_fsdp:
-        return replicate(model, world)
+        return replicate(model, world, experts)
     mesh = find_data_mesh(world)
     # Inputs keep their dtype: bf16 would round RoPE's tables. Gradients are summed over the ranks in fp32.
     policy = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
@@ -41,11 +43,13 @@ def parallelize(
     return model
 
 
-def replicate(model: nn.Module, world: World) -> nn.Module:
-    """DDP over the ranks that compute different summands of the gradients."""
+def replicate(model: nn.Module, world: World, experts: Sequence[str] = ()) -> nn.Module:
+    """DDP over the ranks that compute different summands of the gradients, for all parameters but experts."""
     group = find_gradient_group(world)
     if group is not None and group.size() == 1:
         return model  # the ranks share every layer, and each of them has the whole batch
+    if experts:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(experts))
     devices = [world.device] if world.device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=devices, process_group=group)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -23,19 +24,26 @@ def split_model(model: nn.Module, world: World) -> dict[str, Layout]:
         layouts |= split_tensors(model, world.find_group(TP))
     if world.axis_size(EP) > 1:
         layouts |= split_experts(model, world.find_group(EP))
-    return layouts
+    # The first ranks fill one group of each kind.
+    is_saved = world.rank < world.axis_size(TP) * world.axis_size(EP)
+    return {name: replace(layout, is_saved=is_saved) for name, layout in layouts.items()}
+
+
+def list_experts(layouts: Mapping[str, Layout], world: World) -> list[str]:
+    """The parameters that are split over the axis of experts."""
+    group = world.find_group(EP) if world.axis_size(EP) > 1 else None
+    return [name for name, layout in layouts.items() if layout.group is group]
 
 
 @torch.no_grad()
-def average_split_gradients(parameters: Mapping[str, nn.Parameter], names: Iterable[str], world: World) -> None:
-    """Does for experts what DDP does for all other parameters.
+def average_experts(parameters: Iterable[nn.Parameter], world: World) -> None:
+    """Does for the gradients of experts what DDP does for all others.
 
-    Their gradients hold the tokens of all ranks that share the experts, so that they are summed over copies only.
+    They hold the tokens of all ranks that share the experts, so that they are summed over copies only.
     """
-    for name in names:
-        gradient = parameters[name].grad
-        assert gradient is not None, f"{name} has no gradient"
-        world.all_reduce_sum(gradient, REPLICATE).div_(world.gradient_size)
+    for parameter in parameters:
+        assert parameter.grad is not None, "every expert has a gradient, if only zeros"
+        world.all_reduce_sum(parameter.grad, REPLICATE).div_(world.gradient_size)
 
 
 @torch.no_grad()

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gptmill.config.errors import UserError
+from gptmill.runs.checkpoints.content import Described, Held
+from gptmill.training.sharded_state import Saved, hold, load
 
 
 class OptimizerContainer:
@@ -111,13 +113,19 @@ class OptimizerContainer:
             for key, tensor in _flatten(own, value)
         }
 
-    @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+    def describe_state(self) -> Mapping[str, Described]:
+        """The shapes and dtypes of the whole state, also of what other ranks have."""
+        return self.state_tensors()
+
+    def hold_state(self) -> dict[str, Held]:
+        """The live optimizer state that this rank has, for a checkpoint."""
+        return hold(self.state_tensors())
+
+    def load_state(self, tensors: Mapping[str, Saved]) -> None:
         """Copies saved state in. Call init_state() before; the caller checks names and shapes."""
-        live = self.state_tensors()
-        assert live.keys() == tensors.keys(), "the state is that of another optimizer, or init_state() was not called"
-        for name, tensor in live.items():
-            tensor.copy_(tensors[name])
+        held = self.hold_state()
+        assert held.keys() <= tensors.keys(), "the state is that of another optimizer, or init_state() was not called"
+        load(held, tensors)
 
     @torch.no_grad()
     def reset_state(self) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from gptmill.config.optimizer import OptimizerConfig
-from gptmill.runtime.parallel.local_shards import copy_whole, wrap_like
+from gptmill.runtime.parallel.local_shards import wrap_like
 from gptmill.runtime.parallel.mesh import SHARD
 from gptmill.runtime.world import World
 from gptmill.training.optimizers import OPTIMIZERS, Members
@@ -82,14 +81,6 @@ class FsdpOptimizer(OptimizerContainer):
         whole = self._view.whole
         local = super().state_tensors()
         return {name: wrap_like(tensor, whole[name.rpartition("/")[0]]) for name, tensor in local.items()}
-
-    @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies this rank's part of saved state in; `tensors` are whole."""
-        live = self.state_tensors()
-        assert live.keys() == tensors.keys(), "the state is that of another optimizer, or init_state() was not called"
-        for name, tensor in live.items():
-            copy_whole(tensor, tensors[name])
 
     def _count(self, parameter: nn.Parameter) -> int:
         return self._view.sources[parameter].numel()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gptmill.runs.checkpoints.content import Held
 from gptmill.runtime.world import World
 from gptmill.training.optimizers.container import OptimizerContainer
 from gptmill.training.optimizers.ownership import Ownership, flatten
+from gptmill.training.sharded_state import hold_alone
 
 
 class ShardedOptimizer(OptimizerContainer):
@@ -96,12 +98,9 @@ class ShardedOptimizer(OptimizerContainer):
         """The live state of this rank's parameters."""
         return super().state_tensors()
 
-    @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies the saved state of this rank's parameters in; `tensors` holds that of all."""
-        assert self.state_tensors().keys() == tensors.keys(), "the state is that of another optimizer"
-        for name, tensor in self.own_state().items():
-            tensor.copy_(tensors[name])
+    def hold_state(self) -> dict[str, Held]:
+        """The live state of this rank's parameters, which no other rank has."""
+        return hold_alone(self.own_state())
 
     @torch.no_grad()
     def gather_state(self) -> None:

@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gptmill.runs.checkpoints.content import Described, Held
 from gptmill.runtime.parallel.layouts import Layout
 from gptmill.runtime.parallel.split_model import clip_gradients
 from gptmill.training.optimizers.container import OptimizerContainer
+from gptmill.training.sharded_state import hold
 
 
 class SplitOptimizer(OptimizerContainer):
@@ -33,3 +35,10 @@ class SplitOptimizer(OptimizerContainer):
 
     def clip_gradients(self, max_norm: float | None) -> Tensor:
         return clip_gradients(self._parameters, self._layouts, math.inf if max_norm is None else max_norm)
+
+    def describe_state(self) -> Mapping[str, Described]:
+        return self.hold_state()
+
+    def hold_state(self) -> dict[str, Held]:
+        """The live state, split as its parameters are."""
+        return hold(self.state_tensors(), self._layouts)

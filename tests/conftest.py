@@ -264,19 +264,22 @@ RunRanks = Callable[..., list[Process]]
 
 @pytest.fixture
 def start_ranks(start: Start) -> RunRanks:
-    """Starts a command as two ranks, with the environment that torchrun gives them."""
+    """Starts a command as two ranks, or `count`, with the environment that torchrun gives them on some machines."""
 
-    def run(*arguments: str, program: Sequence[str] = ("-m", "gptmill")) -> list[Process]:
+    def run(
+        *arguments: str, program: Sequence[str] = ("-m", "gptmill"), count: int = 2, machines: int = 1
+    ) -> list[Process]:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
         shared = {
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count // machines),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        ranks = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in "01")
+        numbers = map(str, range(count))
+        ranks = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in numbers)
         return [start(*arguments, program=program, environment=environment) for environment in ranks]
 
     return run
@@ -284,12 +287,12 @@ def start_ranks(start: Start) -> RunRanks:
 
 @pytest.fixture
 def run_ranks(start_ranks: RunRanks) -> RunRanks:
-    """Runs a command as two ranks to their end, which must be a good one."""
+    """Runs a command as ranks to their end, which must be a good one."""
 
     def run(*arguments: str, **options: Any) -> list[Process]:
         ranks = start_ranks(*arguments, **options)
         outputs = [rank.communicate()[0] for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+        assert {rank.returncode for rank in ranks} == {0}, "\n".join(outputs)
         return ranks
 
     return run

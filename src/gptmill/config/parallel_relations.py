@@ -8,6 +8,7 @@ from gptmill.config.value_syntax import parse_stages
 
 FP8 = ("fp8", "fp8-emulated")
 ELEMENTWISE = ("adamw", "lion")  # optimizers that update a share of a weight as they would the whole
+FIELDS = ("tensor_parallel", "context_parallel", "expert_parallel")
 SHAPE_FIELDS = "embd_size num_heads num_kv_heads ffn_size"
 
 
@@ -76,6 +77,18 @@ def _check_context_parallel(values: Values) -> str:
     return f"needs windows of a multiple of {2 * size} tokens, not {wrong}; change the windows or it" if wrong else ""
 
 
+def _check_exact_ranks(values: Values) -> str:
+    shared = [name for name in FIELDS if values[name] > 1]
+    if not (values["exact_ranks"] and shared):
+        return ""
+    return f"adds in one order on any number of ranks, but {shared[0]} has another; use --no_exact_ranks"
+
+
+def shares_more_than_data(machine: MachineConfig) -> bool:
+    """Whether ranks share layers, windows or experts."""
+    return any(getattr(machine, name) > 1 for name in FIELDS)
+
+
 def count_data_ranks(machine: MachineConfig, ranks: int) -> int:
     """How many ranks read different data; the others share theirs."""
     return max(1, ranks // (machine.tensor_parallel * machine.context_parallel))
@@ -85,4 +98,5 @@ PARALLEL_RELATIONS = (
     Relation("tensor_parallel", SHAPE_FIELDS, _check_tensor_parallel),
     Relation("expert_parallel", "num_experts", _check_expert_parallel),
     Relation("context_parallel", "context_length context_warmup", _check_context_parallel),
+    Relation("exact_ranks", " ".join(FIELDS), _check_exact_ranks),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from gptmill.config.errors import UserError
@@ -58,20 +59,25 @@ class ValidationLoss:
     def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
         started = time.monotonic()
         world, size = self._world, self._batch_size
-        sums = torch.zeros(1 + len(self._locations), device=world.device)  # overall, then per corpus
+        starts = range(0, self._windows.num_chosen, size * world.data_size)
+        # A row for every batch of every rank, each with the overall loss, then that per corpus. The sum over the ranks
+        # is exact: all other summands are 0.
+        sums = torch.zeros(len(starts) * world.data_size, 1 + len(self._locations), device=world.device)
         # Every rank runs the same number of batches: past the end, it evaluates windows whose targets are ignored.
-        for first in range(0, self._windows.num_chosen, size * world.data_size):
+        for first in starts:
             if is_stopped():
                 break  # but still join the all-reduce below, since other ranks may not have been stopped
-            rows = self._windows.read(first + world.data_rank * size, size).to(world.device)
+            start = first + world.data_rank * size
+            rows = self._windows.read(start, size).to(world.device)
             batch = make_batch(rows, IGNORE_INDEX, self._separator)
             with make_autocast(self._precision, world.device):
                 losses = model(batch.tokens, batch.targets, documents_BT=batch.documents, domains_B=batch.domains)
-            sums[0] += losses.cross_entropy
+            sums[start // size, 0] = losses.cross_entropy
             if losses.per_domain_G is not None:
-                sums[1:] += losses.per_domain_G
+                sums[start // size, 1:] = losses.per_domain_G
         tokens = self._windows.num_chosen * self._windows.context_length
-        total, *by_corpus = world.sum_over_data(sums).tolist()
+        # One after the other, in the order of the windows: the same rounding on any number of ranks.
+        total, *by_corpus = np.add.accumulate(world.sum_over_data(sums).cpu().numpy())[-1].tolist()
         return EvalDone(step, total / tokens, tokens, time.monotonic() - started, self._make_means(by_corpus))
 
     def _make_means(self, sums: list[float]) -> dict[str, float]:

@@ -34,6 +34,12 @@ def choose_device(wanted: DeviceName, local_rank: int = 0) -> torch.device:
     raise UserError(f"device {wanted} needs {missing}; use a machine that has it, {CHOOSE_CPU}")
 
 
+def is_cpu(wanted: DeviceName) -> bool:
+    """Whether `choose_device` chooses the CPU, or nothing."""
+    has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    return wanted == "cpu" or (wanted == "auto" and not has_gpu)
+
+
 def find_nvidia_gpus() -> str:
     """Describes the machine's NVIDIA GPUs according to the driver, not to torch; empty if there are none.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -91,6 +91,10 @@ class World:
             return 1
         return self.mesh.size(self.mesh.mesh_dim_names.index(name))  # type: ignore[union-attr]
 
+    def axis_rank(self, name: str) -> int:
+        """The number of this rank along an axis of the mesh."""
+        return self.mesh.get_local_rank(name) if self.mesh is not None and self.axis_size(name) > 1 else 0
+
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes files and prints."""
@@ -128,6 +132,12 @@ class World:
         elif self.is_distributed:
             dist.all_reduce(tensor)
         return tensor
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrites the tensors on all ranks by those of rank 0."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
     def sum_over_data(self, tensor: Tensor) -> Tensor:
         """The same over the ranks that read different data; those that read the same must hold the same."""

@@ -18,22 +18,22 @@ from torch import Tensor
 
 
 class Node(NamedTuple):
-    """A node of the tree: numbers index * 2^level to (index + 1) * 2^level - 1."""
+    """A node of the tree: numbers place * 2^level to (place + 1) * 2^level - 1."""
 
     level: int
-    index: int
+    place: int
 
     @property
     def is_right(self) -> bool:
-        return self.index % 2 == 1
+        return self.place % 2 == 1
 
     @property
     def sibling(self) -> Node:
-        return Node(self.level, self.index ^ 1)
+        return Node(self.level, self.place ^ 1)
 
     @property
     def parent(self) -> Node:
-        return Node(self.level + 1, self.index // 2)
+        return Node(self.level + 1, self.place // 2)
 
 
 def list_numbers(count: int, rank: int, size: int, *, is_exact: bool) -> range:
@@ -72,12 +72,9 @@ class TreeSum:
             summed, node = _add(left, summed), node.parent
         self._pending.append((node, summed))
 
-    def pop_left_of(self, number: int) -> list[Tensor] | None:
-        """Takes back the tensors of number - 1 where those of `number` are to be added to them directly."""
-        leaf = Node(0, number)
-        if leaf.is_right and self._pending and self._pending[-1][0] == leaf.sibling:
-            return self._pending.pop()[1]
-        return None
+    def __bool__(self) -> bool:
+        """Whether anything has been pushed."""
+        return bool(self._pending)
 
     def take_nodes(self) -> list[tuple[Node, list[Tensor]]]:
         """The whole nodes that were pushed, complete as far as possible; none are left."""

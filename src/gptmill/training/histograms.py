@@ -48,6 +48,14 @@ def count_gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: count_buckets(to_local(gradient)) for name, gradient in gradients.items() if gradient is not None}
 
 
+def share_counts(counts: dict[str, Tensor], model: nn.Module, world: World) -> dict[str, Tensor]:
+    """The counts of all trainable parameters, of which each rank has counted some."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    zeros = torch.zeros(NUM_BUCKETS, dtype=torch.int64, device=world.device)
+    shared = world.all_reduce_sum(torch.stack([counts.get(name, zeros) for name in names]))
+    return dict(zip(names, shared, strict=True))
+
+
 def count_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: count_buckets(to_local(parameter)) for name, parameter in model.named_parameters()}
 

@@ -13,7 +13,7 @@ from gptmill.config.composition import FP8
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.model import Moe
-from gptmill.config.parallel_relations import count_data_ranks
+from gptmill.config.parallel_relations import count_data_ranks, shares_more_than_data
 from gptmill.config.recipes import layer_config, load_saved_settings, make_config
 from gptmill.config.renamed import add_unrecorded
 from gptmill.config.requests import PresetOptions, StartOptions
@@ -29,6 +29,7 @@ from gptmill.runs.checkpoints.mirror import fetch_checkpoint
 from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
 from gptmill.runs.checkpoints.tiers import TIER
 from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
+from gptmill.runtime.device import is_cpu
 from gptmill.runtime.world import read_world_size
 from gptmill.training.initial_source import is_same_source, split_pin
 from gptmill.training.presets import check_size_is_chosen, resolve_presets
@@ -39,9 +40,17 @@ LOOSE_FIELDS = {"dropout", "router_aux_loss", "router_z_loss", "router_balance",
 # Fields that affect the losses of later steps, beside those of the optimizer: changing one makes a resumed run differ
 # from the uninterrupted one. Corpora are compared by checksum instead, and a run may always be made longer or shorter.
 EXACT_FIELDS = (
-    {"seed", "order", "score", "documents", "shift_windows", "precision", "keep_zeros"}
+    {"seed", "order", "score", "documents", "shift_windows", "precision", "keep_zeros", "exact_ranks"}
     | LOOSE_FIELDS
-    | {"total_batch_size", "context_warmup", "batch_size_warmup", "label_smoothing", "z_loss", "fp8_layers"}
+    | {
+        "total_batch_size",
+        "context_warmup",
+        "batch_size_warmup",
+        "label_smoothing",
+        "z_loss",
+        "fp8_layers",
+        "exact_ranks",
+    }
 )
 
 
@@ -91,6 +100,7 @@ def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions, 
     config = _set_fp8_layers(make_config(recipe, resolve_presets(recipe, flags, presets)))
     if options.force_cpu:
         config = make_smoke_config(config, count_data_ranks(config.machine, read_world_size()))
+    config = _set_exact_ranks(config)
     config = _name_run(config, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
     check_config(config, count_data_ranks(config.machine, read_world_size()))
     if config.training.keep_zeros and config.training.init_from is None:
@@ -232,6 +242,15 @@ def _set_fp8_layers(config: RunConfig, before: RunConfig | None = None) -> RunCo
     if machine.precision not in FP8 or machine.fp8_layers is not None or was_fp8:
         return config
     return replace(config, machine=replace(machine, fp8_layers="fused"))
+
+
+def _set_exact_ranks(config: RunConfig) -> RunConfig:
+    """Records a new run's rule, which is then the same wherever it resumes. Runs from before the option have none."""
+    machine = config.machine
+    if machine.exact_ranks is not None:
+        return config
+    is_exact = not shares_more_than_data(machine) and (machine.deterministic or is_cpu(machine.device))
+    return replace(config, machine=replace(machine, exact_ranks=is_exact))
 
 
 def _name_run(config: RunConfig, name: str) -> RunConfig:

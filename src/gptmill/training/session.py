@@ -126,7 +126,7 @@ class Session:
         world = self.world
         starts = make_starts(
             state.skipped_windows, state.windows_read, state.step, self.plan, world.data_rank, world.data_size,
-            self.sampler.samples_per_batch,
+            self.sampler.samples_per_batch, is_exact=state.reduction.is_exact,
         )  # fmt: skip
         return DataLoader(self.sampler, self.reader, self.world.device, starts, self.config.data.prefetch_batches)
 

@@ -7,15 +7,13 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from gptmill.config.run import RunConfig
 from gptmill.runs.checkpoints.content import Checkpoint, Held, Part, Shard
 from gptmill.runs.checkpoints.saved_tensors import SavedTensor
 from gptmill.runs.checkpoints.tiling import Box, Extent
 from gptmill.runtime.parallel.layouts import Layout, find_layout
-from gptmill.runtime.parallel.local_shards import to_local
+from gptmill.runtime.parallel.local_shards import find_place, is_sharded, to_local
 from gptmill.runtime.world import World
 
 Saved: TypeAlias = Tensor | Shard | SavedTensor
@@ -24,7 +22,8 @@ Saved: TypeAlias = Tensor | Shard | SavedTensor
 
 def saves_jointly(config: RunConfig, world: World) -> bool:
     """Whether ranks hold different tensors, and save them together. The same on every rank."""
-    return world.size > 1 and (world.shards_weights or config.machine.exact_ranks is True)
+    has_shards = world.shards_weights or world.strategy == "zero1" or config.machine.exact_ranks is True
+    return world.size > 1 and has_shards
 
 
 def hold(tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout] | None = None) -> dict[str, Held]:
@@ -97,14 +96,14 @@ def _hold_share(tensor: Tensor, layout: Layout) -> Shard:
 
 
 def _hold(tensor: Tensor) -> Held:
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor
     mesh, placements = tensor.device_mesh, tensor.placements
     if mesh.size() == 1 or all(placement.is_replicate() for placement in placements):
         return to_local(tensor)
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    _, offset = find_place(tensor)
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank is in the mesh"
     # Of the replicas of a shard, the first is saved.
     replicas = (place for place, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
-    return Shard(to_local(tensor), tuple(tensor.shape), tuple(offset), is_written=not any(replicas))
+    return Shard(to_local(tensor), tuple(tensor.shape), offset, is_written=not any(replicas))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import count
 
+from gptmill.training.exact_sum import list_numbers
 from gptmill.training.plan import TrainPlan
 
 Range = tuple[int, int]
@@ -51,21 +52,21 @@ def make_starts(
     world_rank: int,
     world_size: int,
     samples_per_batch: int,
+    *,
+    is_exact: bool = False,
 ) -> Iterator[int]:
     """Yields the first window of each micro-batch of a rank, endlessly. Later changes to `ranges` have no effect."""
-    offset, stride = world_rank * samples_per_batch, world_size * samples_per_batch
-    return _walk(merge_ranges(ranges), position, steps_done, plan, offset, stride)
+    merged = merge_ranges(ranges)  # here, since a generator's code runs later
 
+    def walk(position: int) -> Iterator[int]:
+        for step in count(steps_done + 1):
+            windows = plan.count_windows(step)
+            first = find_unskipped(merged, position, windows)
+            for number in list_numbers(plan.count_micro_batches(step), world_rank, world_size, is_exact=is_exact):
+                yield first + number * samples_per_batch
+            position = first + windows
 
-def _walk(
-    ranges: list[Range], position: int, steps_done: int, plan: TrainPlan, offset: int, stride: int
-) -> Iterator[int]:
-    for step in count(steps_done + 1):
-        windows = plan.count_windows(step)
-        first = find_unskipped(ranges, position, windows)
-        for micro_batch in range(plan.count_micro_batches(step)):
-            yield first + offset + micro_batch * stride
-        position = first + windows
+    return walk(position)
 
 
 def find_step_windows(ranges: Iterable[Range], sizes: list[int]) -> Range:

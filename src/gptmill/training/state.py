@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from gptmill.config.composition import FP8
@@ -31,6 +30,7 @@ from gptmill.runtime.compiling import cache_custom_autograd, list_compile_option
 from gptmill.runtime.parallel.context_parallel import RankRows
 from gptmill.runtime.parallel.expert_parallel import RankExperts
 from gptmill.runtime.parallel.layouts import Layout
+from gptmill.runtime.parallel.local_shards import is_fsdp
 from gptmill.runtime.parallel.materialize import materialize
 from gptmill.runtime.parallel.mesh import list_inner_axes
 from gptmill.runtime.parallel.parallelize import parallelize
@@ -43,6 +43,7 @@ from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_gra
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 from gptmill.training.optimizers.fsdp import build_fsdp_optimizer
 from gptmill.training.plan import TrainPlan
+from gptmill.training.reduction import PlainReduction, Reduction, build_reduction
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
 from gptmill.training.sharded_state import Saved, hold, load, read_whole
 from gptmill.training.spike_detector import SpikeDetector
@@ -60,6 +61,7 @@ class TrainState:
     scaler: torch.amp.GradScaler
     spike_detector: SpikeDetector
     early_stop: EarlyStop
+    reduction: Reduction = field(default_factory=PlainReduction)
     ema: EmaWeights | None = None
     step: int = 0
     windows_read: int = 0
@@ -80,7 +82,7 @@ class TrainState:
         """Skips the gradients' all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
         if isinstance(self.forward, DistributedDataParallel) and not is_last:
             return self.forward.no_sync()
-        if isinstance(self.forward, FSDPModule):
+        if is_fsdp(self.forward):
             self.forward.set_requires_gradient_sync(is_last or self.reduces_every_micro_batch)
         return nullcontext()
 
@@ -178,13 +180,18 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     small = is_small(micro_batch_tokens, config.model.embd_size)
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
     model, layouts = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
-    forward = _share(model, config, plan, world, layouts)
+    experts = list_experts(layouts, world)
+    forward = _share(model, config, plan, world, experts)
+    is_exact = config.machine.exact_ranks is True
     if world.uses_fsdp:
         optimizer: OptimizerContainer = build_fsdp_optimizer(model, config.optimizer, world)
     else:
-        optimizer = build_optimizer(model, config.optimizer, world.device, layouts)
+        optimizer = build_optimizer(model, config.optimizer, world.device, world, layouts, is_exact=is_exact)
     optimizer.init_state()
     optimizer.keeps_gradients = is_graphed
+    reduction = build_reduction(
+        model, world, is_exact=is_exact, is_sharded=optimizer.is_sharded, keeps_gradients=is_graphed, experts=experts
+    )
     scaler = build_scaler(plan.precision, world.device)
     eager = EagerPass(forward, scaler, plan.precision, world.device)
     runner = GraphedPass(eager, model) if is_graphed and isinstance(model, GPT) else eager
@@ -192,7 +199,7 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     decay = config.optimizer.ema_decay
     ema = None if decay is None else EmaWeights.build(model, decay)
     detector = build_spike_detector(config)
-    state = TrainState(model, forward, runner, optimizer, scaler, detector, early_stop, ema, layouts=layouts)
+    state = TrainState(model, forward, runner, optimizer, scaler, detector, early_stop, reduction, ema, layouts=layouts)
     state.reduces_every_micro_batch = world.uses_fsdp and not can_hold_gradients(config, plan, world)
     return state
 
@@ -240,12 +247,10 @@ def _build_model(
     return model, layouts
 
 
-def _share(
-    model: LanguageModel, config: RunConfig, plan: TrainPlan, world: World, layouts: Mapping[str, Layout]
-) -> nn.Module:
+def _share(model: LanguageModel, config: RunConfig, plan: TrainPlan, world: World, experts: Sequence[str]) -> nn.Module:
     """What a step calls in the place of the model; after this, every rank has its weights or its part of them."""
     if not world.uses_fsdp:
-        return parallelize(model, world, experts=list_experts(layouts, world))
+        return parallelize(model, world, experts=experts)
     model.isolate_blocks()
     dtype = find_autocast_dtype(plan.precision, world.device)
     forward = parallelize(model, world, model.list_blocks(), model.inference_methods, dtype)

@@ -17,14 +17,16 @@ from gptmill.runtime.host_memory import send_to_host
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.timing import DeviceTimestamp
-from gptmill.runtime.world import World
-from gptmill.training.histograms import Histograms, count_gradients, count_weights, send_histograms
+from gptmill.runtime.world import CP, World
+from gptmill.training.exact_sum import list_numbers
+from gptmill.training.histograms import Histograms, count_gradients, count_weights, send_histograms, share_counts
+from gptmill.training.optimizers import PER_PARAMETER
 from gptmill.training.plan import TrainPlan
 from gptmill.training.schedules import make_lr
 from gptmill.training.skip_ranges import find_unskipped
 from gptmill.training.sparse_update import keep_zeros
 from gptmill.training.state import TrainState
-from gptmill.training.step_stats import StepStats, Totals
+from gptmill.training.step_stats import StepStats, make_totals
 
 
 def ignore(_phase: str) -> None:
@@ -42,32 +44,18 @@ def train_step(
 ) -> StepStats:
     """Accumulates gradients over the micro-batches, clips them and updates the weights; `beat` is called per phase."""
     started, waited_before = DeviceTimestamp(world.device), loader.waited_seconds
-    training = config.training
-    seed_everything(make_step_seed(training.seed, state.step, world.gradient_rank), world.device)
     lr = make_lr(state.step, config.optimizer, plan.max_steps)
     state.optimizer.set_lr(lr, config.optimizer.max_lr)
-    num_windows, micro_batches = plan.count_windows(state.step + 1), plan.count_micro_batches(state.step + 1)
+    num_windows = plan.count_windows(state.step + 1)
     first = find_unskipped(state.skipped_windows, state.windows_read, num_windows)
     windows = first, first + num_windows
     # No all-reduce needed: which tokens all ranks read follows from the same data position.
     tokens = loader.sampler.count_targets(first, num_windows)
-    # DDP averages gradients over ranks, while the loss is divided by the tokens of all ranks.
-    scale = world.gradient_size / tokens
-    width = find_stage(plan.context_warmup, state.step + 1)
-    totals = Totals(world.device, len(plan.corpora))
-    state.micro_batch_runner.begin_step()
-    for micro_batch in range(micro_batches):
-        beat("waiting for data")
-        batch = make_batch(loader.next_batch(lambda: bool(stop)), IGNORE_INDEX, plan.separator, width)
-        beat("computing")
-        with state.no_sync(is_last=micro_batch == micro_batches - 1):
-            losses = state.micro_batch_runner.run(batch, scale)
-        totals.add(losses, batch)
-    # The stop flag shares the all-reduce of the losses, so that agreeing on it costs nothing.
-    stop_flag = torch.full((1,), float(bool(stop)), device=world.device)
-    reduced = world.sum_over_data(torch.cat([stop_flag, totals.make_tensor(tokens)]))
+    num_experts = _accumulate(state, loader, config, plan, world, stop, beat, tokens)
+    reduced = state.reduction.reduce_totals(bool(stop), tokens, world)
+    state.reduction.reduce_gradients()
     is_due = is_histogram_due(config.tracking.histogram_freq, state.step + 1)
-    takes_histograms = is_due and (world.is_main or world.shards_weights)
+    takes_histograms = is_due and (world.is_main or world.shards_weights or state.optimizer.is_sharded)
     norm_and_scale, histograms = _update(state, config, world, reduced[1:3], takes_histograms=takes_histograms)
     state.step += 1
     state.windows_jumped += first - state.windows_read
@@ -84,9 +72,55 @@ def train_step(
         data_wait_seconds=loader.waited_seconds - waited_before,
         windows=windows,
         num_corpora=len(plan.corpora),
-        num_experts=totals.num_experts,
+        num_experts=num_experts,
         histograms=histograms,
     )
+
+
+def _accumulate(
+    state: TrainState,
+    loader: DataLoader,
+    config: RunConfig,
+    plan: TrainPlan,
+    world: World,
+    stop: StopFlag,
+    beat: Callable[[str], None],
+    tokens: int,
+) -> int:
+    """Runs this rank's micro-batches, whose gradients and losses go to the reduction; returns the number of experts."""
+    seed, reduction, num_experts = config.training.seed, state.reduction, 0
+    numbers = list_numbers(
+        plan.count_micro_batches(state.step + 1), world.data_rank, world.data_size, is_exact=reduction.is_exact
+    )
+    width = find_stage(plan.context_warmup, state.step + 1)
+    # DDP and FSDP average gradients over ranks, while the loss is divided by the tokens of all ranks.
+    scale = (world.gradient_size if reduction.is_averaged else 1) / tokens
+    # Runs from before the option drew the random numbers of a step one after the other.
+    seeds_each = config.machine.exact_ranks is not None and draws_random_numbers(config)
+    if not seeds_each:
+        seed_everything(make_step_seed(seed, state.step, world.gradient_rank), world.device)
+    rows, row = world.axis_size(CP), world.axis_rank(CP)  # ranks that share windows draw for different tokens
+    state.micro_batch_runner.begin_step()
+    reduction.begin_step()
+    for number in numbers:
+        beat("waiting for data")
+        batch = make_batch(loader.next_batch(lambda: bool(stop)), IGNORE_INDEX, plan.separator, width)
+        beat("computing")
+        if seeds_each:
+            seed_everything(make_step_seed(seed, state.step, number * rows + row), world.device)
+        with state.no_sync(is_last=number == numbers[-1]), reduction.micro_batch(number):
+            losses = state.micro_batch_runner.run(batch, scale)
+        num_experts = 0 if losses.experts_LE is None else losses.experts_LE.shape[1]
+        reduction.add_totals(number, make_totals(losses, batch, len(plan.corpora)))
+    if seeds_each:  # for the update, which is the same on all ranks
+        seed_everything(make_step_seed(seed, state.step, world.data_size * len(numbers) * rows), world.device)
+    return num_experts
+
+
+def draws_random_numbers(config: RunConfig) -> bool:
+    """Whether a step may draw any: for dropout, or in a part of a plug-in."""
+    has_own_optimizer = config.optimizer.optimizer.tag not in PER_PARAMETER
+    return config.model.dropout > 0 or bool(config.model.own_parts) or has_own_optimizer
 
 
 def is_histogram_due(histogram_freq: int | None, step: int) -> bool:
@@ -100,20 +134,23 @@ def _update(
 
     By now all ranks hold the same losses and agree on the norm, so that they skip the same updates.
     """
-    scale = state.scaler.scale(torch.ones((), device=losses.device))
-    state.optimizer.unscale(state.scaler)
+    optimizer, scale = state.optimizer, state.scaler.scale(torch.ones((), device=losses.device))
+    optimizer.unscale(state.scaler)
     gradients = count_gradients(state.model) if takes_histograms else {}
+    if takes_histograms and optimizer.is_sharded:
+        gradients = share_counts(gradients, state.model, world)
     with keep_zeros(state.model) if config.training.keep_zeros else nullcontext():
-        norm = state.optimizer.clip_gradients(config.optimizer.grad_clip or None)
+        norm = optimizer.clip_gradients(config.optimizer.grad_clip or None)
         found_inf = ~(losses.isfinite().all() & norm.isfinite())
         if config.guard.guard == "off" and not state.scaler.is_enabled():
-            state.optimizer.step()
+            optimizer.step()
         else:
             # Takes the place of scaler.step(), which checks the gradients but not the loss.
-            state.optimizer.step_unless(found_inf)
+            optimizer.step_unless(found_inf)
+    optimizer.share_weights()
     if state.ema is not None:
         state.ema.update(state.model, found_inf)
     state.scaler.update()
-    state.optimizer.zero_grad()
+    optimizer.zero_grad()
     histograms = send_histograms(count_weights(state.model), gradients, world) if takes_histograms else None
     return torch.stack([norm, scale]), histograms

@@ -72,33 +72,19 @@ class StepStats:
         return Observation(self.step, metrics.loss, metrics.grad_norm, self.windows, metrics.is_overflow)
 
 
-class Totals:
-    """Sums over the micro-batches of a step, on the device."""
-
-    def __init__(self, device: torch.device, num_corpora: int) -> None:
-        self.num_experts = 0
-        self._cross_entropy = torch.zeros((), device=device)
-        self._objective = torch.zeros((), device=device)
-        self._by_corpus = torch.zeros(2, num_corpora, device=device)
-        self._experts: Tensor | None = None
-
-    def add(self, losses: Losses, batch: Batch) -> None:
-        self._cross_entropy += losses.cross_entropy
-        self._objective += losses.objective
+def make_totals(losses: Losses, batch: Batch, num_corpora: int) -> Tensor:
+    """What a micro-batch adds to its step: summed loss and objective, per-corpus loss sums and token counts, tokens per
+    expert."""
+    parts = [torch.stack([losses.cross_entropy, losses.objective])]
+    if num_corpora:
+        by_corpus = torch.zeros(2, num_corpora, device=batch.targets.device)
         if losses.per_domain_G is not None and batch.domains is not None:
-            counts = (batch.targets != IGNORE_INDEX).sum(dim=1, dtype=torch.float32)
-            self._by_corpus[0] += losses.per_domain_G
-            self._by_corpus[1].index_add_(0, batch.domains, counts)
-        if losses.experts_LE is not None:
-            self.num_experts = losses.experts_LE.shape[1]
-            counts = losses.experts_LE.float().flatten()
-            self._experts = counts if self._experts is None else self._experts + counts
-
-    def make_tensor(self, tokens: int) -> Tensor:
-        """One vector: mean loss, mean objective, per-corpus loss sums and token counts, tokens per expert."""
-        means = torch.stack([self._cross_entropy / tokens, self._objective / tokens])
-        experts = [] if self._experts is None else [self._experts]
-        return torch.cat([means, self._by_corpus.flatten(), *experts])
+            by_corpus[0] += losses.per_domain_G
+            by_corpus[1].index_add_(0, batch.domains, (batch.targets != IGNORE_INDEX).sum(dim=1, dtype=torch.float32))
+        parts.append(by_corpus.flatten())
+    if losses.experts_LE is not None:
+        parts.append(losses.experts_LE.float().flatten())
+    return torch.cat(parts)
 
 
 def _make_loads(tokens: list[float], num_experts: int) -> tuple[float, ...]:

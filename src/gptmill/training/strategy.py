@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gptmill.config.errors import UserError
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.runtime.world import World
 from gptmill.training.plan import TrainPlan
@@ -11,9 +10,11 @@ from gptmill.training.plan import TrainPlan
 def choose_strategy(config: RunConfig, world: World) -> ParallelName:
     """The requested strategy, or the cheapest that fits; the same on all ranks."""
     wanted = config.machine.parallel
-    if wanted == "zero1" and world.is_distributed:
-        raise UserError("parallel = zero1 is not built yet; use --parallel ddp or --parallel fsdp")
-    return "ddp" if wanted == "auto" or not world.is_distributed else wanted
+    if not world.is_distributed:
+        return "ddp"
+    if config.machine.exact_ranks:
+        return "zero1"  # in its own order of addition
+    return "ddp" if wanted == "auto" else wanted
 
 
 def can_hold_gradients(config: RunConfig, plan: TrainPlan, world: World) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from gptmill.runtime.parallel.mesh import REPLICATE, SHARD, find_gradient_group
@@ -30,17 +30,34 @@ def parallelize(
     """
     if not world.is_distributed:
         return model
+    if world.strategy == "zero1":  # DDP without its hooks: the gradients go to the owners of the parameters
+        world.broadcast(model.state_dict().values())
+        return model
     if not world.uses_fsdp:
         return replicate(model, world, experts)
-    mesh = find_data_mesh(world)
+    _shard(model, find_data_mesh(world), blocks, compute_dtype)
+    for name in methods:
+        _add_forward_method(model, name)
+    return model
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh, blocks: Sequence[nn.Module], compute_dtype: torch.dtype | None) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     # Inputs keep their dtype: bf16 would round RoPE's tables. Gradients are summed over the ranks in fp32.
     policy = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    for name in methods:
-        register_fsdp_forward_method(model, name)
-    return model
+    # Its weights are needed again at once, by the LM head's backward pass, or by its forward pass for a sample.
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    # Fused blocks return views; what they warn of, a change in place, happens to none.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+
+
+def _add_forward_method(model: nn.Module, name: str) -> None:
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    register_fsdp_forward_method(model, name)
 
 
 def replicate(model: nn.Module, world: World, experts: Sequence[str] = ()) -> nn.Module:

@@ -17,12 +17,14 @@ from gptmill.config.optimizer import Muon as MuonConfig
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.config.schema import list_values
 from gptmill.runtime.parallel.layouts import Layout
+from gptmill.runtime.world import World
 from gptmill.training.optimizers.adamw import build_adamw
 from gptmill.training.optimizers.adamw8bit import build_adamw8bit
 from gptmill.training.optimizers.container import OptimizerContainer as OptimizerContainer
 from gptmill.training.optimizers.lion import Lion
 from gptmill.training.optimizers.muon import Muon
 from gptmill.training.optimizers.param_groups import list_packed_splits, make_param_groups, uses_muon
+from gptmill.training.optimizers.sharded import ShardedOptimizer
 from gptmill.training.optimizers.split import SplitOptimizer
 
 Members = list[torch.optim.Optimizer]
@@ -30,12 +32,29 @@ Builder = Callable[[nn.Module, OptimizerConfig, torch.device], Members]
 
 
 def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, device: torch.device, layouts: Mapping[str, Layout] | None = None
+    model: nn.Module,
+    config: OptimizerConfig,
+    device: torch.device,
+    world: World | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+    *,
+    is_exact: bool = False,
 ) -> OptimizerContainer:
-    """The configured optimizer for all parameters of the model, some of them split over ranks by `layouts`."""
+    """The configured optimizer for all parameters of the model; with zero1, sharded over the ranks where it can be.
+
+    Some parameters may be split over ranks by `layouts`. An exact one rounds the same however the parameters are
+    divided among ranks.
+    """
     tag = config.optimizer.tag
     members = OPTIMIZERS[tag](model, config, device)
-    return SplitOptimizer(model, tag, members, layouts) if layouts else OptimizerContainer(model, tag, members)
+    for member in members:
+        if isinstance(member, Muon):
+            member.batches_parameters = not is_exact
+    if world is not None and world.strategy == "zero1" and world.size > 1 and tag in PER_PARAMETER:
+        return ShardedOptimizer(model, tag, members, world)
+    if layouts:
+        return SplitOptimizer(model, tag, members, layouts)
+    return OptimizerContainer(model, tag, members)
 
 
 def _build_adamw(model: nn.Module, config: OptimizerConfig, device: torch.device) -> Members:
@@ -83,6 +102,8 @@ def make_own_builder(target: Any) -> Builder:
     return build
 
 
+# A plug-in's optimizer may relate parameters to each other, and is not sharded.
+PER_PARAMETER = ("adamw", "muon", "lion", "adamw8bit")
 OPTIMIZERS: dict[str, Builder] = {
     "adamw": _build_adamw,
     "muon": _build_muon,

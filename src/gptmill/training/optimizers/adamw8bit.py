@@ -41,7 +41,8 @@ def _load_class() -> Callable[..., torch.optim.Optimizer]:
             if found_inf is not None and found_inf.item():
                 return
             # torchao compiles a kernel per shape, which takes minutes on a CPU and saves seconds there.
-            is_compiled = self.param_groups[0]["params"][0].device.type != "cpu"
+            devices = {parameter.device.type for group in self.param_groups for parameter in group["params"]}
+            is_compiled = devices != {"cpu"}
             with nullcontext() if is_compiled else torch.compiler.set_stance("force_eager"):
                 super().step(closure)
 

@@ -45,6 +45,8 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
         self.packed_splits = packed_splits
+        self.batches_parameters = True
+        """Whether matrices of several parameters share a batch, whose size may choose another GEMM algorithm."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -53,8 +55,9 @@ class Muon(torch.optim.Optimizer):
         found_inf = read_found_inf(self)
         for group in self.param_groups:
             parameters = init_momenta(self, group, "momentum_buffer")
-            for parts in batch_parts([part for parameter in parameters for part in self._split(parameter)]):
-                update(parts, group["lr"], group["momentum"], group["weight_decay"], found_inf)
+            for together in [parameters] if self.batches_parameters else [[parameter] for parameter in parameters]:
+                for parts in batch_parts([part for parameter in together for part in self._split(parameter)]):
+                    update(parts, group["lr"], group["momentum"], group["weight_decay"], found_inf)
 
     def _split(self, parameter: nn.Parameter) -> list[Part]:
         assert parameter.grad is not None

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from gptmill.runtime.parallel.local_shards import is_sharded
 from gptmill.training.optimizers import muon
 from gptmill.training.optimizers.found_inf import init_momenta, mask_gradients, read_found_inf, select_factor
 from gptmill.training.optimizers.matrix_exchange import MatrixExchange
 from gptmill.training.optimizers.muon import Muon, orthogonalise
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class ShardedMuon(Muon):
@@ -95,8 +98,8 @@ def _read_gradient(parameter: nn.Parameter) -> Tensor:
 
 def _check_layout(source: Tensor) -> DTensor:
     """FSDP shards the first dimension, along the last axis of its mesh."""
-    assert isinstance(source, DTensor)
+    assert is_sharded(source)
     *outer, last = source.placements
-    assert last == Shard(0), f"Muon knows rows and stacks that are sharded, not {source.placements}"
-    assert all(placement == Replicate() for placement in outer), f"Muon knows one axis of shards: {source.placements}"
+    assert last.is_shard(0), f"Muon knows rows and stacks that are sharded, not {source.placements}"
+    assert all(placement.is_replicate() for placement in outer), f"Muon knows one axis of shards: {source.placements}"
     return source

@@ -1,4 +1,4 @@
-"""Ranks that share layers, windows or experts train as one rank does, and any of them resumes what another has saved."""
+"""Ranks that share layers, windows or experts train as one rank does, and each resumes what another has saved."""
 
 from __future__ import annotations
 

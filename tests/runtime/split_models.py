@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gptmill.config.model import Gelu, ModelConfig, Moe, RmsNorm, Rope, SwiGlu
+from gptmill.models.attention import BlockContext
 from gptmill.models.context_parallel_gpt import ContextParallelGPT, share_rows
 from gptmill.models.expert_parallel_moe import share_experts
 from gptmill.models.gpt import GPT, build_gpt
@@ -71,13 +72,39 @@ def compute(model: GPT, batch: Batch) -> Tensor:
     return objective.detach()
 
 
-def compare_tensor_parallel(config: ModelConfig, *, masked: bool) -> dict[str, float]:
+def compare_tensor_parallel(config: ModelConfig, *, masked: bool, recompute: bool = False) -> dict[str, float]:
     whole, model, batch = build(config), build(config), make_batch(masked=masked)
     layouts = split_tensors(model, dist.group.WORLD)
+    model.set_activation_checkpointing("full" if recompute else "none")
     found = {"loss": compare(compute(model, batch), compute(whole, batch))}
     for name, gradient, expected in list_gradients(model, whole):
         found[name] = compare(layouts[name].gather(gradient) if name in layouts else gradient, expected)
     return found
+
+
+def compare_dropout() -> dict[str, float]:
+    """Ranks that share every layer drop the same of what they all compute, and different heads' attention."""
+    torch.manual_seed(3)
+    model = build(replace(GPT2, dropout=0.5))
+    split_tensors(model, dist.group.WORLD)
+    found = {"loss": compare_ranks(compute(model, make_batch(masked=False)))}
+    for name in ("token_embedding.weight", "blocks.0.mlp_norm.weight", "final_norm.weight"):
+        gradient = model.get_parameter(name).grad
+        assert gradient is not None
+        found[name] = compare_ranks(gradient)
+    ones = torch.ones(1, 2, 8, 4)
+    attended = model.blocks[0].attention.compute_attention(ones, ones, ones, BlockContext())
+    found["heads drop the same"] = 0.0 if compare_ranks(attended) > 0.1 else 1.0
+    return {**found, "afterwards": compare_ranks(torch.rand(4))}
+
+
+def compare_ranks(tensor: Tensor) -> float:
+    """The largest difference between the first rank's and this one's, on any rank."""
+    first = tensor.clone()
+    dist.broadcast(first, src=0)
+    largest = (first - tensor).abs().max()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
 
 
 def compare_context_parallel(config: ModelConfig, *, masked: bool, recompute: bool = False) -> dict[str, float]:
@@ -145,7 +172,9 @@ def compare(found: Tensor, expected: Tensor) -> float:
 
 
 def compare_all() -> dict[str, dict[str, float]]:
-    found = {"context, recomputed": compare_context_parallel(EVERYTHING, masked=False, recompute=True)}
+    found = {"tensor, dropout": compare_dropout()}
+    found["tensor, recomputed"] = compare_tensor_parallel(EVERYTHING, masked=False, recompute=True)
+    found["context, recomputed"] = compare_context_parallel(EVERYTHING, masked=False, recompute=True)
     for name, config in DENSE.items():
         for masked in (False, True):
             found[f"tensor, {name}{', masked' * masked}"] = compare_tensor_parallel(config, masked=masked)

@@ -12,7 +12,13 @@ from split_models import DENSE, MIXTURES
 from zygote import Zygote
 
 WAYS = [f"{way}, {name}{masked}" for way in ("tensor", "context") for name in DENSE for masked in ("", ", masked")]
-WAYS += ["context, recomputed", *(f"expert, {name}" for name in MIXTURES), "expert, starved"]
+WAYS += [
+    "tensor, recomputed",
+    "tensor, dropout",
+    "context, recomputed",
+    *(f"expert, {name}" for name in MIXTURES),
+    "expert, starved",
+]
 PROGRAM = Path(__file__).with_name("split_models.py")
 
 

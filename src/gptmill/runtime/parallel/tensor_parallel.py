@@ -8,9 +8,10 @@ does not know: its layers are replaced by ones that do, with the same names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from gptmill.runtime.parallel.layouts import Layout
 FIRST_LAYERS = frozenset({"qkv", "up", "gate_up"})
 SECOND_LAYERS = frozenset({"proj"})
 HEAD_COUNTS = ("num_heads", "kv_heads")
+MAX_SEED = 2**62
 
 
 class ColumnParallelLinear(nn.Linear):
@@ -71,6 +73,8 @@ def _split_linears(parent: nn.Module, group: dist.ProcessGroup) -> dict[str, Lay
     packed: Mapping[str, tuple[int, ...]] = getattr(parent, "packed_splits", {})
     layouts = {}
     for name, layer in parent.named_children():
+        if not isinstance(layer, nn.Linear):
+            continue
         if name in FIRST_LAYERS:
             sections = packed.get(f"{name}.weight", (layer.weight.shape[0],))
             for part in [part for part, _ in layer.named_parameters()]:
@@ -91,7 +95,23 @@ def _split_attention(attention: Any, group: dist.ProcessGroup) -> dict[str, Layo
         _specialise(norm, SharedRMSNorm, group)
     for name in HEAD_COUNTS:
         setattr(attention, name, getattr(attention, name) // group.size())
+    if attention.dropout:
+        attention.compute_attention = _draw_apart(attention.compute_attention, attention, group.rank())
     return layouts
+
+
+def _draw_apart(compute: Callable[..., Tensor], attention: nn.Module, rank: int) -> Callable[..., Tensor]:
+    """Lets the heads of each rank draw random numbers of their own; after them, all ranks go on with the same."""
+
+    def compute_apart(q: Tensor, *arguments: Any) -> Tensor:
+        if not attention.training:
+            return compute(q, *arguments)
+        seed = int(torch.randint(MAX_SEED, ()))  # the same on all ranks
+        with torch.random.fork_rng([q.device] if q.device.type == "cuda" else []):
+            torch.manual_seed(seed + rank)
+            return compute(q, *arguments)
+
+    return compute_apart
 
 
 def _split(module: nn.Module, name: str, dim: int, sections: tuple[int, ...], group: dist.ProcessGroup) -> Layout:

@@ -23,6 +23,9 @@ def plan(
     *,
     gpu: str | None = None,
     gpus: int = 1,
+    nodes: int | None = None,
+    interconnect: str = "infiniband",
+    simulate: bool = False,
     mfu: float | None = None,
     price_per_hour: float | None = None,
     corpus_tokens: float | None = None,
@@ -36,11 +39,15 @@ def plan(
     """Plans a run without training it: tokens, epochs, parameters, FLOPs, memory, time, cost, disk and warnings.
 
     All options are those of gptmill plan. `config` is a RunConfig, or the name or path of a recipe; `fields` go on
-    top. With `probe`, a short real training on this machine measures time and memory.
+    top. With `probe`, a short real training on this machine measures time and memory. Several GPUs are planned with
+    each strategy (`RunPlan.strategies`); `simulate` checks their memory against fake ranks (`RunPlan.placements`).
     """
     options = {
         "gpu": gpu,
         "gpus": gpus,
+        "nodes": nodes,
+        "interconnect": interconnect,
+        "simulate": simulate,
         "mfu": mfu,
         "price_per_hour": price_per_hour,
         "corpus_tokens": corpus_tokens,

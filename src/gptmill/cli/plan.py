@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptmill import cli
 from gptmill.cli.output import print_line
+from gptmill.cli.plan_strategies import list_strategy_lines
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config.durations import format_duration
 from gptmill.config.errors import UserError
@@ -43,14 +44,17 @@ def run(arguments: list[str]) -> int:
     from gptmill.api.planning import plan_recipe
 
     plan = plan_recipe(recipe, flags, presets, request)
+    code = 0 if all(each.agrees for each in plan.placements) else exit_codes.FAILED
     if request.json:
         print_line(json.dumps(plan.to_dict(), indent=1))
-        return 0
+        return code
     for label, text in list_rows(plan):
         print_line(f"{label:<{LABEL_WIDTH}}{text}")
+    for line in list_strategy_lines(plan):
+        print_line(line)
     for warning in plan.warnings:
         print_line(f"warning: {warning.message}")
-    return 0
+    return code
 
 
 def run_budget(recipe: str | None, flags: dict[str, Any], presets: PresetOptions, request: PlanRequest) -> int:
@@ -143,7 +147,8 @@ def describe_memory(plan: RunPlan) -> str:
     total = f" of {has / 1e9:,.1f} GB" if has else ""
     if plan.probe is not None or memory is None:
         return f"{plan.memory_bytes / 1e9:,.2f} GB{total}, measured"
-    parts = [f"{name} {size / 1e9:,.2f}" for name, size in vars(memory).items()]
+    kinds = vars(plan.strategy.memory if plan.strategy else memory)
+    parts = [f"{name} {size / 1e9:,.2f}" for name, size in kinds.items()]
     snapshots = f"snapshots {plan.counts.snapshot_bytes / 1e9:,.2f}"
     rest = f"; {snapshots} GB in host memory" if plan.machine.is_gpu else f", {snapshots}, process 0.4"
     return f"{plan.memory_bytes / 1e9:,.2f} GB{total}, by estimate: {', '.join(parts)}{rest}"

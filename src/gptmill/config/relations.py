@@ -9,6 +9,9 @@ from typing import Any
 from gptmill.config.plugins import list_parts, split_names
 from gptmill.config.value_syntax import parse_mixture, parse_stages
 
+# Whose state is a number per number of a parameter, or whole where a matrix is. What a plug-in does is not known.
+SHARDABLE_OPTIMIZERS = ("adamw", "muon", "lion")
+
 Values = dict[str, Any]
 """The values of all fields by name; "world_size", the number of ranks that read different data; "own_parts", fields
 with a part of a plug-in; "model", the ModelConfig."""
@@ -132,6 +135,18 @@ def _check_histogram_freq(values: Values) -> str:
     return "has no tracker to show histograms; add --use_tensorboard, or remove it" if is_unseen else ""
 
 
+def _check_parallel(values: Values) -> str:
+    wanted, optimizer = values["parallel"], values["optimizer"]
+    if values["exact_ranks"] and wanted not in ("auto", "zero1"):
+        return "adds gradients in another order than exact_ranks; remove one of them, or use --parallel zero1"
+    if wanted in ("fsdp", "hsdp") and optimizer not in SHARDABLE_OPTIMIZERS:
+        return (
+            f"cannot shard the state of optimizer {optimizer}; use --parallel zero1, or optimizer "
+            f"{', '.join(SHARDABLE_OPTIMIZERS[:-1])} or {SHARDABLE_OPTIMIZERS[-1]}"
+        )
+    return ""
+
+
 def join_words(words: Sequence[str]) -> str:
     return " and ".join(words)
 
@@ -153,4 +168,5 @@ RELATIONS = (
     Relation("order", "documents", _check_order),
     Relation("shift_windows", "documents", _check_shift_windows),
     Relation("context_warmup", "documents context_length", _check_context_warmup),
+    Relation("parallel", "", _check_parallel),
 )

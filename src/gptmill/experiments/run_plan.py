@@ -6,19 +6,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gptmill.config.errors import UserError
 from gptmill.config.parallel_relations import count_data_ranks
-from gptmill.config.plan_request import PlanRequest, check_plan_request
+from gptmill.config.plan_request import PlanRequest, check_plan_request, count_nodes
 from gptmill.config.run import RunConfig
 from gptmill.config.validation import check_config
 from gptmill.experiments.child_run import Say
+from gptmill.experiments.fake_ranks import Placement, simulate
 from gptmill.experiments.probe import ProbeResult, probe
 from gptmill.models.parameters import ParameterCount, count_parameters
 from gptmill.runs.checkpoints.disk_space import free_bytes
+from gptmill.runtime.interconnects import Interconnect, find_interconnect
 from gptmill.training.plan import TrainPlan, derive_plan
 from gptmill.training.plan_checks import PlannedRun, PlanWarning, find_plan_warnings
 from gptmill.training.planned_corpus import PlannedCorpus, read_planned_corpus
 from gptmill.training.planned_machine import PlannedMachine, find_planned_machine
 from gptmill.training.run_counts import RunCounts, count_run
+from gptmill.training.strategy_estimate import StrategyEstimate, choose_estimate, estimate_strategies
+from gptmill.training.strategy_memory import build_units
 from gptmill.training.time_estimate import TimeEstimate, estimate_time
 
 PROCESS_BYTES = 400_000_000  # Python and torch in host memory
@@ -43,6 +48,17 @@ class RunPlan:
     """None where neither a probe nor the device's peak rate tells."""
     probe: ProbeResult | None
     warnings: tuple[PlanWarning, ...]
+    links: Interconnect | None = None
+    """Of several GPUs; None for one."""
+    strategies: tuple[StrategyEstimate, ...] = ()
+    """What several GPUs take, by how they share the model."""
+    placements: tuple[Placement, ...] = ()
+    """The planned memory beside that of fake ranks, where it was simulated."""
+
+    @property
+    def strategy(self) -> StrategyEstimate | None:
+        """The one whose memory, time and cost the plan has: as configured, or the cheapest that fits."""
+        return choose_estimate(self.strategies, self.config.machine.parallel) if self.strategies else None
 
     @property
     def tokens(self) -> int:
@@ -56,9 +72,13 @@ class RunPlan:
     @property
     def cost(self) -> float | None:
         """Dollars; None without a time or a price."""
-        if self.time is None or self.machine.price_per_hour is None:
+        return None if self.time is None else self.price(self.time)
+
+    def price(self, time: TimeEstimate) -> float | None:
+        """Dollars of that time on all GPUs; None without a price."""
+        if self.machine.price_per_hour is None:
             return None
-        return self.time.total / SECONDS_PER_HOUR * self.machine.price_per_hour * self.machine.rate.ranks
+        return time.total / SECONDS_PER_HOUR * self.machine.price_per_hour * self.machine.rate.ranks
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values, for JSON."""
@@ -87,6 +107,12 @@ class RunPlan:
             "price_per_hour": self.machine.price_per_hour,
             "cost": self.cost,
             "probe": asdict(self.probe) if self.probe else None,
+            "links": asdict(self.links) if self.links else None,
+            "strategy": self.strategy.strategy if self.strategy else None,
+            "strategies": [
+                {**each.to_dict(), "cost": self.price(each.time.run) if each.time else None} for each in self.strategies
+            ],
+            "placements": [each.to_dict() for each in self.placements],
             "warnings": [asdict(warning) for warning in self.warnings],
         }
 
@@ -107,6 +133,12 @@ def make_run_plan(config: RunConfig, request: PlanRequest, say: Say = lambda _: 
     if measured is not None:
         time = time_by_probe(plan, counts, measured)
     memory = estimate_memory(plan, counts, machine) if measured is None else measured.peak_memory_bytes
+    links, strategies = compare_strategies(config, request, machine, plan, time)
+    if strategies:
+        chosen = choose_estimate(strategies, config.machine.parallel)
+        memory = chosen.memory.total if measured is None else memory
+        time = chosen.time.run if chosen.time else None
+    placements = simulate(config, plan, links, strategies, say) if request.simulate and links else ()
     free = free_bytes(Path(config.tracking.logdir)) if machine.is_here else None
     checked = PlannedRun(
         config,
@@ -123,7 +155,23 @@ def make_run_plan(config: RunConfig, request: PlanRequest, say: Say = lambda _: 
         time=time,
     )
     warnings = tuple(find_plan_warnings(checked))
-    return RunPlan(config, plan, corpus, machine, parameters, counts, memory, free, time, measured, warnings)
+    return RunPlan(
+        config, plan, corpus, machine, parameters, counts, memory, free, time, measured, warnings, links, strategies,
+        placements,
+    )  # fmt: skip
+
+
+def compare_strategies(
+    config: RunConfig, request: PlanRequest, machine: PlannedMachine, plan: TrainPlan, alone: TimeEstimate | None
+) -> tuple[Interconnect | None, tuple[StrategyEstimate, ...]]:
+    """The links of several GPUs, and what each strategy takes on them; nothing for one GPU or a CPU."""
+    if request.simulate and not machine.is_gpu:
+        raise UserError("--simulate places a model on several GPUs; name their kind, e.g. --gpu h100")
+    if request.gpus == 1 or not machine.is_gpu:
+        return None, ()
+    links = find_interconnect(machine.name, request.gpus, count_nodes(request), request.interconnect)
+    units = build_units(config, plan)
+    return links, estimate_strategies(config, plan, units, links, machine.memory_bytes, alone)
 
 
 def estimate_memory(plan: TrainPlan, counts: RunCounts, machine: PlannedMachine) -> int:

@@ -107,10 +107,15 @@ def find_peak_rate(device_name: str, precision: PrecisionName) -> float | None:
     The whole name must match: a MIG slice or a laptop variant has another peak. fp8 is measured against the bf16 peak,
     since only some matmuls run in fp8, which also keeps MFU comparable.
     """
-    words = re.split(r"[\s/-]+", DEVICE_INDEX.sub("", device_name).strip().upper())
-    rates = RATES.get(" ".join(word for word in words if word and not IGNORED_WORD.fullmatch(word)))
+    rates = RATES.get(identify_gpu(device_name))
     if rates is None:
         return None
     if precision in ("fp32", "tf32"):
         return 1e12 * (rates.fp32 if precision == "fp32" else rates.tf32)
     return 1e12 * rates.half if precision == "fp16" or rates.has_bf16 else None
+
+
+def identify_gpu(device_name: str) -> str:
+    """The name without vendor, memory size and device index: the key of a known GPU in tables like `RATES`."""
+    words = re.split(r"[\s/-]+", DEVICE_INDEX.sub("", device_name).strip().upper())
+    return " ".join(word for word in words if word and not IGNORED_WORD.fullmatch(word))

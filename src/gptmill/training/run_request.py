@@ -249,7 +249,8 @@ def _set_exact_ranks(config: RunConfig) -> RunConfig:
     machine = config.machine
     if machine.exact_ranks is not None:
         return config
-    is_exact = not shares_more_than_data(machine) and (machine.deterministic or is_cpu(machine.device))
+    is_wanted = machine.deterministic or is_cpu(machine.device)
+    is_exact = is_wanted and machine.parallel in ("auto", "zero1") and not shares_more_than_data(machine)
     return replace(config, machine=replace(machine, exact_ranks=is_exact))
 
 

@@ -25,16 +25,15 @@ def arrange_ranks(world: World, strategy: ParallelName, machine: MachineConfig |
     check_axes(inner, world.size)
     if not world.is_distributed:
         return world  # one process without torchrun: every strategy is the plain path
-    if inner:
-        sizes = {REPLICATE: world.size // math.prod(inner.values()), **inner}
-        mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    elif strategy == "fsdp":
-        mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=(SHARD,))
+    axes: dict[str, int] = {}
+    if strategy == "fsdp":
+        axes = {SHARD: world.size}
     elif strategy == "hsdp":
-        shards = read_local_size(world.size)
-        mesh = init_device_mesh(world.device.type, (world.size // shards, shards), mesh_dim_names=(REPLICATE, SHARD))
-    else:
-        mesh = None
+        shards = find_shards(world.size)
+        axes = {REPLICATE: world.size // shards, SHARD: shards}
+    if inner:
+        axes = {REPLICATE: world.size // math.prod(inner.values()), **inner}
+    mesh = init_device_mesh(world.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes)) if axes else None
     return replace(world, mesh=mesh, strategy=strategy)
 
 
@@ -70,13 +69,18 @@ def find_group(mesh: DeviceMesh, names: tuple[str, ...]) -> dist.ProcessGroup:
     return mesh[names]._flatten().get_group()
 
 
-def read_local_size(world_size: int) -> int:
-    """How many ranks each machine has, by torchrun; raises UserError if machines have different numbers."""
-    value = os.environ.get("LOCAL_WORLD_SIZE", "")
-    local = int(value) if value.isdecimal() and int(value) else world_size
+def find_shards(world_size: int) -> int:
+    """How many ranks share a copy of the model with hsdp: those of a machine; raises UserError if machines differ."""
+    local = read_local_size(world_size)
     if world_size % local:
         raise UserError(
             f"parallel = hsdp shards within each machine, but {world_size} ranks are not a multiple of the {local} on "
             f"this one; start the same number on every machine, or use --parallel fsdp"
         )
     return local
+
+
+def read_local_size(world_size: int) -> int:
+    """How many ranks this machine has, by torchrun; all of them if it does not say."""
+    value = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(value) if value.isdecimal() and int(value) else world_size

@@ -201,8 +201,20 @@ sys.exit(run_guarded(sys.argv[1:]))
 
 def test_ranks_go_back_together(monkeypatch: pytest.MonkeyPatch, run_ranks: RunRanks) -> None:
     """Only one of them holds the state that they go back to."""
+    check_together(monkeypatch, run_ranks)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("flag", ["--tensor_parallel", "--context_parallel"])
+def test_ranks_that_share_a_model_go_back_together(
+    monkeypatch: pytest.MonkeyPatch, run_ranks: RunRanks, flag: str
+) -> None:
+    check_together(monkeypatch, run_ranks, flag, "2")
+
+
+def check_together(monkeypatch: pytest.MonkeyPatch, run_ranks: RunRanks, *parallel: str) -> None:
     flags = [*RUN, "--data_dir", "poisoned", "--max_steps", "120", "--dropout", "0", "--mini_batch_size", "4"]
-    run_ranks("train", *flags, "--run_name", "two", program=("-c", SPOILED_RANK))
+    run_ranks("train", *flags, *parallel, "--run_name", "two", program=("-c", SPOILED_RANK))
     spoil(monkeypatch, 8.0)
     assert run_guarded(["train", *flags, "--run_name", "one"]) == 0
     places = [

@@ -21,6 +21,7 @@ from gptmill.models.attention import BlockContext
 from gptmill.models.context_parallel_gpt import ContextParallelGPT, share_rows
 from gptmill.models.expert_parallel_moe import share_experts
 from gptmill.models.gpt import GPT, build_gpt
+from gptmill.models.losses import LossConfig
 from gptmill.runtime.parallel.context_parallel import RankRows
 from gptmill.runtime.parallel.expert_parallel import RankExperts, split_experts
 from gptmill.runtime.parallel.tensor_parallel import split_tensors
@@ -46,6 +47,8 @@ MOE = replace(LLAMA, feed_forward=Moe(num_experts=4, experts_per_token=2, ffn_si
 MIXTURES = {"moe": MOE, "moe with an extra head": replace(MOE, mtp_heads=1)}
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
+DOMAINS = torch.tensor([0, 1] * 4)
+LOSSES = LossConfig(label_smoothing=0.1, z_loss=0.01, chunk_tokens=7, num_domains=2)
 
 
 def make_batch(*, masked: bool, rows: int = ROWS) -> Batch:
@@ -72,10 +75,28 @@ def compute(model: GPT, batch: Batch) -> Tensor:
     return objective.detach()
 
 
+def compare_objective() -> dict[str, float]:
+    """Label smoothing, z-loss, chunks and losses per domain, over a vocabulary that ranks share."""
+    whole, model, (tokens, targets, _) = build(LLAMA), build(LLAMA), make_batch(masked=False)
+    split_tensors(model, dist.group.WORLD)
+    found = {}
+    for is_training in (True, False):
+        for name, padded in (("plain", False), ("padded", True)):
+            results = []
+            for each in (model, whole):
+                each.config, each.loss_config = replace(LLAMA, padded_softmax=padded), LOSSES
+                results.append(each.train(is_training)(tokens, targets, None, DOMAINS[:ROWS]))
+            for field in ("objective", "cross_entropy", "per_domain_G"):
+                values = (getattr(losses, field).detach() for losses in results)
+                found[f"{name} {field}{' in training' * is_training}"] = compare(*values)
+    return {**found, "logits": compare(model.logits(tokens).detach(), whole.logits(tokens).detach())}
+
+
 def compare_tensor_parallel(config: ModelConfig, *, masked: bool, recompute: bool = False) -> dict[str, float]:
     whole, model, batch = build(config), build(config), make_batch(masked=masked)
     layouts = split_tensors(model, dist.group.WORLD)
     model.set_activation_checkpointing("full" if recompute else "none")
+    model.loss_config = whole.loss_config = replace(LOSSES, num_domains=0) if recompute else LossConfig()
     found = {"loss": compare(compute(model, batch), compute(whole, batch))}
     for name, gradient, expected in list_gradients(model, whole):
         found[name] = compare(layouts[name].gather(gradient) if name in layouts else gradient, expected)
@@ -88,7 +109,7 @@ def compare_dropout() -> dict[str, float]:
     model = build(replace(GPT2, dropout=0.5))
     split_tensors(model, dist.group.WORLD)
     found = {"loss": compare_ranks(compute(model, make_batch(masked=False)))}
-    for name in ("token_embedding.weight", "blocks.0.mlp_norm.weight", "final_norm.weight"):
+    for name in ("position_embedding.weight", "blocks.0.mlp_norm.weight", "final_norm.weight"):
         gradient = model.get_parameter(name).grad
         assert gradient is not None
         found[name] = compare_ranks(gradient)
@@ -172,7 +193,7 @@ def compare(found: Tensor, expected: Tensor) -> float:
 
 
 def compare_all() -> dict[str, dict[str, float]]:
-    found = {"tensor, dropout": compare_dropout()}
+    found = {"tensor, dropout": compare_dropout(), "tensor, objective": compare_objective()}
     found["tensor, recomputed"] = compare_tensor_parallel(EVERYTHING, masked=False, recompute=True)
     found["context, recomputed"] = compare_context_parallel(EVERYTHING, masked=False, recompute=True)
     for name, config in DENSE.items():

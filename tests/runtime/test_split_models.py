@@ -15,6 +15,7 @@ WAYS = [f"{way}, {name}{masked}" for way in ("tensor", "context") for name in DE
 WAYS += [
     "tensor, recomputed",
     "tensor, dropout",
+    "tensor, objective",
     "context, recomputed",
     *(f"expert, {name}" for name in MIXTURES),
     "expert, starved",

@@ -24,7 +24,7 @@ from gptmill.models.initialisation import SkipInit, init_weights
 from gptmill.models.kv_cache import KVCache, LayerKVCache
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.language_model import Losses as Losses
-from gptmill.models.losses import IGNORE_INDEX, LossConfig, LossSums, compute_loss
+from gptmill.models.losses import IGNORE_INDEX, LossConfig, LossSums, VocabShare, compute_loss
 from gptmill.models.masks import Mask, can_use_flex_attention, make_cached_mask, make_mask
 from gptmill.models.mixture_of_experts import RouterStats
 from gptmill.models.norms import build_norm
@@ -53,6 +53,8 @@ class GPT(LanguageModel):
     """The built-in architecture."""
 
     block_class: ClassVar[type[Block]] = Block
+    vocab_share: VocabShare | None = None
+    """The tokens whose rows of the embedding and of the head this process has, where these are not all."""
     inference_methods: ClassVar[tuple[str, ...]] = ("hidden_states",)
 
     def __init__(self, config: ModelConfig, padded_vocab_size: int, vocab_size: int | None = None) -> None:
@@ -160,6 +162,11 @@ class GPT(LanguageModel):
 
     def lm_head(self, x_BTC: Tensor) -> Tensor:
         """Logits: the product with the token embedding, or with a matrix of its own, and the soft-cap."""
+        logits_BTV = self._compute_logits(x_BTC)
+        return logits_BTV if self.vocab_share is None else self.vocab_share.gather(logits_BTV)
+
+    def _compute_logits(self, x_BTC: Tensor) -> Tensor:
+        """The same for the tokens whose weights this process has."""
         logits_BTV = self.head_linear(x_BTC, self.head_weight)
         if (cap := self.config.logit_softcap) is None:
             return logits_BTV
@@ -278,8 +285,9 @@ class GPT(LanguageModel):
         self, x_BTC: Tensor, targets_N: Tensor, config: LossConfig, domains_N: Tensor | None = None
     ) -> LossSums:
         x_NC = self._normalise(x_BTC).flatten(0, 1)
-        size, padded = self.vocab_size, self.config.padded_softmax
-        return compute_loss(self.lm_head, x_NC, targets_N, config, size, domains_N, padded_softmax=padded)
+        size, padded, share = self.vocab_size, self.config.padded_softmax, self.vocab_share
+        head = self._compute_logits
+        return compute_loss(head, x_NC, targets_N, config, size, domains_N, padded_softmax=padded, share=share)
 
     def _predict_further(self, backbone: Backbone, targets_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
         """The loss of multi-token prediction (Gloeckle et al. 2024): for each further token ahead a block of its own

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gptmill.config.composition import FP8
 from gptmill.config.errors import UserError
-from gptmill.config.run import RunConfig
+from gptmill.config.run import KernelChoice, RunConfig
 from gptmill.models.context_parallel_gpt import ContextParallelGPT, share_rows
 from gptmill.models.expert_parallel_moe import share_experts
 from gptmill.models.fused.dispatch import MODELS, choose_kernels, is_small
@@ -32,7 +32,6 @@ from gptmill.runtime.parallel.expert_parallel import RankExperts
 from gptmill.runtime.parallel.layouts import Layout
 from gptmill.runtime.parallel.local_shards import is_fsdp
 from gptmill.runtime.parallel.materialize import materialize
-from gptmill.runtime.parallel.mesh import list_inner_axes
 from gptmill.runtime.parallel.parallelize import parallelize
 from gptmill.runtime.parallel.split_model import list_experts, split_model
 from gptmill.runtime.precision import build_scaler, find_autocast_dtype
@@ -209,13 +208,15 @@ def _build_model(
 ) -> tuple[LanguageModel, dict[str, Layout]]:
     """The implementation that wins on this device, split, quantized and compiled as the config asks."""
     training, machine = config.training, config.machine
-    kernels = choose_kernels(
-        machine.kernels,
-        world.device,
-        plan.precision,
-        host_keeps_up=host_keeps_up,
-        has_own_parts=bool(config.model.own_parts) or bool(list_inner_axes(machine)),
-    )
+    kernels: KernelChoice = "none"  # for layers that ranks share
+    if machine.tensor_parallel == machine.context_parallel == 1:
+        kernels = choose_kernels(
+            machine.kernels,
+            world.device,
+            plan.precision,
+            host_keeps_up=host_keeps_up,
+            has_own_parts=bool(config.model.own_parts) or machine.expert_parallel > 1,
+        )
     size = (config.model, plan.padded_vocab_size, training.seed, plan.vocab_size)
     is_own = "architecture" in config.model.own_parts
     kind = ContextParallelGPT if machine.context_parallel > 1 else MODELS[kernels]

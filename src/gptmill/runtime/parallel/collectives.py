@@ -26,6 +26,11 @@ def sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _SumOverRanks.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def gather_columns(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All ranks' last dimension side by side; each rank goes on alike, and gets the gradient of its own columns."""
+    return _GatherColumns.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def send_rows(x: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """As `all_to_all`; the gradient goes the same ways back."""
     return _SendRows.apply(x, sent, received, group)  # type: ignore[no-any-return, no-untyped-call]
@@ -86,3 +91,14 @@ class _SendRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return all_to_all(grad, *ctx.way_back), None, None, None
+
+
+class _GatherColumns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return torch.cat(all_gather(x, group).unbind(), dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.chunk(ctx.group.size(), dim=-1)[ctx.group.rank()], None

@@ -2,13 +2,15 @@
 hidden units.
 
 The first linear layer of each half of a block is split by rows, the second by columns, and one all-reduce adds up the
-halves' results. Norms, embeddings and the residual stream are the same on all ranks of the group. The model itself
+halves' results. Every rank has some tokens' rows of the embedding and of the LM head, and computes their part of the
+softmax. Norms, positions and the residual stream are the same on all ranks of the group. The model itself
 does not know: its layers are replaced by ones that do, with the same names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptmill.runtime.parallel.collectives import copy_to_ranks, sum_over_ranks
+from gptmill.runtime.parallel.collectives import all_gather, copy_to_ranks, gather_columns, sum_over_ranks
 from gptmill.runtime.parallel.layouts import Layout
 
 FIRST_LAYERS = frozenset({"qkv", "up", "gate_up"})
@@ -44,6 +46,42 @@ class RowParallelLinear(nn.Linear):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
+class VocabParallelEmbedding(nn.Embedding):
+    """The embeddings of some tokens; those of the others come from their ranks."""
+
+    group: dist.ProcessGroup
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        own = tokens - self.group.rank() * self.num_embeddings
+        is_own = (own >= 0) & (own < self.num_embeddings)
+        x = F.embedding(own.where(is_own, 0), self.weight).where(is_own[..., None], 0.0)
+        return sum_over_ranks(x, self.group)
+
+
+@dataclass(frozen=True)
+class RankVocab:
+    """The tokens whose logits a rank computes: equally many, in the order of the ranks."""
+
+    group: dist.ProcessGroup
+    start: int
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the ranks; each gets the gradient of its own summand."""
+        return sum_over_ranks(x, self.group)
+
+    def max(self, x: Tensor) -> Tensor:
+        """The largest of all ranks'."""
+        return all_gather(x, self.group).amax(dim=0)
+
+    def gather(self, logits: Tensor) -> Tensor:
+        """The logits of all tokens."""
+        return gather_columns(logits, self.group)
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The LM head's product for the rank's own tokens."""
+        return F.linear(copy_to_ranks(x, self.group), weight)
+
+
 class SharedRMSNorm(nn.RMSNorm):
     """The norm of a rank's heads; its weight serves the heads of all ranks, so their gradients are summed."""
 
@@ -65,6 +103,21 @@ def split_tensors(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Layou
         layouts |= {f"{path}.{name}": layout for name, layout in found.items()}
     for number, table in enumerate(getattr(model, "value_embeddings", ())):
         layouts[f"value_embeddings.{number}.weight"] = _split(table, "weight", 1, (table.embedding_dim,), group)
+    return layouts | _split_vocabulary(model, group)
+
+
+def _split_vocabulary(model: Any, group: dist.ProcessGroup) -> dict[str, Layout]:
+    """Leaves this rank its tokens' rows of the embedding and the LM head; all of them, if they cannot be divided."""
+    rows = model.token_embedding.num_embeddings
+    if rows % group.size():
+        return {}
+    layouts = {"token_embedding.weight": _split(model.token_embedding, "weight", 0, (rows,), group)}
+    share = rows // group.size()
+    _specialise(model.token_embedding, VocabParallelEmbedding, group, num_embeddings=share)
+    if model.head is not None:
+        layouts["head.weight"] = _split(model.head, "weight", 0, (rows,), group)
+    model.vocab_share = vocab = RankVocab(group, group.rank() * share)
+    model.head_linear = vocab.project
     return layouts
 
 

@@ -74,6 +74,8 @@ def test_two_ranks_train_as_one_and_resume_each_other(way: str, run_ranks: RunRa
     run_ranks("train", *FLAGS, *model, *parallel, "--run_name", "ranks", count=count)
     check_same("one", "ranks")
     check_all_moved("ranks")
+    if way == "context":
+        return  # all ranks hold the whole state, and rank 0 saves it as one rank would
     none = [word if word.startswith("--") else "1" for word in parallel]
     train_alone("--resume", "runs/ranks/checkpoints/step_000002", "--run_name", "alone", *none)
     check_last_steps("alone", "one")

@@ -61,6 +61,11 @@ class RunPlan:
         return choose_estimate(self.strategies, self.config.machine.parallel) if self.strategies else None
 
     @property
+    def savers(self) -> int:
+        """Ranks that save a checkpoint together, each its part."""
+        return self.strategy.savers if self.strategy else 1
+
+    @property
     def tokens(self) -> int:
         return self.plan.count_tokens()
 

@@ -117,7 +117,7 @@ class LikelihoodScorer:
             num_cropped += sequences.num_cropped
             done += len(sequences.ids)
         counts = np.concatenate(scored)
-        logprobs, is_greedy = self._world.all_reduce_sum(torch.cat(found, dim=1)).cpu().double().numpy()
+        logprobs, is_greedy = self._world.sum_over_data(torch.cat(found, dim=1)).cpu().double().numpy()
         starts = np.cumsum(counts) - counts
         return Likelihoods(
             np.add.reduceat(logprobs, starts), counts, np.add.reduceat(is_greedy, starts) == counts, num_cropped

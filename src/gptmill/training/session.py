@@ -156,7 +156,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     strategy = choose_strategy(
         config, world, lambda: make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     )
-    world = arrange_ranks(world, strategy)
+    world = arrange_ranks(world, strategy, config.machine)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     set_matmul_precision(plan.precision)
     run = hold_run(request, world, stack)

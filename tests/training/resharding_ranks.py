@@ -11,13 +11,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
 
 import torch
 from tiny import make_config
 from torch import Tensor
 
-from gptmill.config.run import ParallelName, RunConfig
+from gptmill.config.run import RunConfig
 from gptmill.runs.checkpoints.content import Held, Shard
 from gptmill.runs.checkpoints.selection import load_chosen
 from gptmill.runs.checkpoints.sharded_state import saves_jointly
@@ -30,7 +29,6 @@ from gptmill.training.joint_reading import open_jointly
 from gptmill.training.plan import CorpusSize, MachineRate, derive_plan
 from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.state import TrainState, build_state
-from gptmill.training.strategy import choose_strategy
 
 STEP = 7
 LIMIT_SECONDS = 60.0
@@ -38,12 +36,9 @@ FIELDS = {"num_layers": 1, "optimizer": "muon", "ema_decay": 0.9, "guard": "roll
 
 
 def choose(name: str) -> RunConfig:
-    """one, ddp-2, fsdp-3, exact-2, ...: the strategy and the number of ranks."""
+    """one-1, ddp-2, fsdp-3, ...: the strategy and the number of ranks."""
     strategy = name.partition("-")[0]
-    fields: dict[str, Any] = {"exact_ranks": strategy == "exact"}
-    if strategy in get_args(ParallelName):
-        fields["parallel"] = strategy
-    return make_config(**FIELDS, **fields)
+    return make_config(**FIELDS, exact_ranks=False, parallel="auto" if strategy == "one" else strategy)
 
 
 def make_whole(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -121,7 +116,8 @@ def restore(state: TrainState, run: RunDirectory, world: World, *, is_joint: boo
 
 def main(name: str, folder: Path, others: list[str]) -> None:
     with open_world("cpu") as world:
-        world = arrange_ranks(world, choose_strategy(choose(name), world))
+        strategy = choose(name).machine.parallel
+        world = arrange_ranks(world, "ddp" if strategy == "auto" else strategy)
         config, state = build(name, world)
         fill(state.make_checkpoint({}).tensors)
         save(config, state, RunDirectory(folder / name), world)

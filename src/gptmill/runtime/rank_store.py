@@ -132,8 +132,10 @@ class RankStore:
         return Failure(0, text, exit_codes.RANK_LOST, is_lost=True)
 
     def raise_failure(self) -> None:
-        """Raises what another rank has failed with, if one has."""
-        failure = self.find_failure() or self.find_lost()
+        """Raises what another rank has failed with, if one has, or that it is lost."""
+        failure = self.find_failure()
+        if failure is None and (lost := self.find_lost()) is not None:
+            failure = self.publish(lost, is_own=False)
         if failure is not None:
             self.has_noticed_failure = True
             raise RankFailedError(failure)

@@ -20,7 +20,8 @@ from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 
 REPORT_SECONDS = 3.0  # how long a rank waits for rank 0 to print what has happened
-LEAVE_SECONDS = 10.0
+LEAVE_SECONDS = 10.0  # for the others to read what has failed
+FINISH_SECONDS = 600.0  # for the others to finish
 FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.001, 0.05
 FAILURE = "failure"
 LEAVING = "leaving"
@@ -131,8 +132,10 @@ class RankStore:
         return Failure(0, text, exit_codes.RANK_LOST, is_lost=True)
 
     def raise_failure(self) -> None:
-        """Raises what another rank has failed with, if one has."""
-        failure = self.find_failure() or self.find_lost()
+        """Raises what another rank has failed with, if one has, or that it is lost."""
+        failure = self.find_failure()
+        if failure is None and (lost := self.find_lost()) is not None:
+            failure = self.publish(lost, is_own=False)
         if failure is not None:
             self.has_noticed_failure = True
             raise RankFailedError(failure)
@@ -152,8 +155,8 @@ class RankStore:
         self.set_text(LEAVING, "")
         try:
             self._store.add("left", 1)
-            deadline = time.monotonic() + LEAVE_SECONDS
             failure = self.find_failure()
+            deadline = time.monotonic() + (FINISH_SECONDS if failure is None else LEAVE_SECONDS)
             waits = self.rank == 0 or failure is not None  # torchrun would kill the ones that still unwind
             expected = self.size - (failure is not None and failure.is_lost)
             while waits and self._store.add("left", 0) < expected and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, step, rank)."""
+"""Randomness as a function of (seed, step, number of the micro-batch)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 PLACES = [(1337, 0, 0), (1337, 5, 0), (0, 0, 0), (2**40, 95_365, 63)]
 
 
-def draw(seed: int, step: int, rank: int) -> Draws:
-    seed_everything(make_step_seed(seed, step, rank), torch.device("cpu"))
+def draw(seed: int, step: int, number: int) -> Draws:
+    seed_everything(make_step_seed(seed, step, number), torch.device("cpu"))
     return random.random(), float(np.random.random()), torch.rand(()).item()
 
 

@@ -393,3 +393,23 @@ def test_a_run_that_turns_to_fp8_takes_the_default_of_today(recipe: str, logdir:
     flags = {"logdir": logdir, "run_name": "plain", "precision": "fp8-emulated"}
     request = make_run_request(None, flags, StartOptions(resume="latest", allow_changes=True))
     assert request.config.machine.fp8_layers == "fused"
+
+
+def test_a_new_run_records_its_rule_of_addition_and_one_from_before_keeps_its_own(recipe: str, logdir: str) -> None:
+    flags = {"run_name": "x", "logdir": logdir, "device": "cpu"}
+    assert make_run_request(recipe, flags, NEW).config.machine.exact_ranks is True
+    assert make_run_request(recipe, {**flags, "parallel": "ddp"}, NEW).config.machine.exact_ranks is False
+    assert make_run_request(recipe, {**flags, "exact_ranks": False}, NEW).config.machine.exact_ranks is False
+    run = start(recipe, **flags)
+    assert make_run_request(None, {"run_name": "x", "logdir": logdir}, RESUME).config.machine.exact_ranks is True
+    with pytest.raises(UserError, match="exact_ranks from True to False"):
+        make_run_request(None, {"run_name": "x", "logdir": logdir, "exact_ranks": False}, RESUME)
+    saved = run.config.read_text(encoding="utf-8")
+    run.config.write_text(saved.replace("exact_ranks = true\n", ""), encoding="utf-8")
+    assert make_run_request(None, {"run_name": "x", "logdir": logdir}, RESUME).config.machine.exact_ranks is None
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "hsdp"])
+def test_exact_ranks_add_up_in_their_own_way(recipe: str, logdir: str, parallel: str) -> None:
+    with pytest.raises(ConfigError, match=f"not that of --parallel {parallel}"):
+        make_run_request(recipe, {"logdir": logdir, "exact_ranks": True, "parallel": parallel}, NEW)

@@ -136,14 +136,22 @@ def _check_histogram_freq(values: Values) -> str:
 
 def _check_parallel(values: Values) -> str:
     wanted, optimizer = values["parallel"], values["optimizer"]
-    if values["exact_ranks"] and wanted not in ("auto", "zero1"):
-        return "adds gradients in another order than exact_ranks; remove one of them, or use --parallel zero1"
     if wanted in ("fsdp", "hsdp") and optimizer not in SHARDABLE_OPTIMIZERS:
         return (
             f"cannot shard the state of optimizer {optimizer}; use --parallel zero1, or optimizer "
             f"{', '.join(SHARDABLE_OPTIMIZERS[:-1])} or {SHARDABLE_OPTIMIZERS[-1]}"
         )
     return ""
+
+
+def _check_exact_ranks(values: Values) -> str:
+    if not values["exact_ranks"]:
+        return ""
+    if values["parallel"] not in ("auto", "zero1"):
+        return f"adds up gradients in its own way, not that of --parallel {values['parallel']}; remove one of them"
+    axes = ("tensor_parallel", "context_parallel", "expert_parallel")
+    divided = [f"--{name}" for name in axes if values.get(name, 1) != 1]
+    return f"divides the batch among ranks, not the model by {join_words(divided)}; remove one" if divided else ""
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -166,6 +174,7 @@ RELATIONS = (
     Relation("mixture", "corpus data_dir", _check_mixture),
     Relation("order", "documents", _check_order),
     Relation("shift_windows", "documents", _check_shift_windows),
+    Relation("exact_ranks", "parallel", _check_exact_ranks),
     Relation("context_warmup", "documents context_length", _check_context_warmup),
     Relation("parallel", "", _check_parallel),
 )

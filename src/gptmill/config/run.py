@@ -219,7 +219,7 @@ class MachineConfig:
     parallel: ParallelName = "auto"
     """Several ranks: ddp; zero1 shards the optimizer, fsdp all, hsdp within each machine; auto: the first that fits."""
     exact_ranks: bool | None = None
-    """Bit-identical results on any number of ranks; default: on the CPU and with --deterministic."""
+    """Bit-identical results on any number of ranks; default: on the CPU or if deterministic, with parallel auto."""
 
 
 @dataclass(frozen=True)

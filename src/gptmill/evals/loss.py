@@ -72,7 +72,7 @@ class ValidationLoss:
             batch = make_batch(rows, IGNORE_INDEX, self._separator)
             with make_autocast(self._precision, world.device):
                 losses = model(batch.tokens, batch.targets, documents_BT=batch.documents, domains_B=batch.domains)
-            sums[start // size, 0] = losses.cross_entropy
+            sums[start // size, 0] = losses.cross_entropy.detach()
             if losses.per_domain_G is not None:
                 sums[start // size, 1:] = losses.per_domain_G
         tokens = self._windows.num_chosen * self._windows.context_length

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from gptmill.config.model import LearnedPositions, ModelConfig, Moe
 from gptmill.config.run import ActivationCheckpointing
-from gptmill.models.activation_checkpointing import run_block
+from gptmill.models.activation_checkpointing import run_block, run_forward
 from gptmill.models.attention import Attention, BlockContext, find_value_table
 from gptmill.models.block import Block
 from gptmill.models.initialisation import SkipInit, init_weights
@@ -191,8 +192,10 @@ class GPT(LanguageModel):
         for name in COMPILED_PARTS:
             if name != "_run_block":
                 setattr(self, name, torch.compile(getattr(self, name), **options))
+        run, mode = torch.compile(run_forward, **options), self.activation_checkpointing
         for block in self.list_blocks():
-            block.compile(**options)
+            block.forward = partial(run, block, mode)
+        self.activation_checkpointing = "none"  # it is a part of the compiled code
 
     def list_blocks(self) -> list[nn.Module]:
         return [*self.blocks, *self.extra_blocks]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gptmill.config.errors import UserError
 from gptmill.config.renamed import use_current_names
-from gptmill.runs.checkpoints.manifest import Manifest, find_group, list_group_files, read_manifest
+from gptmill.runs.checkpoints.manifest import Manifest, find_group, read_manifest
 from gptmill.runs.checkpoints.saved_tensors import SavedTensor, open_tensors
 from gptmill.runs.checkpoints.storage import find_damage
 
@@ -152,7 +152,7 @@ def _choose_largest(differing: list[TensorDifference]) -> list[TensorDifference]
 
 
 def _open(path: Path, manifest: Manifest, group: str) -> dict[str, SavedTensor]:
-    return open_tensors(path / name for name in list_group_files(manifest.files, group))
+    return open_tensors(path / name for name in manifest.list_files(group))
 
 
 def _measure(name: str, a: Tensor, b: Tensor) -> TensorDifference | None:

@@ -1,7 +1,7 @@
-"""Random numbers as a pure function of (seed, step, rank).
+"""Random numbers as a pure function of (seed, step, global number of the micro-batch).
 
-Reseeding at every step means that no generator state has to be saved: a resumed run draws the same numbers as an
-uninterrupted one.
+Reseeding at every micro-batch means that no generator state has to be saved: a resumed run draws the same numbers as
+an uninterrupted one, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 
-def make_step_seed(seed: int, step: int, rank: int) -> int:
+def make_step_seed(seed: int, step: int, number: int) -> int:
     """A 32-bit seed, the largest that NumPy accepts, hashed so that neighbouring steps are independent."""
-    (value,) = np.random.SeedSequence((seed, step, rank)).generate_state(1)
+    (value,) = np.random.SeedSequence((seed, step, number)).generate_state(1)
     return int(value)
 
 

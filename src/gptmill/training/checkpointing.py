@@ -66,7 +66,9 @@ class Checkpointer:
         self.saved_at = step
         """The last step that was saved."""
         self._branched_at, self._branched_time = step, time.time()
-        self._run, self._origin, self._world, self._is_joint = run, origin, world, writers is not None
+        self._run, self._origin, self._world = run, origin, world
+        self.is_joint = writers is not None
+        """Whether all ranks save together, each its shards."""
         self._can_roll_back = config.guard.guard == "rollback"
         self._snapshots = SnapshotBuffers(world.device, 2 if self._can_roll_back else 1)
         self._being_written: Snapshot | None = None
@@ -125,7 +127,7 @@ class Checkpointer:
 
         All ranks call it together.
         """
-        if self._is_joint:
+        if self.is_joint:
             return self._find_older_jointly(last_step)
         found: Checkpoint[Tensor] | None = None
         if self._world.is_main:

@@ -128,7 +128,7 @@ def _read_checkpoint(chosen: Chosen[Tensor]) -> CheckpointWeights:
             f"{path} holds {compression.method} weights, which cannot be trained; start from what it was made from: "
             f"{compression.source}"
         )
-    sha256 = read_manifest(path).files[f"{GROUP}.safetensors"].sha256
+    sha256 = read_manifest(path).hash_group(GROUP)
     fingerprint = str(values.get("tokenizer_fingerprint"))[:200]
     return CheckpointWeights(path, config, dict(chosen.checkpoint.tensors[GROUP]), sha256, fingerprint)
 

@@ -191,8 +191,8 @@ def handle_error(session: Session, state: TrainState, metrics: Metrics, error: E
         metrics.stop_requested = True
         if metrics.verdict.kind == "rollback" and session.world.size == 1:
             roll_back(session, state, metrics)
-        # A sharded optimizer's state is complete only where all ranks are at the same step.
-        if not (metrics.has_diverged or state.optimizer.is_sharded):
+        # What ranks hold together is complete only where all of them are at the same step.
+        if not (metrics.has_diverged or session.checkpointer.is_joint):
             evaluate_and_save(session, state, metrics)
         if not is_stop:
             session.trackers.track(RunFinished(state.step, f"stopped: {error}", session.measure_seconds()))

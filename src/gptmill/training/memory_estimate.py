@@ -6,7 +6,7 @@ The allocator, CUDA itself and other programs need more memory on top of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gptmill.config.model import Gelu, ModelConfig, Moe, Relu2, RmsNorm, Rope
 from gptmill.config.run import ActivationCheckpointing, PrecisionName, RunConfig
@@ -44,11 +44,17 @@ class MemoryEstimate:
 
 
 def estimate_run_memory(
-    config: RunConfig, padded_vocab_size: int, mini_batch_size: int, precision: PrecisionName, *, has_kernels: bool
+    config: RunConfig,
+    padded_vocab_size: int,
+    mini_batch_size: int,
+    precision: PrecisionName,
+    *,
+    has_kernels: bool,
+    micro_batches: int = 1,
 ) -> MemoryEstimate:
-    """The estimate for a run whose device can run the kernels, or cannot."""
+    """The estimate for a run whose device can run the kernels, or cannot; `micro_batches` are those of a rank."""
     machine, optimizer = config.machine, config.optimizer
-    return estimate_memory(
+    estimate = estimate_memory(
         config.model,
         padded_vocab_size,
         mini_batch_size,
@@ -60,6 +66,10 @@ def estimate_run_memory(
         compiled=machine.compile,
         fused_head=machine.kernels != "none" and precision in PRECISIONS and has_kernels,
     )
+    if not machine.exact_ranks:
+        return estimate
+    # One sum for each level of the tree above the micro-batches: see exact_sum.
+    return replace(estimate, gradients=estimate.gradients * max(1, (micro_batches - 1).bit_length()))
 
 
 def estimate_memory(

@@ -181,6 +181,7 @@ def derive_plan(
             training.mini_batch_size,
             machine.precision,
             has_kernels=machine.has_kernels,
+            micro_batches=micro_batches,
         ),
         peak_flops_per_second=machine.peak_flops_per_second,
     )

@@ -25,6 +25,7 @@ from gptmill.training.plugin_fingerprints import list_plugin_fingerprints
 from gptmill.training.resume_point import ResumePoint
 from gptmill.training.run_request import RunRequest
 from gptmill.training.state import TrainState
+from gptmill.training.thread_warning import record_threads
 
 
 def make_origin(config: RunConfig, corpora: Corpora, resume_point: ResumePoint | None, world: World) -> dict[str, Any]:
@@ -38,7 +39,10 @@ def make_origin(config: RunConfig, corpora: Corpora, resume_point: ResumePoint |
         "torch_version": str(torch.__version__),
         "code": make_code_fingerprint(),
         "plugins": list_plugin_fingerprints(config, corpora.tokenizer.name),
-        "randomness": "reseeded at every step from (seed, step, rank)",
+        "randomness": "reseeded at every step from (seed, step, rank)"
+        if config.machine.exact_ranks is None
+        else "reseeded at every micro-batch from (seed, step, number)",
+        **record_threads(config, world),
         "ranks": world.size,
         "parent": find_parent(config, resume_point),
     }

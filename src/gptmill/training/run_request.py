@@ -148,10 +148,10 @@ def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: 
 def _check_resumable(run: RunDirectory) -> None:
     """Raises UserError for a run that was imported or compressed: it has weights, but no optimizer to go on with."""
     try:
-        files = read_manifest(run.checkpoints / "latest").files
+        manifest = read_manifest(run.checkpoints / "latest")
     except UserError:  # absent or damaged: whether another one is valid is found out later
         return
-    if "optimizer.safetensors" in files:
+    if manifest.list_files("optimizer"):
         return
     raise UserError(
         f"run {run.path} is a model only, with no training to resume; train it further in a new run: "
@@ -248,8 +248,9 @@ def _set_exact_ranks(config: RunConfig) -> RunConfig:
     machine = config.machine
     if machine.exact_ranks is not None:
         return config
-    is_wanted = machine.deterministic or is_cpu(machine.device)
-    is_exact = is_wanted and machine.parallel in ("auto", "zero1")
+    axes = ("tensor_parallel", "context_parallel", "expert_parallel")
+    is_plain = machine.parallel == "auto" and all(getattr(machine, name, 1) == 1 for name in axes)
+    is_exact = is_plain and (machine.deterministic or is_cpu(machine.device))
     return replace(config, machine=replace(machine, exact_ranks=is_exact))
 
 

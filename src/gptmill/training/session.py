@@ -63,6 +63,7 @@ from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state, uses_meta_device
 from gptmill.training.strategy import choose_strategy
+from gptmill.training.thread_warning import warn_of_threads
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     tasks = load_eval_tasks(config, corpora.tokenizer)
     set_matmul_precision(plan.precision)
     run = hold_run(request, world, stack)
-    is_joint = saves_jointly(config, world)
+    is_joint = saves_jointly(world)
     token = check_shared_folder(run.checkpoints, world) if is_joint else ""
     resume_point = read_resume_point(request, world, is_joint=is_joint)
     weights = None
@@ -167,7 +168,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     reader = build_reader(config, corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))
     origin = make_origin(config, corpora, resume_point, world)
-    writers = join_writers(token, state, world) if is_joint else None
+    writers = join_writers(token, state.make_checkpoint(origin), world) if is_joint else None
     checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step, writers))
     size_bytes = estimate_size(state) if writers is None else writers.total_bytes
     open_run(run, request, state, size_bytes, resume_point, world)
@@ -183,7 +184,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         trackers.track(Warned(state.step, "validation", no_validation))
     if cropped := describe_cropped(tasks, config.model.context_length):
         trackers.track(Warned(state.step, "tasks", cropped))
-    for warning in warn_of_schedule(config, plan, state, resume_point):
+    warnings = warn_of_schedule(config, plan, state, resume_point) + warn_of_threads(config, world, resume_point)
+    for warning in warnings:
         trackers.track(warning)
     if resume_point is None and world.is_main:
         for warning in warn_of_plan(config, plan, corpora):

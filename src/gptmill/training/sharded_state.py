@@ -8,7 +8,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gptmill.config.run import RunConfig
 from gptmill.runs.checkpoints.content import Checkpoint, Held, Shard
 from gptmill.runs.checkpoints.saved_tensors import SavedTensor
 from gptmill.runs.checkpoints.tiling import Box
@@ -19,10 +18,9 @@ Saved: TypeAlias = Tensor | Shard | SavedTensor
 """A tensor to load: whole, this rank's shard of a snapshot, or in the files of a checkpoint."""
 
 
-def saves_jointly(config: RunConfig, world: World) -> bool:
+def saves_jointly(world: World) -> bool:
     """Whether ranks hold different tensors, and save them together. The same on every rank."""
-    has_shards = world.shards_weights or world.strategy == "zero1" or config.machine.exact_ranks is True
-    return world.size > 1 and has_shards
+    return world.size > 1 and (world.shards_weights or world.strategy == "zero1")
 
 
 def hold(tensors: Mapping[str, Tensor]) -> dict[str, Held]:

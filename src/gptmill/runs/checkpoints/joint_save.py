@@ -60,6 +60,8 @@ class JointSave:
         self._folder, self._writers, self._checkpoint = folder, writers, checkpoint
         self._partial, self._abandoned = folder / f"{name}.partial", folder / f"{name}.abandoned.partial"
         self._own: dict[str, FileDigest] | None = None
+        self.is_open = False
+        """Whether the ranks have begun to write."""
         self._patience_ends = float("inf")
 
     def hurry(self, seconds: float) -> None:
@@ -71,10 +73,11 @@ class JointSave:
 
         Raises OSError if this rank cannot write, and AbandonedError if another could not.
         """
-        make_folder(self._folder)
-        if self._own is None:
+        if not self.is_open:
+            make_folder(self._folder)
             remove_leftovers(self._folder, but=self._writers.token)
             self._partial.mkdir(exist_ok=True)
+            self.is_open = True
         self._write_own()
         assert self._own is not None
         files = {**self._own, **self._collect_receipts()}

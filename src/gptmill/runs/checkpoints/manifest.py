@@ -44,6 +44,15 @@ class Manifest:
     files: dict[str, FileDigest]
     values: dict[str, Any]
 
+    def list_files(self, group: str) -> list[str]:
+        """Returns the files that hold tensors of a group."""
+        return list_group_files(self.files, group)
+
+    def hash_group(self, group: str) -> str:
+        """Returns a checksum of a group: that of its file or, of several files, that of their checksums."""
+        hashes = [self.files[name].sha256 for name in self.list_files(group)]
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
 
 def make_manifest(checkpoint: Checkpoint[Any], files: dict[str, FileDigest]) -> bytes:
     """Returns the text of a checkpoint.json, with the current time."""

@@ -27,7 +27,6 @@ from gptmill.runs.checkpoints.manifest import (
     Manifest,
     find_group,
     is_of_rank,
-    list_group_files,
     make_manifest,
     name_file,
     read_manifest,
@@ -142,7 +141,7 @@ def find_damage(path: Path, *, thorough: bool, rank: int = 0, ranks: int = 1) ->
             check_file(path / name, expected, thorough=thorough and number % ranks == rank)
         if rank == 0 and any(map(is_of_rank, manifest.files)):
             for group in {find_group(name) for name in manifest.files}:
-                open_tensors(path / name for name in list_group_files(manifest.files, group))
+                open_tensors(path / name for name in manifest.list_files(group))
     except UserError as error:
         return str(error)
     return ""
@@ -188,7 +187,7 @@ def measure_checkpoint(checkpoint: Checkpoint[Held], rank: int = 0) -> int:
         for group, tensors in checkpoint.tensors.items()
         for name, chosen in divide_by_file(group, tensors, rank).items()
     }
-    manifest = len(make_manifest(checkpoint, dict.fromkeys(files, PLACEHOLDER)))
+    manifest = len(make_manifest(checkpoint, dict.fromkeys(files, PLACEHOLDER))) if rank == 0 else 0
     return sum(files.values()) + manifest + BLOCK_BYTES * (len(files) + 2)
 
 
@@ -205,7 +204,7 @@ def _find_free_path(folder: Path, step: int) -> Path:
 def _find_files(path: Path, manifest: Manifest, groups: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
     """Yields the names of each group's files; raises UserError for a group without files, and for a missing file."""
     for group in groups:
-        names = list_group_files(manifest.files, group)
+        names = manifest.list_files(group)
         if group in OPTIONAL_GROUPS and not names:
             continue
         for name in names or [name_file(group)]:

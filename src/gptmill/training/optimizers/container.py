@@ -78,9 +78,6 @@ class OptimizerContainer:
     def share_weights(self) -> None:
         """Sends updated weights to the ranks that do not have them: none, unless the optimizer is sharded."""
 
-    def gather_state(self) -> None:
-        """Gives rank 0 the optimizer state of all ranks: it has that already, unless the optimizer is sharded."""
-
     @torch.no_grad()
     def init_state(self) -> None:
         """Creates the optimizer state before the first step, so that its memory is known and it can be loaded.

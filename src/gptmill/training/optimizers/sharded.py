@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from gptmill.runs.checkpoints.content import Held
 from gptmill.runtime.world import World
 from gptmill.training.optimizers.container import OptimizerContainer
-from gptmill.training.optimizers.ownership import Ownership, flatten
+from gptmill.training.optimizers.ownership import Ownership
 from gptmill.training.sharded_state import hold_alone
 
 
@@ -32,7 +31,7 @@ class ShardedOptimizer(OptimizerContainer):
         self._description = super().describe()
         self._group_parameters: list[list[nn.Parameter]] = [list(group["params"]) for group in self._groups]
         self._places = {parameter: place for place, parameter in enumerate(self.ownership.parameters)}
-        # Optimizer state of other ranks: on rank 0 a copy, as of the last gather_state; elsewhere only its shapes.
+        # The shapes of other ranks' optimizer state.
         self._elsewhere: dict[str, Tensor] = {}
         self._select(world.rank)
 
@@ -82,15 +81,14 @@ class ShardedOptimizer(OptimizerContainer):
             if rank != self._world.rank:
                 self._select(rank)
                 super().init_state()
-                state = self.own_state()
-                self._elsewhere |= state if self._world.is_main else {name: t.to("meta") for name, t in state.items()}
+                self._elsewhere |= {name: tensor.to("meta") for name, tensor in self.own_state().items()}
                 for member in self.members:
                     member.state.clear()
         self._select(self._world.rank)
         super().init_state()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything by name, as on one rank. Live for this rank's parameters; for others see `gather_state`."""
+        """Everything by name, as on one rank. Live for this rank's parameters; of others the shapes."""
         found, order = {**self._elsewhere, **self.own_state()}, {name: i for i, name in enumerate(self._parameters)}
         return dict(sorted(found.items(), key=lambda item: order[_find_parameter(item[0])]))
 
@@ -101,22 +99,6 @@ class ShardedOptimizer(OptimizerContainer):
     def hold_state(self) -> dict[str, Held]:
         """The live state of this rank's parameters, which no other rank has."""
         return hold_alone(self.own_state())
-
-    @torch.no_grad()
-    def gather_state(self) -> None:
-        """Copies the state of all ranks to rank 0, for `state_tensors` there. All ranks call it together."""
-        device = self._world.device
-        if not self._world.is_main:
-            if own := self.own_state():
-                dist.send(flatten(_view_bytes(tensor).to(device) for tensor in own.values()), dst=0)
-            return
-        for rank in range(1, self._world.size):
-            tensors = [t for name, t in self._elsewhere.items() if self._find_owner(_find_parameter(name)) == rank]
-            if tensors:
-                sizes = [tensor.nbytes for tensor in tensors]
-                received = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-                dist.recv(received, src=rank)
-                torch._foreach_copy_([_view_bytes(tensor) for tensor in tensors], list(received.split(sizes)))
 
     def _select(self, rank: int) -> None:
         """Lets the members see the parameters of a rank only."""
@@ -133,7 +115,3 @@ class ShardedOptimizer(OptimizerContainer):
 def _find_parameter(name: str) -> str:
     """The parameter of a state tensor PARAMETER/KEY."""
     return name.partition("/")[0]
-
-
-def _view_bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)

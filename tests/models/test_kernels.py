@@ -370,8 +370,8 @@ def test_the_interpreter_finds_the_triton_kernels_equal_to_their_twins() -> None
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which compiles without a GPU, too")
 def test_every_triton_kernel_compiles() -> None:
     names = (
-        "accumulate add_norm_backward add_norm_forward cross_entropy dropout_mask gelu_backward pack_qkv_gradients "
-        "swiglu_backward transpose"
+        "accumulate add_norm_backward add_norm_forward cross_entropy decode_attention dropout_mask gelu_backward "
+        "pack_qkv_gradients swiglu_backward transpose"
     )
     assert run_script("compiled_kernels.py") == names.split()
 

@@ -1,8 +1,8 @@
 """Starts Python programs as forks of a process that has imported everything: in a tenth of a second, not in seconds.
 
 Such a program is a process of its own, with its own folder, environment, streams and signals. The zygote reads a JSON
-object per request and gets the program's streams with it. A second fork waits for the program and reports its process
-number, then its exit status. What a program itself starts with this interpreter, by `subprocess` or as a worker of
+object per request and gets the program's streams with it; it reports the program's process number, then its exit
+status. What a program itself starts with this interpreter, by `subprocess` or as a worker of
 `multiprocessing`, is forked from it as well, as its real child.
 """
 
@@ -16,6 +16,7 @@ import io
 import json
 import multiprocessing.util
 import os
+import pkgutil
 import resource
 import runpy
 import select
@@ -33,7 +34,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-IMPORTED = ("gptmill.cli.main", "gptmill.cli.train", "gptmill.training.loop", "torch._dynamo")
+IMPORTED = ("gptmill.cli", "gptmill.api", "gptmill.training.loop", "torch._dynamo")
 STREAMS = (0, 1, 2)
 SHOW_STACKS = signal.SIGXCPU  # which nothing else sends
 
@@ -205,32 +206,62 @@ def _find_descriptor(stream: int | IO[Any], pipe: int | None, nothing: IO[bytes]
 
 
 def serve(requests: socket.socket) -> None:
-    """Forks for every request."""
+    """Forks for every request, and reports how its programs end."""
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     multiprocessing.util.spawnv_passfds = fork_worker  # type: ignore[attr-defined]
-    for module in IMPORTED:
-        importlib.import_module(module)
+    for name in IMPORTED:
+        import_all(name)
     sys.modules["gptmill.runs.code_fingerprint"].make_code_fingerprint()
+    sys.modules["gptmill.config.schema"].list_fields(sys.modules["gptmill.config.run"].RunConfig)
     gc.freeze()  # what a child does not touch need not be copied
     forget_exits_of_imports()
+    running: dict[int, tuple[int, int]] = {}  # by the descriptor that tells when a program ends: its number, its news
     while True:
+        ready = select.select([requests, *running], [], [])[0]
+        for ended in {*ready} - {requests}:
+            child, news = running.pop(ended)
+            report(news, os.waitpid(child, 0)[1])
+            os.close(ended)
+            os.close(news)
+        if requests not in ready:
+            continue
         _, descriptors, _, _ = socket.recv_fds(requests, 1, 4)
-        if not descriptors:
+        line = read_line(requests)
+        if not line:
             return
-        line = b""
-        while not line.endswith(b"\n"):
-            received = requests.recv(65536)
-            if not received:
-                return
-            line += received
-        if os.fork() == 0:
-            requests.close()
-            attend(json.loads(line), *descriptors)
-        for descriptor in descriptors:
+        news, *streams = descriptors
+        child = os.fork()
+        if child == 0:
+            for descriptor in (requests.detach(), news, *running, *(each for _, each in running.values())):
+                os.close(descriptor)
+            attend(json.loads(line), streams)
+        report(news, child)
+        running[os.pidfd_open(child)] = child, news
+        for descriptor in streams:
             os.close(descriptor)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+
+
+def import_all(name: str) -> None:
+    """A module, or a package with the modules right inside it."""
+    module = importlib.import_module(name)
+    if name.startswith("gptmill."):
+        for inside in pkgutil.iter_modules(getattr(module, "__path__", ())):
+            importlib.import_module(f"{name}.{inside.name}")
+
+
+def read_line(requests: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        received = requests.recv(65536)
+        if not received:
+            return b""
+        line += received
+    return line
+
+
+def report(news: int, number: int) -> None:
+    with suppress(OSError):  # nobody may be waiting any more
+        os.write(news, f"{number}\n".encode())
 
 
 def forget_exits_of_imports() -> None:
@@ -241,17 +272,8 @@ def forget_exits_of_imports() -> None:
         finalizer.atexit = False
 
 
-def attend(request: dict[str, Any], news: int, *streams: int) -> NoReturn:
-    """Forks once more: the child runs the program, its parent reports what becomes of it."""
-    child = os.fork()
-    if child:
-        for descriptor in streams:
-            os.close(descriptor)
-        with suppress(OSError):  # nobody may be waiting any more
-            os.write(news, f"{child}\n".encode())
-            os.write(news, f"{os.waitpid(child, 0)[1]}\n".encode())
-        os._exit(0)
-    os.close(news)
+def attend(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
+    """Becomes the program."""
     if request["leads_session"]:
         os.setsid()
     for stream, descriptor in zip(STREAMS, streams, strict=True):

@@ -2,8 +2,10 @@
 
 Such a program is a process of its own, with its own folder, environment, streams and signals. The zygote reads a JSON
 object per request and gets the program's streams with it; it reports the program's process number, then its exit
-status. What a program itself starts with this interpreter, by `subprocess` or as a worker of
-`multiprocessing`, is forked from it as well, as its real child.
+status. What a program itself starts with this interpreter, by `subprocess` or as a worker of `multiprocessing`, is
+forked from it as well, as its real child.
+
+The workers of pytest-xdist are forked too, and share one zygote: `zygote.py ADDRESS …` stands in for the interpreter.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from typing import IO, Any, NoReturn
 
 IMPORTED = ("gptmill.cli", "gptmill.api", "gptmill.training.loop", "torch._dynamo")
 STREAMS = (0, 1, 2)
+LONGEST_WORKER_SECONDS = 6 * 3600.0
+SPAWN = multiprocessing.util.spawnv_passfds  # type: ignore[attr-defined]
 SHOW_STACKS = signal.SIGXCPU  # which nothing else sends
 
 
@@ -128,15 +132,32 @@ class Zygote:
     LONGEST_SECONDS = 300.0  # less than the limit of a test, whose message says less
     LONGEST_OUTPUT_SECONDS = 60.0
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
-            env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
+    def __init__(self, requests: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._socket = requests
+        self._process = process
+
+    @classmethod
+    def connect(cls, address: str) -> Zygote:
+        """One that runs already."""
+        requests = socket.socket(socket.AF_UNIX)
+        requests.connect(address)
+        return cls(requests)
+
+    @classmethod
+    def open(cls, environment: Mapping[str, str], address: str) -> Zygote:
+        """A new one, which others can connect to until it is closed."""
+        ours, theirs = socket.socketpair()
+        with theirs, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            descriptors = (theirs.fileno(), listener.fileno())
+            process = subprocess.Popen(
+                [sys.executable, __file__, *map(str, descriptors)],
+                env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+            )
+        return cls(ours, process)
 
     def start(
         self,
@@ -150,11 +171,13 @@ class Zygote:
         leads_session: bool = False,
         takes_terminal: bool = False,
         spare_memory_bytes: int | None = None,
+        forks_others: bool = True,
     ) -> Process:
         """Runs `python ARGUMENTS` in a folder: `-m gptmill …`, `-c CODE …` or a script.
 
         A program that takes its terminal leads a session of its own, with standard input as its terminal. One with
-        spare memory is refused more address space than that beyond what its imports take.
+        spare memory is refused more address space than that beyond what its imports take. One that does not fork
+        others starts new interpreters, as programs do.
         """
         words = tuple(map(str, arguments))
         request = {
@@ -164,6 +187,7 @@ class Zygote:
             "leads_session": leads_session or takes_terminal,
             "takes_terminal": takes_terminal,
             "spare_memory_bytes": spare_memory_bytes,
+            "forks_others": forks_others,
         }
         ours, theirs = socket.socketpair()
         with theirs, Path(os.devnull).open("r+b") as nothing:
@@ -190,6 +214,8 @@ class Zygote:
 
     def close(self) -> None:
         self._socket.close()
+        if self._process is None:
+            return
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
@@ -205,8 +231,42 @@ def _find_descriptor(stream: int | IO[Any], pipe: int | None, nothing: IO[bytes]
     return stream if isinstance(stream, int) else stream.fileno()
 
 
-def serve(requests: socket.socket) -> None:
-    """Forks for every request, and reports how its programs end."""
+def serve(owner: socket.socket, listener: socket.socket) -> None:
+    """Forks for every request, and reports how programs end, until its owner goes away."""
+    import_programs()
+    clients = {owner.fileno(): owner}
+    running: dict[int, tuple[int, int]] = {}  # by the descriptor that tells when a program ends: its number, its news
+    while True:
+        ready = select.select([listener.fileno(), *clients, *running], [], [])[0]
+        for ended in running.keys() & ready:
+            child, news = running.pop(ended)
+            report(news, os.waitpid(child, 0)[1])
+            os.close(ended)
+            os.close(news)
+        if listener.fileno() in ready:
+            client = listener.accept()[0]
+            clients[client.fileno()] = client
+        for asking in clients.keys() & ready:
+            descriptors, line = receive(clients[asking])
+            if not line:
+                clients.pop(asking).close()
+                continue
+            news, *streams = descriptors
+            child = os.fork()
+            if child == 0:
+                news_of_others = [each for _, each in running.values()]
+                for descriptor in (listener.detach(), news, *running, *news_of_others, *clients):
+                    os.close(descriptor)
+                become_program(json.loads(line), streams)
+            report(news, child)
+            running[os.pidfd_open(child)] = child, news
+            for descriptor in streams:
+                os.close(descriptor)
+        if owner.fileno() < 0:
+            return
+
+
+def import_programs() -> None:
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     multiprocessing.util.spawnv_passfds = fork_worker  # type: ignore[attr-defined]
     for name in IMPORTED:
@@ -215,30 +275,6 @@ def serve(requests: socket.socket) -> None:
     sys.modules["gptmill.config.schema"].list_fields(sys.modules["gptmill.config.run"].RunConfig)
     gc.freeze()  # what a child does not touch need not be copied
     forget_exits_of_imports()
-    running: dict[int, tuple[int, int]] = {}  # by the descriptor that tells when a program ends: its number, its news
-    while True:
-        ready = select.select([requests, *running], [], [])[0]
-        for ended in {*ready} - {requests}:
-            child, news = running.pop(ended)
-            report(news, os.waitpid(child, 0)[1])
-            os.close(ended)
-            os.close(news)
-        if requests not in ready:
-            continue
-        _, descriptors, _, _ = socket.recv_fds(requests, 1, 4)
-        line = read_line(requests)
-        if not line:
-            return
-        news, *streams = descriptors
-        child = os.fork()
-        if child == 0:
-            for descriptor in (requests.detach(), news, *running, *(each for _, each in running.values())):
-                os.close(descriptor)
-            attend(json.loads(line), streams)
-        report(news, child)
-        running[os.pidfd_open(child)] = child, news
-        for descriptor in streams:
-            os.close(descriptor)
 
 
 def import_all(name: str) -> None:
@@ -249,14 +285,16 @@ def import_all(name: str) -> None:
             importlib.import_module(f"{name}.{inside.name}")
 
 
-def read_line(requests: socket.socket) -> bytes:
+def receive(requests: socket.socket) -> tuple[list[int], bytes]:
+    """The descriptors and the line of a request; an empty line once there are no more."""
+    _, descriptors, _, _ = socket.recv_fds(requests, 1, 4)
     line = b""
     while not line.endswith(b"\n"):
         received = requests.recv(65536)
         if not received:
-            return b""
+            return descriptors, b""
         line += received
-    return line
+    return descriptors, line
 
 
 def report(news: int, number: int) -> None:
@@ -272,8 +310,7 @@ def forget_exits_of_imports() -> None:
         finalizer.atexit = False
 
 
-def attend(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
-    """Becomes the program."""
+def become_program(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
     if request["leads_session"]:
         os.setsid()
     for stream, descriptor in zip(STREAMS, streams, strict=True):
@@ -285,8 +322,18 @@ def attend(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
     if request["spare_memory_bytes"] is not None:
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + request["spare_memory_bytes"],) * 2)
+    if not request["forks_others"]:
+        start_interpreters()
     os.chdir(request["folder"])
     become(request["arguments"], request["environment"])
+
+
+def start_interpreters() -> None:
+    """Undoes for this process what makes programs fork."""
+    for module in list(sys.modules.values()):
+        if vars(module).get("Popen") is ForkingPopen:
+            vars(module)["Popen"] = ForkingPopen.__base__
+    multiprocessing.util.spawnv_passfds = SPAWN  # type: ignore[attr-defined]
 
 
 def take_terminal() -> None:
@@ -436,5 +483,20 @@ def _close_all_but(kept: set[int]) -> None:
                     os.dup2(nothing.fileno(), descriptor)
 
 
+def run_worker(address: str, arguments: Sequence[str]) -> int:
+    """Has a worker of pytest-xdist forked, with the streams of this process, and waits until it ends."""
+    worker = Zygote.connect(address).start(
+        arguments, Path.cwd(), os.environ, stdin=0, stdout=1, stderr=2, forks_others=False
+    )
+    with Path(os.devnull).open("r+b") as nothing:
+        for stream in (0, 1):  # whose other ends wait until all copies are closed
+            os.dup2(nothing.fileno(), stream)
+    code = worker.wait(timeout=LONGEST_WORKER_SECONDS)
+    return code if code >= 0 else 128 - code
+
+
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    if sys.argv[1].isdecimal():
+        serve(*(socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]))
+    else:
+        sys.exit(run_worker(sys.argv[1], sys.argv[2:]))

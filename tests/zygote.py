@@ -273,6 +273,7 @@ def import_programs() -> None:
         import_all(name)
     sys.modules["gptmill.runs.code_fingerprint"].make_code_fingerprint()
     sys.modules["gptmill.config.schema"].list_fields(sys.modules["gptmill.config.run"].RunConfig)
+    sys.modules["gptmill.data.tokenizers"].TOKENIZERS["gpt2"]()
     gc.freeze()  # what a child does not touch need not be copied
     forget_exits_of_imports()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import shlex
@@ -68,6 +69,7 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+    logging.getLogger().addHandler(logging.NullHandler())  # what libraries log is not part of what a program prints
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,6 +11,7 @@ The workers of pytest-xdist are forked too, and share one zygote: `zygote.py ADD
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -38,6 +39,8 @@ from typing import IO, Any, NoReturn
 
 IMPORTED = ("gptmill.cli", "gptmill.api", "gptmill.training.loop", "torch._dynamo")
 STREAMS = (0, 1, 2)
+HUGE_PAGE = 2 << 20
+MADV_COLLAPSE = 25
 LONGEST_WORKER_SECONDS = 6 * 3600.0
 SPAWN = multiprocessing.util.spawnv_passfds  # type: ignore[attr-defined]
 SHOW_STACKS = signal.SIGXCPU  # which nothing else sends
@@ -276,6 +279,18 @@ def import_programs() -> None:
     sys.modules["gptmill.data.tokenizers"].TOKENIZERS["gpt2"]()
     gc.freeze()  # what a child does not touch need not be copied
     forget_exits_of_imports()
+    collapse_pages()
+
+
+def collapse_pages() -> None:
+    """Has the kernel hold the memory in huge pages: a fork copies an entry per page. Kernels before 6.1 refuse."""
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, access, _, _, _, *names = line.split()
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        first, last = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+        if access.startswith("rw") and names in ([], ["[heap]"]) and last > first:
+            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), MADV_COLLAPSE)
 
 
 def import_all(name: str) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -19,17 +22,16 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 from zygote import Process, Zygote
 
 from gptmill.api.registration import TABLES
 from gptmill.config.plugins import LOADED, PARTS
 from gptmill.config.schema import list_fields
-from gptmill.models.kernels.gemm import autotuned
 
 PROJECT = Path(__file__).parent.parent
 TESTS = str(PROJECT / "tests")
+ZYGOTE = "GPTMILL_TESTS_ZYGOTE"  # where workers find the process that they were forked from
 
 # A run of seconds: two layers, sixteen wide, on one thread so that tests beside each other do not fight.
 TINY_FLAGS = (
@@ -51,6 +53,9 @@ SLOW_NAMES = frozenset(
 # What takes seconds to import. Tests that name it are the first ones of all, so that one worker runs most of them.
 LARGE_NAMES = frozenset("transformers lm_eval run_harness open_harness list_documented_commands".split())
 
+# What was looked through for names, and has none of them.
+WITHOUT: dict[frozenset[str], set[int]] = {}
+
 EXACT_STEPS = 40
 EXACT_FLAGS = [
     *TINY_FLAGS,
@@ -64,6 +69,7 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+    logging.getLogger().addHandler(logging.NullHandler())  # what libraries log is not part of what a program prints
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -85,6 +91,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Workers are forked as well: to import torch in each of them takes as long as a hundred tests."""
+    folder = tempfile.TemporaryDirectory(prefix="gptmill-tests-")
+    config.add_cleanup(folder.cleanup)
+    os.environ[ZYGOTE] = f"{folder.name}/requests"
+    zygote = Zygote.open(make_environment(), os.environ[ZYGOTE])
+    config.add_cleanup(zygote.close)
+    for spec in specs:
+        spec.python = shlex.join([sys.executable, f"{TESTS}/zygote.py", os.environ[ZYGOTE]])
+
+
 def names(item: pytest.Item, wanted: frozenset[str]) -> bool:
     """Whether a test or one of its fixtures, or a function of the tests that these call, uses one of the names."""
     if not isinstance(item, pytest.Function):
@@ -96,12 +114,16 @@ def names(item: pytest.Item, wanted: frozenset[str]) -> bool:
 
 @cache
 def uses(function: object, wanted: frozenset[str]) -> bool:
-    return reaches(function, wanted, set())
+    seen: set[int] = set()
+    found = reaches(function, wanted, seen)
+    if not found:
+        WITHOUT.setdefault(wanted, set()).update(seen)
+    return found
 
 
 def reaches(called: object, wanted: frozenset[str], seen: set[int]) -> bool:
     called = getattr(called, "__wrapped__", called)
-    if id(called) in seen:
+    if id(called) in seen or id(called) in WITHOUT.get(wanted, ()):
         return False
     seen.add(id(called))
     if isinstance(called, type):
@@ -139,12 +161,16 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
+    import torch  # which the process that starts the workers does without
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def nothing_autotuned() -> Iterator[None]:
     """An empty autotuning cache; what it held before is restored afterwards."""
+    from gptmill.models.kernels.gemm import autotuned
+
     kept = dict(autotuned)
     autotuned.clear()
     yield
@@ -184,9 +210,12 @@ GptMill = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    """Where the programs under test are forked from."""
-    zygote = Zygote(make_environment())
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Where the programs under test are forked from; workers share one."""
+    if ZYGOTE in os.environ:
+        zygote = Zygote.connect(os.environ[ZYGOTE])
+    else:
+        zygote = Zygote.open(make_environment(), str(tmp_path_factory.mktemp("zygote") / "requests"))
     yield zygote
     zygote.close()
 

@@ -1,14 +1,17 @@
 """Starts Python programs as forks of a process that has imported everything: in a tenth of a second, not in seconds.
 
 Such a program is a process of its own, with its own folder, environment, streams and signals. The zygote reads a JSON
-object per request and gets the program's streams with it. A second fork waits for the program and reports its process
-number, then its exit status. What a program itself starts with this interpreter, by `subprocess` or as a worker of
-`multiprocessing`, is forked from it as well, as its real child.
+object per request and gets the program's streams with it; it reports the program's process number, then its exit
+status. What a program itself starts with this interpreter, by `subprocess` or as a worker of `multiprocessing`, is
+forked from it as well, as its real child.
+
+The workers of pytest-xdist are forked too, and share one zygote: `zygote.py ADDRESS …` stands in for the interpreter.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -16,6 +19,7 @@ import io
 import json
 import multiprocessing.util
 import os
+import pkgutil
 import resource
 import runpy
 import select
@@ -33,8 +37,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-IMPORTED = ("gptmill.cli.main", "gptmill.cli.train", "gptmill.training.loop", "torch._dynamo")
+IMPORTED = ("gptmill.cli", "gptmill.api", "gptmill.training.loop", "torch._dynamo")
 STREAMS = (0, 1, 2)
+HUGE_PAGE = 2 << 20
+MADV_COLLAPSE = 25
+LONGEST_WORKER_SECONDS = 6 * 3600.0
+SPAWN = multiprocessing.util.spawnv_passfds  # type: ignore[attr-defined]
 SHOW_STACKS = signal.SIGXCPU  # which nothing else sends
 
 
@@ -127,15 +135,32 @@ class Zygote:
     LONGEST_SECONDS = 300.0  # less than the limit of a test, whose message says less
     LONGEST_OUTPUT_SECONDS = 60.0
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
-            env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
+    def __init__(self, requests: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._socket = requests
+        self._process = process
+
+    @classmethod
+    def connect(cls, address: str) -> Zygote:
+        """One that runs already."""
+        requests = socket.socket(socket.AF_UNIX)
+        requests.connect(address)
+        return cls(requests)
+
+    @classmethod
+    def open(cls, environment: Mapping[str, str], address: str) -> Zygote:
+        """A new one, which others can connect to until it is closed."""
+        ours, theirs = socket.socketpair()
+        with theirs, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            descriptors = (theirs.fileno(), listener.fileno())
+            process = subprocess.Popen(
+                [sys.executable, __file__, *map(str, descriptors)],
+                env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+            )
+        return cls(ours, process)
 
     def start(
         self,
@@ -149,11 +174,13 @@ class Zygote:
         leads_session: bool = False,
         takes_terminal: bool = False,
         spare_memory_bytes: int | None = None,
+        forks_others: bool = True,
     ) -> Process:
         """Runs `python ARGUMENTS` in a folder: `-m gptmill …`, `-c CODE …` or a script.
 
         A program that takes its terminal leads a session of its own, with standard input as its terminal. One with
-        spare memory is refused more address space than that beyond what its imports take.
+        spare memory is refused more address space than that beyond what its imports take. One that does not fork
+        others starts new interpreters, as programs do.
         """
         words = tuple(map(str, arguments))
         request = {
@@ -163,6 +190,7 @@ class Zygote:
             "leads_session": leads_session or takes_terminal,
             "takes_terminal": takes_terminal,
             "spare_memory_bytes": spare_memory_bytes,
+            "forks_others": forks_others,
         }
         ours, theirs = socket.socketpair()
         with theirs, Path(os.devnull).open("r+b") as nothing:
@@ -189,6 +217,8 @@ class Zygote:
 
     def close(self) -> None:
         self._socket.close()
+        if self._process is None:
+            return
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
@@ -204,33 +234,88 @@ def _find_descriptor(stream: int | IO[Any], pipe: int | None, nothing: IO[bytes]
     return stream if isinstance(stream, int) else stream.fileno()
 
 
-def serve(requests: socket.socket) -> None:
-    """Forks for every request."""
+def serve(owner: socket.socket, listener: socket.socket) -> None:
+    """Forks for every request, and reports how programs end, until its owner goes away."""
+    import_programs()
+    clients = {owner.fileno(): owner}
+    running: dict[int, tuple[int, int]] = {}  # by the descriptor that tells when a program ends: its number, its news
+    while True:
+        ready = select.select([listener.fileno(), *clients, *running], [], [])[0]
+        for ended in running.keys() & ready:
+            child, news = running.pop(ended)
+            report(news, os.waitpid(child, 0)[1])
+            os.close(ended)
+            os.close(news)
+        if listener.fileno() in ready:
+            client = listener.accept()[0]
+            clients[client.fileno()] = client
+        for asking in clients.keys() & ready:
+            descriptors, line = receive(clients[asking])
+            if not line:
+                clients.pop(asking).close()
+                continue
+            news, *streams = descriptors
+            child = os.fork()
+            if child == 0:
+                news_of_others = [each for _, each in running.values()]
+                for descriptor in (listener.detach(), news, *running, *news_of_others, *clients):
+                    os.close(descriptor)
+                become_program(json.loads(line), streams)
+            report(news, child)
+            running[os.pidfd_open(child)] = child, news
+            for descriptor in streams:
+                os.close(descriptor)
+        if owner.fileno() < 0:
+            return
+
+
+def import_programs() -> None:
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     multiprocessing.util.spawnv_passfds = fork_worker  # type: ignore[attr-defined]
-    for module in IMPORTED:
-        importlib.import_module(module)
+    for name in IMPORTED:
+        import_all(name)
     sys.modules["gptmill.runs.code_fingerprint"].make_code_fingerprint()
+    sys.modules["gptmill.config.schema"].list_fields(sys.modules["gptmill.config.run"].RunConfig)
+    sys.modules["gptmill.data.tokenizers"].TOKENIZERS["gpt2"]()
     gc.freeze()  # what a child does not touch need not be copied
     forget_exits_of_imports()
-    while True:
-        _, descriptors, _, _ = socket.recv_fds(requests, 1, 4)
-        if not descriptors:
-            return
-        line = b""
-        while not line.endswith(b"\n"):
-            received = requests.recv(65536)
-            if not received:
-                return
-            line += received
-        if os.fork() == 0:
-            requests.close()
-            attend(json.loads(line), *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+    collapse_pages()
+
+
+def collapse_pages() -> None:
+    """Has the kernel hold the memory in huge pages: a fork copies an entry per page. Kernels before 6.1 refuse."""
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, access, _, _, _, *names = line.split()
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        first, last = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+        if access.startswith("rw") and names in ([], ["[heap]"]) and last > first:
+            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), MADV_COLLAPSE)
+
+
+def import_all(name: str) -> None:
+    """A module, or a package with the modules right inside it."""
+    module = importlib.import_module(name)
+    if name.startswith("gptmill."):
+        for inside in pkgutil.iter_modules(getattr(module, "__path__", ())):
+            importlib.import_module(f"{name}.{inside.name}")
+
+
+def receive(requests: socket.socket) -> tuple[list[int], bytes]:
+    """The descriptors and the line of a request; an empty line once there are no more."""
+    _, descriptors, _, _ = socket.recv_fds(requests, 1, 4)
+    line = b""
+    while not line.endswith(b"\n"):
+        received = requests.recv(65536)
+        if not received:
+            return descriptors, b""
+        line += received
+    return descriptors, line
+
+
+def report(news: int, number: int) -> None:
+    with suppress(OSError):  # nobody may be waiting any more
+        os.write(news, f"{number}\n".encode())
 
 
 def forget_exits_of_imports() -> None:
@@ -241,17 +326,7 @@ def forget_exits_of_imports() -> None:
         finalizer.atexit = False
 
 
-def attend(request: dict[str, Any], news: int, *streams: int) -> NoReturn:
-    """Forks once more: the child runs the program, its parent reports what becomes of it."""
-    child = os.fork()
-    if child:
-        for descriptor in streams:
-            os.close(descriptor)
-        with suppress(OSError):  # nobody may be waiting any more
-            os.write(news, f"{child}\n".encode())
-            os.write(news, f"{os.waitpid(child, 0)[1]}\n".encode())
-        os._exit(0)
-    os.close(news)
+def become_program(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
     if request["leads_session"]:
         os.setsid()
     for stream, descriptor in zip(STREAMS, streams, strict=True):
@@ -263,8 +338,18 @@ def attend(request: dict[str, Any], news: int, *streams: int) -> NoReturn:
     if request["spare_memory_bytes"] is not None:
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + request["spare_memory_bytes"],) * 2)
+    if not request["forks_others"]:
+        start_interpreters()
     os.chdir(request["folder"])
     become(request["arguments"], request["environment"])
+
+
+def start_interpreters() -> None:
+    """Undoes for this process what makes programs fork."""
+    for module in list(sys.modules.values()):
+        if vars(module).get("Popen") is ForkingPopen:
+            vars(module)["Popen"] = ForkingPopen.__base__
+    multiprocessing.util.spawnv_passfds = SPAWN  # type: ignore[attr-defined]
 
 
 def take_terminal() -> None:
@@ -414,5 +499,20 @@ def _close_all_but(kept: set[int]) -> None:
                     os.dup2(nothing.fileno(), descriptor)
 
 
+def run_worker(address: str, arguments: Sequence[str]) -> int:
+    """Has a worker of pytest-xdist forked, with the streams of this process, and waits until it ends."""
+    worker = Zygote.connect(address).start(
+        arguments, Path.cwd(), os.environ, stdin=0, stdout=1, stderr=2, forks_others=False
+    )
+    with Path(os.devnull).open("r+b") as nothing:
+        for stream in (0, 1):  # whose other ends wait until all copies are closed
+            os.dup2(nothing.fileno(), stream)
+    code = worker.wait(timeout=LONGEST_WORKER_SECONDS)
+    return code if code >= 0 else 128 - code
+
+
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    if sys.argv[1].isdecimal():
+        serve(*(socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]))
+    else:
+        sys.exit(run_worker(sys.argv[1], sys.argv[2:]))

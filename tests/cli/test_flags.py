@@ -8,10 +8,12 @@ import pytest
 
 from gptmill.cli.flags import Command, Parsed
 from gptmill.cli.recipe_calls import parse_recipe_call
+from gptmill.config import schema
 from gptmill.config.errors import ConfigError, UserError
 from gptmill.config.requests import StartOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.sample_request import SampleRequest
+from gptmill.config.schema import list_fields
 
 TRAIN = Command("train", "[RECIPE]", "Trains.", (StartOptions, RunConfig))
 SAMPLE = Command("sample", "RUN", "Samples.", (SampleRequest,))
@@ -135,6 +137,21 @@ def test_the_number_of_words_is_checked_and_the_form_shown(line: str, fits: bool
     else:
         with pytest.raises(UserError, match=r"the usage is gptmill sample RUN \[flags\]"):
             SAMPLE.check_words(words, 1, 1)
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_only_help_reads_the_texts_of_the_flags(
+    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which takes longer than all else in the parsing of a command line."""
+    texts = dict.fromkeys((field.name for field in list_fields(RunConfig)), "One text.")
+    asked: list[type] = []
+    monkeypatch.setattr(schema, "_read_docstrings", lambda owner: asked.append(owner) or texts)
+    parse("demo --seed 3")
+    assert not asked
+    with pytest.raises(SystemExit):
+        Command("train", "[RECIPE]", "Trains.", (RunConfig,)).parse([flag])
+    assert capsys.readouterr().out.count("One text.") == len(asked) == len(list_fields(RunConfig))
 
 
 def test_help_shows_the_defaults_that_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:

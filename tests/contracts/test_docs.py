@@ -121,6 +121,8 @@ def choose_sizes(words: list[str]) -> list[str]:
     sizes += "--eval_tokens 192 --sample_tokens 4 --total_batch_size 192 --mini_batch_size 1".split()
     if (is_demo or is_recipe_for_gpu) and "--size" not in words:
         sizes += "--num_layers 1 --embd_size 32 --num_heads 1".split()
+    if is_recipe_for_gpu:
+        sizes += "--context_length 64".split()
     return [
         *sizes,
         *(["--force-cpu"] if is_recipe_for_gpu else ["--max_steps", "4" if "--max_steps" in words else "2"]),

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import TINY_FLAGS, GptMill, RunRanks, make_environment, wait_for_text
+from conftest import TINY_FLAGS, GptMill, RunRanks, Start, wait_for_text
 
 from gptmill.cli.main import run_guarded
 from gptmill.config.requests import PrepareRequest
@@ -27,18 +25,17 @@ def read_losses(run: Path) -> dict[str, float]:
     return {name: float(loss) for name, loss in lines}
 
 
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.torture)])
 def test_ranks_of_ddp_that_torchrun_starts_log_the_losses_of_one(
-    tmp_path: Path, gptmill: GptMill, words: list[str]
+    tmp_path: Path, gptmill: GptMill, words: list[str], start: Start, is_forked: bool
 ) -> None:
     """Dropout too is the same on any number of ranks."""
     flags = ["train", *words, *RANK_FLAGS, "--max_steps", "50", "--no_exact_ranks", "--dropout", "0.1"]
     gptmill(*flags, "--run_name", "one")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "gptmill"]
-    process = subprocess.run(
-        [*launcher, *flags, "--run_name", "two"],
-        cwd=tmp_path, env=make_environment(), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stdout + process.stderr
+    program = "-m torch.distributed.run --standalone --nproc_per_node=2 -m gptmill".split()
+    launcher = start(*flags, "--run_name", "two", program=program, forks_others=is_forked)
+    output, _ = launcher.communicate()
+    assert launcher.returncode == 0, output
     one, two = read_losses(tmp_path / "runs/one"), read_losses(tmp_path / "runs/two")
     assert one.keys() == two.keys()
     assert len(one) == 50 + 6

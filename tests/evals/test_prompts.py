@@ -129,9 +129,8 @@ def list_pairs(example: Example) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "theirs", "published", "hub"), CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_prompts_equal_those_of_the_harness(
-    name: str, theirs: str, published: Record, hub: Record, harness: Any, caplog: pytest.LogCaptureFixture
+    name: str, theirs: str, published: Record, hub: Record, harness: Any
 ) -> None:
-    del caplog
     pairs, answer, lengths = harness(theirs, hub)
     for record in (published, hub):
         example = make_example(load_task(name), record)

@@ -43,7 +43,8 @@ class Command:
         """
         fields = {field.name: field for config in self.configs for field in list_fields(config)}
         aliases = {**RENAMED_FIELDS, **self.aliases}
-        parser = _build_parser(self, fields, defaults or {})
+        shows_help = any(argument.startswith(("-h", "--help")) for argument in arguments)
+        parser = _build_parser(self, fields, defaults or {}, shows_help)
         namespace, unknown = parser.parse_known_intermixed_args(_normalise(arguments, fields, aliases))
         given = vars(namespace)
         words = given.pop("words", [])
@@ -95,7 +96,7 @@ class _Switch(argparse.Action):
         setattr(namespace, self.dest, not (option_string or "").startswith("--no_"))
 
 
-def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str, Any]) -> _Parser:
+def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str, Any], shows_help: bool) -> _Parser:
     width = min(shutil.get_terminal_size().columns, MAX_HELP_WIDTH)
     parser = _Parser(
         prog=f"gptmill {command.verb}",
@@ -110,7 +111,7 @@ def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str
         title: parser.add_argument_group(title) for title in dict.fromkeys(f.section_title for f in fields.values())
     }
     for field in fields.values():
-        text = field.help.replace("%", "%%") + _describe_default(defaults.get(field.name, field.default))
+        text = _describe(field, defaults.get(field.name, field.default)) if shows_help else None
         group = groups[field.section_title]
         if field.kind is bool:
             # Only a field that a recipe can enable needs a flag to disable it; the others take one too.
@@ -188,6 +189,10 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _describe(field: Field, default: Any) -> str:
+    return field.help.replace("%", "%%") + _describe_default(default)
 
 
 def _describe_default(value: Any) -> str:

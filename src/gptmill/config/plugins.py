@@ -14,7 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
@@ -117,7 +117,7 @@ def load_plugins(names: str | None) -> None:
 
 def load_installed_plugins() -> None:
     """Loads all packages that announce themselves by the entry point `gptmill.plugins`; reports those that fail."""
-    for entry in entry_points(group=ENTRY_POINTS):
+    for entry in _list_entry_points():
         if entry.name not in LOADED:
             try:
                 LOADED[entry.name] = _load_entry_point(entry).__name__
@@ -214,7 +214,7 @@ def _load_file(name: str) -> ModuleType:
 
 
 def _load_module(name: str) -> ModuleType:
-    for entry in entry_points(group=ENTRY_POINTS):
+    for entry in _list_entry_points():
         if entry.name == name:
             return _load_entry_point(entry)
     try:
@@ -224,6 +224,12 @@ def _load_module(name: str) -> ModuleType:
     if found is None:
         raise UserError(f"there is no plug-in {name}; give the path of a .py file, or the name of an installed package")
     return _run(name, lambda: importlib.import_module(name))
+
+
+def _list_entry_points() -> Iterable[EntryPoint]:
+    """Looks first whether there are any: to parse those of all packages takes long, and every command waits for it."""
+    texts = (each.read_text("entry_points.txt") for each in distributions())
+    return entry_points(group=ENTRY_POINTS) if any(ENTRY_POINTS in (text or "") for text in texts) else ()
 
 
 def _load_entry_point(entry: EntryPoint) -> ModuleType:

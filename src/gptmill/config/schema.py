@@ -25,7 +25,7 @@ EXPECTED = {int: "a whole number", float: "a number such as 3e-4", bool: "true o
 
 @dataclass(frozen=True)
 class Field:
-    """One option: its section, name, type, default and help text."""
+    """One option: its section, name, type and default, and the class that declares it."""
 
     section: str
     section_title: str
@@ -34,7 +34,12 @@ class Field:
     choices: tuple[str, ...]
     optional: bool
     default: Any
-    help: str
+    owner: type
+
+    @property
+    def help(self) -> str:
+        """Read from the source when it is asked for: few commands show it, and all would wait for it."""
+        return _read_docstrings(self.owner)[self.name]
 
 
 @cache
@@ -44,7 +49,7 @@ def list_fields(cls: type) -> tuple[Field, ...]:
     A union of dataclasses is one field, whose value is the tag of a variant, followed by the fields of all variants. A
     field that several variants have is listed once.
     """
-    hints, docs, title = _read_hints(cls), _read_docstrings(cls), (cls.__doc__ or "").strip()
+    hints, title = _read_hints(cls), (cls.__doc__ or "").strip()
     fields: dict[str, Field] = {}
     for item in dataclasses.fields(cls):
         hint = hints[item.name]
@@ -54,7 +59,7 @@ def list_fields(cls: type) -> tuple[Field, ...]:
                 fields |= {field.name: field for field in own}
         elif variants := list_variants(hint, item.name):
             tag = _read_tag(item.default)
-            fields[item.name] = Field("", title, item.name, str, tuple(variants), False, tag, docs[item.name])
+            fields[item.name] = Field("", title, item.name, str, tuple(variants), False, tag, cls)
             for variant in variants.values():
                 for field in list_fields(variant):
                     fields.setdefault(field.name, dataclasses.replace(field, section_title=title))
@@ -62,7 +67,7 @@ def list_fields(cls: type) -> tuple[Field, ...]:
             fields |= {field.name: dataclasses.replace(field, section=item.name) for field in list_fields(hint)}
         else:
             kind, choices, optional = _split_hint(hint)
-            fields[item.name] = Field("", title, item.name, kind, choices, optional, item.default, docs[item.name])
+            fields[item.name] = Field("", title, item.name, kind, choices, optional, item.default, cls)
     return tuple(fields.values())
 
 

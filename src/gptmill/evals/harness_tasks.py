@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def _open_manager(lm_eval: Any, names: Sequence[str]) -> tuple[Any, list[str]]:
     The index of all tasks takes half a minute. For tasks alone, the folders of the files that define them suffice; a
     group, a tag or a pattern stands for tasks that lie anywhere.
     """
-    texts = {path: path.read_text(encoding="utf-8") for path in _list_files(lm_eval)}
+    texts = _read_definitions(Path(lm_eval.tasks.__file__).parent)
     folders = {name: path.parent for path, text in texts.items() for name in TASK.findall(text)}
     for name in names:
         if not PATTERN.search(name) and not any(name in text for text in texts.values()):
@@ -115,8 +116,10 @@ def _open_manager(lm_eval: Any, names: Sequence[str]) -> tuple[Any, list[str]]:
     return manager, list(expanded)
 
 
-def _list_files(lm_eval: Any) -> list[Path]:
-    return sorted(Path(lm_eval.tasks.__file__).parent.glob("**/*.yaml"))
+@cache
+def _read_definitions(folder: Path) -> dict[Path, str]:
+    """The thousands of files that define the harness' tasks."""
+    return {path: path.read_text(encoding="utf-8") for path in sorted(folder.glob("**/*.yaml"))}
 
 
 def _refuse(name: str, known: Sequence[str]) -> UserError:

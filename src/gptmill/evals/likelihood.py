@@ -112,7 +112,7 @@ class LikelihoodScorer:
                 break  # but still join the all-reduce below: other ranks may not have been stopped
             self._score_batch(sequences, batch, ends, found if number < num_batches else torch.zeros_like(found))
             report(done, len(sequences.ids))
-        logprobs, is_greedy = world.all_reduce_sum(found).cpu().double().numpy()
+        logprobs, is_greedy = world.sum_over_data(found).cpu().double().numpy()
         starts = ends - sequences.scored
         return Likelihoods(
             np.add.reduceat(logprobs, starts),

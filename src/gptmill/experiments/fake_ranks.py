@@ -24,7 +24,7 @@ from gptmill.config.durations import format_duration
 from gptmill.config.errors import UserError
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.experiments.child_run import Say
-from gptmill.models.gpt import build_meta_gpt
+from gptmill.models.gpt import GPT, build_meta_gpt
 from gptmill.runtime.interconnects import Interconnect
 from gptmill.runtime.parallel.local_shards import to_local
 from gptmill.runtime.parallel.mesh import arrange_ranks
@@ -72,7 +72,7 @@ class Placement:
     def error(self) -> float:
         """The largest relative difference of a kind."""
         pairs = zip(asdict(self.planned).values(), asdict(self.placed).values(), strict=True)
-        return max(abs(planned - placed) / max(1, placed) for planned, placed in pairs)
+        return max(float(abs(planned - placed) / max(1, placed)) for planned, placed in pairs)
 
     @property
     def agrees(self) -> bool:
@@ -99,6 +99,7 @@ class Simulation:
 
     def __init__(self, config: RunConfig, plan: TrainPlan, links: Interconnect, say: Say) -> None:
         self._config, self._plan, self._links, self._say = config, plan, links, say
+        self._whole = self._build()
         # Optimizer state by the shapes of a rank's pieces, on which alone it depends: most ranks have the same.
         self._states: dict[LocalShapes, Mapping[str, int]] = {}
 
@@ -125,10 +126,14 @@ class Simulation:
         ranks, per_node = range(self._links.gpus), self._links.gpus_per_node
         return [rank for rank in ranks if strategy != "hsdp" or rank < per_node or rank % per_node == 0]
 
+    def _build(self) -> GPT:
+        return build_meta_gpt(self._config.model, self._plan.padded_vocab_size)
+
     def _place_rank(self, world: World) -> PlacedBytes:
         """What this rank holds of the model after it was shared among the ranks."""
-        model = build_meta_gpt(self._config.model, self._plan.padded_vocab_size)
+        model = self._whole
         if world.uses_fsdp:
+            model = self._build()
             parallelize(model, world, model.list_blocks())
         local = {name: to_local(parameter) for name, parameter in model.named_parameters()}
         shapes = tuple(tuple(piece.shape) for piece in local.values())
@@ -162,7 +167,8 @@ def open_fake_rank(rank: int, links: Interconnect) -> Iterator[World]:
     """This process as one rank of many that do not exist, on machines of equal size."""
     local_size, excepthook = os.environ.get(LOCAL_SIZE), sys.excepthook
     os.environ[LOCAL_SIZE] = str(links.gpus_per_node)
-    dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=links.gpus)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
+    dist.init_process_group("fake", store=store, rank=rank, world_size=links.gpus)
     try:
         yield World(rank, links.gpus, torch.device("cpu"))
     finally:

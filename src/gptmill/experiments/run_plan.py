@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
+from gptmill.config.parallel_relations import count_data_ranks
 from gptmill.config.plan_request import PlanRequest, check_plan_request, count_nodes
 from gptmill.config.run import RunConfig
 from gptmill.config.validation import check_config
@@ -58,6 +59,11 @@ class RunPlan:
     def strategy(self) -> StrategyEstimate | None:
         """The one whose memory, time and cost the plan has: as configured, or the cheapest that fits."""
         return choose_estimate(self.strategies, self.config.machine.parallel) if self.strategies else None
+
+    @property
+    def savers(self) -> int:
+        """Ranks that save a checkpoint together, each its part."""
+        return self.strategy.savers if self.strategy else 1
 
     @property
     def tokens(self) -> int:
@@ -119,7 +125,7 @@ class RunPlan:
 def make_run_plan(config: RunConfig, request: PlanRequest, say: Say = lambda _: None) -> RunPlan:
     """Plans a run; only `request.probe` trains, for some steps. Raises UserError for a run that cannot be planned."""
     check_plan_request(request)
-    check_config(config, request.gpus)
+    check_config(config, count_data_ranks(config.machine, request.gpus))
     machine = find_planned_machine(config, request.gpu, request.gpus, request.price_per_hour)
     corpus = read_planned_corpus(config, request.corpus_tokens)
     plan = derive_plan(config, corpus.size, machine.rate)

@@ -4,6 +4,7 @@ activations. It trades time for memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,16 @@ KEPT = frozenset(
 
 def run_block(block: nn.Module, mode: ActivationCheckpointing, *arguments: Any) -> Any:
     """What `block` returns for these arguments. Recomputation draws the same random numbers, dropout's for one."""
-    if mode == "none" or not (block.training and torch.is_grad_enabled()):
+    return _call(block, mode if block.training else "none", arguments)
+
+
+def run_forward(block: nn.Module, mode: ActivationCheckpointing, *arguments: Any) -> Any:
+    """The same without the block's hooks, to be called within them."""
+    return _call(partial(type(block).forward, block), mode if block.training else "none", arguments)
+
+
+def _call(block: Callable[..., Any], mode: ActivationCheckpointing, arguments: Sequence[Any]) -> Any:
+    if mode == "none" or not torch.is_grad_enabled():
         return block(*arguments)
     if mode == "full":
         return checkpoint(block, *arguments, use_reentrant=False)

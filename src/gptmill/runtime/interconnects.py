@@ -11,8 +11,8 @@ from typing import NamedTuple
 from gptmill.config.errors import UserError, suggest
 from gptmill.runtime.peak_rates import identify_gpu
 
-# GB/s of both directions of one GPU, from the vendors' data sheets: NVLink 2 (V100), 3 (A100), 4 (H100, H200), 5 (B200);
-# the versions for China have fewer links (A800, H800). AMD: all Infinity Fabric links of a GPU; MI250X by die.
+# GB/s of both directions of one GPU, from the vendors' data sheets: NVLink 2 (V100), 3 (A100), 4 (H100, H200) and 5
+# (B200); the versions for China have fewer links (A800, H800). AMD: all Infinity Fabric links of a GPU; MI250X by die.
 FABRIC_GB = {
     "B100": 1800, "B200": 1800, "GB200": 1800,
     "H100": 900, "H100 SXM5": 900, "H200": 900, "GH200": 900, "H800": 400, "H20": 900, "H20 3E": 900,
@@ -103,7 +103,7 @@ def _find_network_rate(network: str, gpus_per_node: int, link_rate: float) -> fl
         rate = 0.0
     if not 0 < rate < float("inf"):
         raise UserError(
-            f"--interconnect {network}: not known{suggest(name, NETWORKS)}; use {', '.join(NETWORKS)}, or the GB/s of a "
-            f"machine in one direction, e.g. 400"
+            f"--interconnect {network}: not known{suggest(name, NETWORKS)}; use {', '.join(NETWORKS)}, or the GB/s of "
+            f"a machine in one direction, e.g. 400"
         )
     return rate * GB

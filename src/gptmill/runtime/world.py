@@ -24,7 +24,8 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 # Gloo's thread needs the GIL to release its last tensors, and destroying the group joins that thread while holding the
 # GIL: a deadlock, unless the thread has finished before.
 GLOO_DRAIN_SECONDS = 0.2
-SHARED_DATA_AXES = ("cp", "tp")  # ranks along them work on the same windows
+EP, CP, TP = "ep", "cp", "tp"  # axes of a mesh: ranks that share experts, windows, layers
+SHARED_DATA_AXES = (CP, TP)  # ranks along them work on the same windows
 
 
 @dataclass(frozen=True)
@@ -55,20 +56,44 @@ class World:
         return self.size if self.mesh is None else math.prod(map(self.axis_size, _list_data_axes(self.mesh)))
 
     @property
+    def gradient_rank(self) -> int:
+        """The number of this rank among those that compute different summands of a gradient."""
+        return self.rank // self.axis_size(TP)
+
+    @property
+    def gradient_size(self) -> int:
+        """How many ranks compute different summands of a gradient: of those that share every layer, one."""
+        return self.size // self.axis_size(TP)
+
+    @property
     def shards_weights(self) -> bool:
-        """Whether each rank holds a part of every weight only: then a forward pass needs all ranks."""
-        return self.uses_fsdp
+        """Whether each rank holds a part of some weights only: then a forward pass needs all ranks."""
+        return self.uses_fsdp or self.axis_size(TP) * self.axis_size(EP) > 1
 
     @property
     def uses_fsdp(self) -> bool:
         """Whether FSDP shards all parameters, gradients and optimizer state."""
         return self.strategy in ("fsdp", "hsdp") and self.is_distributed
 
+    @property
+    def shares_forward(self) -> bool:
+        """Whether a rank waits for others in a forward pass: then they must all run the same ones."""
+        return self.shards_weights or self.axis_size(CP) > 1
+
+    def find_group(self, name: str) -> dist.ProcessGroup:
+        """The ranks along an axis of the mesh, of which this rank is one."""
+        assert self.mesh is not None
+        return self.mesh.get_group(name)
+
     def axis_size(self, name: str) -> int:
         """How many ranks an axis of the mesh has; 1 for one that is not there."""
         if self.mesh is None or name not in (self.mesh.mesh_dim_names or ()):
             return 1
         return self.mesh.size(self.mesh.mesh_dim_names.index(name))  # type: ignore[union-attr]
+
+    def axis_rank(self, name: str) -> int:
+        """The number of this rank along an axis of the mesh."""
+        return self.mesh.get_local_rank(name) if self.mesh is not None and self.axis_size(name) > 1 else 0
 
     @property
     def is_main(self) -> bool:
@@ -113,6 +138,11 @@ class World:
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
+
+    def sum_over_data(self, tensor: Tensor) -> Tensor:
+        """The same over the ranks that read different data; those that read the same must hold the same."""
+        copies = self.size // self.data_size
+        return self.all_reduce_sum(tensor) if copies == 1 else self.all_reduce_sum(tensor).div_(copies)
 
 
 def _list_data_axes(mesh: DeviceMesh) -> list[str]:

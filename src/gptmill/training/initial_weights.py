@@ -1,7 +1,7 @@
 """Starts a new run with the weights of another model (--init_from); optimizer, schedule and data start afresh.
 
-Rank 0 reads and checks them, before anything is written, and broadcasts them. A run with checkpoints of its own never
-reads them again.
+Rank 0 reads and checks them, before anything is written, and broadcasts them one at a time. A run with checkpoints of
+its own never reads them again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gptmill.inference.published_model import PublishedModel, check_finite
 from gptmill.models.gpt import pad_vocab
 from gptmill.models.huggingface.config_import import drop_default_sizes
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
+from gptmill.runs.checkpoints.sharded_state import load
 from gptmill.runtime.world import World
-from gptmill.training.broadcast import broadcast_checkpoint
+from gptmill.training.broadcast import broadcast_checkpoint, broadcast_json
 from gptmill.training.initial_source import CheckpointWeights, Source, make_pin, read_source, split_pin
 from gptmill.training.plan import TrainPlan
 from gptmill.training.run_request import LOOSE_FIELDS, RunRequest
-from gptmill.training.sharded_state import hold, load
 from gptmill.training.state import TrainState
 
 # Fields of the model that decide what it computes, but not the shape of its weights.
@@ -45,16 +45,23 @@ FUNCTION_FIELDS = frozenset(
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The weights of the first step, in the host memory of every rank."""
+    """The weights of the first step, in the host memory of rank 0."""
 
     tensors: dict[str, Tensor]
+    """Empty on the other ranks."""
     init_from: str
     """Their source, as the run records it."""
+    world: World
 
     def load(self, state: TrainState) -> None:
-        """Copies them into the model of a fresh state, and into its EMA."""
-        check_tensors(self.tensors, state.model.state_dict(), split_pin(self.init_from)[0])
-        load(hold(state.model.state_dict()), self.tensors)
+        """Copies them into the model of a fresh state, and into its EMA; rank 0 sends the others one at a time."""
+        source, held = split_pin(self.init_from)[0], state.hold_weights()
+        self.world.run_on_main(lambda: check_tensors(self.tensors, held, source))
+        for name in held:
+            own = Checkpoint(0, {"model": {name: self.tensors[name]}}, {}) if self.world.is_main else None
+            sent = broadcast_checkpoint(own, self.world)
+            assert sent is not None
+            load({name: held[name]}, sent.tensors["model"])
         if state.ema is not None:
             state.ema.load(dict(state.model.named_parameters()))
 
@@ -80,13 +87,13 @@ def read_initial_source(request: RunRequest, world: World) -> Source | None:
 def broadcast_initial_weights(
     source: Source | None, request: RunRequest, corpora: Corpora, plan: TrainPlan, world: World
 ) -> InitialWeights | None:
-    """Converts the weights on rank 0 and broadcasts them, for a run that has no checkpoint to resume from.
+    """Converts the weights on rank 0 and tells the others, for a run that has no checkpoint to resume from.
 
     Raises UserError if they are of another tokenizer.
     """
     if not _names_source(request):
         return None
-    made: list[Checkpoint[Tensor]] = []
+    made: dict[str, dict[str, Tensor]] = {}
 
     def make() -> None:
         found = source or _read_source(request)
@@ -94,12 +101,11 @@ def broadcast_initial_weights(
         check_tokenizer(found, corpora.tokenizer, corpora.name)
         tensors = found.convert(plan.padded_vocab_size) if isinstance(found, PublishedModel) else found.weights
         check_finite(tensors, split_pin(pin)[0])
-        made.append(Checkpoint(0, {"model": tensors}, {"init_from": pin}))
+        made[pin] = tensors
 
     world.run_on_main(make)
-    checkpoint = broadcast_checkpoint(made[0] if made else None, world)
-    assert checkpoint is not None
-    return InitialWeights(dict(checkpoint.tensors["model"]), checkpoint.values["init_from"])
+    (pin,) = broadcast_json(list(made), world)
+    return InitialWeights(made.get(pin, {}), pin, world)
 
 
 def record_source(request: RunRequest, weights: InitialWeights | None) -> RunRequest:

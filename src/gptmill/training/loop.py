@@ -133,7 +133,7 @@ def evaluate(session: Session, state: TrainState) -> bool:
     def is_stopped() -> bool:
         session.watchdog.beat(state.step, "evaluating")
         # A rank that stopped by itself would leave the others waiting for it in their next forward pass.
-        return bool(session.stop) and not session.world.shards_weights
+        return bool(session.stop) and not session.world.shares_forward
 
     state.model.eval()
     with torch.no_grad(), session.say_if_slow(state, f"evaluating step {state.step:,}"):

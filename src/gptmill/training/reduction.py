@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gptmill.runtime.parallel.split_model import average_experts
 from gptmill.runtime.world import World
 from gptmill.training.exact_sum import Node, TreeSum, list_nodes, list_numbers, sum_bits, sum_nodes
 from gptmill.training.optimizers.ownership import Ownership, flatten, split_flat
@@ -42,10 +43,21 @@ class PlainReduction:
         assert self._totals is not None, "a step has at least one micro-batch"
         # The stop flag shares the all-reduce of the losses, so that agreeing on it costs nothing.
         stop_flag = torch.full((1,), float(stop), device=world.device)
-        return world.all_reduce_sum(torch.cat([stop_flag, self._totals[:2] / tokens, self._totals[2:]]))
+        return world.sum_over_data(torch.cat([stop_flag, self._totals[:2] / tokens, self._totals[2:]]))
 
     def reduce_gradients(self) -> None:
         """Call after the last micro-batch: the parameters then have the gradients of the step."""
+
+
+class ExpertReduction(PlainReduction):
+    """The same with experts that ranks share: DDP leaves their gradients alone."""
+
+    def __init__(self, experts: Sequence[nn.Parameter], world: World) -> None:
+        super().__init__()
+        self._experts, self._world = experts, world
+
+    def reduce_gradients(self) -> None:
+        average_experts(self._experts, self._world)
 
 
 class OwnerReduction(PlainReduction):
@@ -191,9 +203,17 @@ Reduction = PlainReduction | ExactReduction
 
 
 def build_reduction(
-    model: nn.Module, world: World, *, is_exact: bool, is_sharded: bool, keeps_gradients: bool
+    model: nn.Module,
+    world: World,
+    *,
+    is_exact: bool,
+    is_sharded: bool,
+    keeps_gradients: bool,
+    experts: Sequence[str] = (),
 ) -> Reduction:
-    """The reduction for a model and its optimizer, sharded or not."""
+    """The reduction for a model and its optimizer, sharded or not; ranks share the parameters `experts`."""
+    if experts:
+        return ExpertReduction([model.get_parameter(name) for name in experts], world)
     if is_exact:
         return ExactReduction(model, world, is_sharded=is_sharded, keeps_gradients=keeps_gradients)
     if world.strategy == "zero1" and world.size > 1:

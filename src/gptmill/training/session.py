@@ -24,6 +24,7 @@ from gptmill.evals.loss import check_validation
 from gptmill.evals.task_evaluator import describe_cropped, load_eval_tasks
 from gptmill.inference.loading import check_size
 from gptmill.runs.checkpoints.disk_space import check_disk_space
+from gptmill.runs.checkpoints.sharded_state import saves_jointly
 from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import Event, Warned
 from gptmill.runs.history import record_crash
@@ -33,7 +34,7 @@ from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.memory import read_device_memory
-from gptmill.runtime.parallel.mesh import arrange_ranks
+from gptmill.runtime.parallel.mesh import SHARD, arrange_ranks
 from gptmill.runtime.precision import set_matmul_precision
 from gptmill.runtime.signals import StopFlag, listen_for_stop
 from gptmill.runtime.telemetry import Telemetry, open_telemetry
@@ -59,10 +60,9 @@ from gptmill.training.provenance import describe_run, make_origin
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
-from gptmill.training.sharded_state import saves_jointly
 from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.skip_ranges import make_starts
-from gptmill.training.state import TrainState, build_spike_detector, build_state
+from gptmill.training.state import TrainState, build_spike_detector, build_state, uses_meta_device
 from gptmill.training.strategy import choose_strategy
 from gptmill.training.thread_warning import warn_of_threads
 
@@ -142,7 +142,10 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     world.run_on_main(partial(prepare_if_needed, request, report_preparing))
     corpora = open_corpora(config.data)
     sampler = build_sampler(config, corpora)
-    world = arrange_ranks(world, choose_strategy(config, world))
+    strategy = choose_strategy(
+        config, world, lambda: make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
+    )
+    world = arrange_ranks(world, strategy, config.machine)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     no_validation = check_validation(config, corpora)
     tasks = load_eval_tasks(config, corpora.tokenizer)
@@ -166,7 +169,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     reader = build_reader(config, corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))
     origin = make_origin(config, corpora, resume_point, world)
-    writers = join_writers(token, state, world) if is_joint else None
+    writers = join_writers(token, state.make_checkpoint(origin), world) if is_joint else None
     checkpointer = stack.enter_context(open_checkpointer(run, config, origin, world, state.step, writers))
     size_bytes = estimate_size(state) if writers is None else writers.total_bytes
     open_run(run, request, state, size_bytes, resume_point, world)
@@ -223,7 +226,8 @@ def build_or_restore(
     if resume_point is not None:
         tensors = resume_point.checkpoint.tensors["model"]
         check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
-    with refuse_too_large(plan.parameters, world.device):
+    held = plan.parameters // (world.axis_size(SHARD) if uses_meta_device(config, world) else 1)
+    with refuse_too_large(held, world.device):
         check_step_time(plan, world)
         state = build_state(config, plan, world)
         if resume_point is not None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from gptmill.config.errors import UserError
+from gptmill.runs.checkpoints.content import Checkpoint, Held
 from gptmill.runs.checkpoints.joint_save import Writers
 from gptmill.runs.checkpoints.storage import measure_checkpoint
 from gptmill.runtime.world import World
 from gptmill.training.broadcast import broadcast_json
-from gptmill.training.state import TrainState
 
 SIGHT_SECONDS = 10.0  # network file systems may show a new file late
 
@@ -50,9 +50,9 @@ def check_shared_folder(folder: Path, world: World) -> str:
     return token
 
 
-def join_writers(token: str, state: TrainState, world: World) -> Writers:
-    """The ranks that save together. All ranks call it."""
-    own = measure_checkpoint(state.make_checkpoint({}), world.rank)
+def join_writers(token: str, checkpoint: Checkpoint[Held], world: World) -> Writers:
+    """The ranks that save checkpoints of this size together. All ranks call it."""
+    own = measure_checkpoint(checkpoint, world.rank)
     total = world.all_reduce_sum(torch.tensor(float(own), dtype=torch.float64, device=world.device))
     return Writers(world.rank, world.size, token, int(total.item()))
 

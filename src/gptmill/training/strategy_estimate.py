@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gptmill.config.hardware import USABLE_SHARE
+from gptmill.config.relations import SHARDABLE_OPTIMIZERS
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.runtime.interconnects import Interconnect
 from gptmill.training.communication import RINGS, CollectiveKind, plan_communication
@@ -47,6 +48,8 @@ class StrategyEstimate:
     """None if the memory of the GPU is unknown."""
     sent_bytes: dict[CollectiveKind, float]
     """By each rank in a step."""
+    savers: int
+    """Ranks that save a checkpoint together, each its part."""
     time: StrategyTime | None
     """None where the time of the computation is unknown."""
 
@@ -75,13 +78,15 @@ def estimate_strategies(
     alone: TimeEstimate | None,
 ) -> tuple[StrategyEstimate, ...]:
     """Every strategy that these GPUs can use; `alone` is the run's time without communication."""
-    return tuple(_estimate(name, config, plan, units, links, memory_bytes, alone) for name in _list_strategies(links))
+    names = _list_strategies(links, can_shard=config.optimizer.optimizer.tag in SHARDABLE_OPTIMIZERS)
+    return tuple(_estimate(name, config, plan, units, links, memory_bytes, alone) for name in names)
 
 
-def _list_strategies(links: Interconnect) -> list[ParallelName]:
+def _list_strategies(links: Interconnect, *, can_shard: bool) -> list[ParallelName]:
     """Hybrid sharding needs several machines with several GPUs each; otherwise it is one of the others."""
     is_hybrid = links.nodes > 1 and links.gpus_per_node > 1
-    return [name for name in STRATEGIES if name != "hsdp" or is_hybrid]
+    left_out = {*(() if is_hybrid else ("hsdp",)), *(() if can_shard else ("fsdp", "hsdp"))}
+    return [name for name in STRATEGIES if name not in left_out]
 
 
 def _estimate(
@@ -95,6 +100,7 @@ def _estimate(
 ) -> StrategyEstimate:
     shards = links.gpus_per_node if strategy == "hsdp" else links.gpus
     usable = None if memory_bytes is None else USABLE_SHARE * memory_bytes
+    savers = shards if strategy in ("fsdp", "hsdp") else 1
     # Whole gradients of a sharded model are summed once per step where there is memory for them.
     holds = strategy in ("fsdp", "hsdp") and plan.micro_batches > 1
     memory = estimate_strategy_memory(strategy, config, plan, units, shards, holds_gradients=holds)
@@ -107,13 +113,13 @@ def _estimate(
     if alone is not None:
         compute = plan.tokens_per_step / alone.tokens_per_second
         exposed = sent.count_exposed_seconds(compute, plan.micro_batches)
-        savers = shards if strategy in ("fsdp", "hsdp") else 1
         time = _slow_down(alone, compute, sent.count_seconds(plan.micro_batches), exposed, savers)
     return StrategyEstimate(
         strategy,
         memory,
         None if usable is None else memory.total <= usable,
         {kind: sent.count_sent(kind, plan.micro_batches) for kind in RINGS},
+        savers,
         time,
     )
 

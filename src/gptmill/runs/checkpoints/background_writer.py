@@ -62,7 +62,8 @@ class CheckpointWriter(BackgroundSaver):
         """Saves and links, deleting old checkpoints if the disk is full; returns False if that is not enough."""
         size = measure_checkpoint(save.checkpoint) if self._writers is None else self._writers.total_bytes
         needed = size + MARGIN_BYTES
-        while save.info is None and free_bytes(self._folder) < needed:
+        has_space = save.info is not None or (save.joint is not None and save.joint.is_open)
+        while not has_space and free_bytes(self._folder) < needed:
             # Delete nothing unless that frees enough.
             is_enough = free_bytes(self._folder) + deletable_bytes(self._folder, self._is_used) >= needed
             if not (is_enough and self._delete_oldest(save.step)):

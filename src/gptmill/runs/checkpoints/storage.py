@@ -187,7 +187,7 @@ def measure_checkpoint(checkpoint: Checkpoint[Held], rank: int = 0) -> int:
         for group, tensors in checkpoint.tensors.items()
         for name, chosen in divide_by_file(group, tensors, rank).items()
     }
-    manifest = len(make_manifest(checkpoint, dict.fromkeys(files, PLACEHOLDER)))
+    manifest = len(make_manifest(checkpoint, dict.fromkeys(files, PLACEHOLDER))) if rank == 0 else 0
     return sum(files.values()) + manifest + BLOCK_BYTES * (len(files) + 2)
 
 

@@ -9,7 +9,7 @@ B: batch of matrices of one shape; R, C: their rows and columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +34,7 @@ class ShardedMuon(Muon):
         self._exchanges: dict[Any, MatrixExchange] = {}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Updates all matrices that have a gradient; all ranks call it together."""
         assert closure is None, "Muon takes no closure"
         found_inf = read_found_inf(self)
@@ -56,14 +56,14 @@ class ShardedMuon(Muon):
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any], found_inf: Tensor | None) -> None:
         """One step for parameters of the same shape."""
-        lr, momentum = group["lr"], group["momentum"]
+        lr, momentum, weights = group["lr"], group["momentum"], [parameter.data for parameter in parameters]
         momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         gradients = mask_gradients(found_inf, [_read_gradient(parameter) for parameter in parameters], momenta)
         torch._foreach_lerp_(momenta, gradients, 1 - momentum)
         updates = self._orthogonalise(parameters, torch._foreach_lerp(gradients, momenta, momentum))
         torch._foreach_mul_(updates, select_factor(found_inf, 0.0, -lr))
-        torch._foreach_mul_(parameters, select_factor(found_inf, 1.0, 1 - lr * group["weight_decay"]))
-        torch._foreach_add_(parameters, updates)
+        torch._foreach_mul_(weights, select_factor(found_inf, 1.0, 1 - lr * group["weight_decay"]))
+        torch._foreach_add_(weights, updates)
 
     def _orthogonalise(self, parameters: list[nn.Parameter], nesterov: Sequence[Tensor]) -> list[Tensor]:
         """This rank's part of each parameter's update."""

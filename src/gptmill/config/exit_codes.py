@@ -15,6 +15,8 @@ DIVERGED = 76
 """The run diverged: the spike detector used up max_rollbacks."""
 HUNG = 77
 """The hang detector ended a worker that made no progress."""
+RANK_LOST = 78
+"""Another rank was lost or crashed, so that this one could not go on."""
 CORRUPTED = 79
 """An audit found a rank that computes wrong numbers."""
 INTERRUPTED = 130

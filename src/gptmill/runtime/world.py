@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -18,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gptmill.config.errors import UserError
 from gptmill.config.run import DeviceName, ParallelName
 from gptmill.runtime.device import choose_device
+from gptmill.runtime.ranks import Ranks, join_ranks, read_variable
 
 # The main rank may prepare a corpus or write a large checkpoint while the others wait for it.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
@@ -39,6 +39,8 @@ class World:
     """The ranks along named axes: replicate, shard, cp, tp; None where all of them only replicate the model."""
     strategy: ParallelName = "ddp"
     """What the ranks share: see `--parallel`. Never "auto"."""
+    ranks: Ranks | None = field(default=None, kw_only=True)
+    """How ranks keep in touch beside the collectives; None without torchrun."""
 
     @property
     def data_rank(self) -> int:
@@ -107,17 +109,14 @@ class World:
 
     def run_on_main(self, action: Callable[[], None]) -> None:
         """Runs the action on rank 0 while the others wait; a UserError there is raised on all ranks."""
-        user_error: UserError | None = None
-        if self.is_main:
-            try:
-                action()
-            except UserError as error:
-                user_error = error
-        failures = self.all_reduce_sum(torch.tensor(float(user_error is not None), device=self.device))
-        if user_error is not None:
-            raise user_error
-        if failures.item():
-            raise UserError("stopped because rank 0 failed")
+        if self.ranks is not None:
+            self.ranks.store.share("action", action)
+        elif self.is_main:
+            action()
+
+    def together(self) -> AbstractContextManager[None]:
+        """What ranks do each for itself, without collectives; if one raises a UserError inside, they all do."""
+        return nullcontext() if self.ranks is None else self.ranks.store.together("checks")
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank. Synchronises with the device."""
@@ -149,40 +148,41 @@ def _list_data_axes(mesh: DeviceMesh) -> list[str]:
     return [name for name in mesh.mesh_dim_names or () if name not in SHARED_DATA_AXES]
 
 
-def read_world_size() -> int:
-    """The number of ranks that torchrun started; 1 without torchrun."""
-    return _read_variable("WORLD_SIZE") if "RANK" in os.environ else 1
-
-
 @contextmanager
 def open_world(device_name: DeviceName) -> Iterator[World]:
     """Joins the process group described by torchrun's environment variables, and leaves it at the end."""
-    if "RANK" not in os.environ:
-        yield World(0, 1, choose_device(device_name))
-        return
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
-        _read_variable(name)
-    device = choose_device(device_name, local_rank=_read_variable("LOCAL_RANK"))
-    if device.type == "mps":
-        raise UserError("several ranks cannot share one MPS device; start one process, or add --device cpu")
-    on_gpu = device.type == "cuda"
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, device_id=device if on_gpu else None
-    )
-    try:
-        yield World(int(os.environ["RANK"]), read_world_size(), device)
-    finally:
-        if not on_gpu:
-            time.sleep(GLOO_DRAIN_SECONDS)
-        dist.destroy_process_group()
-
-
-def _read_variable(name: str) -> int:
-    """A variable of torchrun; raises UserError where RANK is left over or was set by hand, without the others."""
-    value = os.environ.get(name, "")
-    if not value.isdecimal():
-        raise UserError(
-            f"RANK is set in the environment, as torchrun does it, but {name} is {value or 'not set'}; "
-            f"start several processes with torchrun, or one without RANK: unset RANK"
+    with join_ranks() as ranks:
+        if ranks is None:
+            yield World(0, 1, choose_device(device_name))
+            return
+        rank, size = ranks.store.rank, ranks.store.size
+        with ranks.store.together("devices"):
+            device = choose_device(device_name, local_rank=read_variable("LOCAL_RANK"))
+            if device.type == "mps":
+                raise UserError("several ranks cannot share one MPS device; start one process, or add --device cpu")
+        check_devices(ranks.store.gather("device", device.type))
+        on_gpu = device.type == "cuda"
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            timeout=COLLECTIVE_TIMEOUT,
+            store=ranks.store.open_store("default_pg"),
+            rank=rank,
+            world_size=size,
+            device_id=device if on_gpu else None,
         )
-    return int(value)
+        try:
+            yield World(rank, size, device, ranks=ranks)
+        finally:
+            if not on_gpu:
+                time.sleep(GLOO_DRAIN_SECONDS)
+            dist.destroy_process_group()
+
+
+def check_devices(kinds: list[str]) -> None:
+    """Raises UserError if ranks have devices of different kinds: a GPU that one does not find."""
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise UserError(
+                f"rank {rank} would train on {kind}, but rank 0 on {kinds[0]}; run gptmill doctor on its machine, or "
+                f"add --device {kind}"
+            )

@@ -30,7 +30,7 @@ from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
 from gptmill.runs.checkpoints.tiers import TIER
 from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
 from gptmill.runtime.device import is_cpu
-from gptmill.runtime.world import read_world_size
+from gptmill.runtime.ranks import read_world_size
 from gptmill.training.initial_source import is_same_source, split_pin
 from gptmill.training.presets import check_size_is_chosen, resolve_presets
 

@@ -158,6 +158,7 @@ def test_a_blocked_process_is_ended_and_one_that_noticed_is_not(
     failure = Failure(1, "rank 1 failed", exit_codes.RANK_LOST)
     watch = RankWatch(store := RankStore(HashStore(), 0, 2), ended.append)
     watch.record = recorded.append
+    store.publish(failure, is_own=False)
     store.has_noticed_failure = True
     watch._end(failure)
     assert (ended, recorded) == ([], [])

@@ -31,14 +31,15 @@ from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.state import TrainState, build_state
 
 STEP = 7
-LIMIT_SECONDS = 60.0
-FIELDS = {"num_layers": 1, "optimizer": "muon", "ema_decay": 0.9, "guard": "rollback"}
+LIMIT_SECONDS = 200.0
+FIELDS = {"num_layers": 1, "ema_decay": 0.9, "guard": "rollback"}
 
 
 def choose(name: str) -> RunConfig:
-    """one-1, ddp-2, fsdp-3, ...: the strategy and the number of ranks."""
-    strategy = name.partition("-")[0]
-    return make_config(**FIELDS, exact_ranks=False, parallel="auto" if strategy == "one" else strategy)
+    """one-1, ddp-2, fsdp-3, tp-2, ...: the strategy, or the axis of tensor parallelism, and the number of ranks."""
+    strategy, _, count = name.partition("-")
+    fields = {"tensor_parallel": int(count)} if strategy == "tp" else {"parallel": strategy.replace("one", "ddp")}
+    return make_config(**FIELDS, exact_ranks=False, **fields)
 
 
 def make_whole(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -116,8 +117,8 @@ def restore(state: TrainState, run: RunDirectory, world: World, *, is_joint: boo
 
 def main(name: str, folder: Path, others: list[str]) -> None:
     with open_world("cpu") as world:
-        strategy = choose(name).machine.parallel
-        world = arrange_ranks(world, "ddp" if strategy == "auto" else strategy)
+        machine = choose(name).machine
+        world = arrange_ranks(world, "ddp" if machine.parallel == "auto" else machine.parallel, machine)
         config, state = build(name, world)
         fill(state.make_checkpoint({}).tensors)
         save(config, state, RunDirectory(folder / name), world)

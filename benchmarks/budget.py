@@ -67,7 +67,7 @@ def main() -> int:
         write_texts(corpus, options, work)
         for minutes in options.minutes:
             rows = measure(corpus, minutes, options.settings, work)
-            is_good = is_good and judge(rows)
+            is_good = judge(rows) and is_good
     return 0 if is_good else 1
 
 
@@ -122,7 +122,11 @@ def read_bits(path: Path) -> float:
 def judge(rows: list[Row]) -> bool:
     """Whether the budget's loss is within 1 % of the best hand-chosen one, and below the classic recipe's."""
     own, *chosen, classic = rows
-    best = min((row for row in chosen if not math.isnan(row.bits_per_byte)), key=lambda row: row.bits_per_byte)
+    scored = [row for row in chosen if not math.isnan(row.bits_per_byte)]
+    if not scored:
+        print("| | | no hand-chosen setting was trained | | |", flush=True)
+        return False
+    best = min(scored, key=lambda row: row.bits_per_byte)
     difference = own.bits_per_byte / best.bits_per_byte - 1
     print(f"| | | budget against the best, {best.name} | {difference:+.2%} | |", flush=True)
     return own.bits_per_byte <= WITHIN * best.bits_per_byte and own.bits_per_byte < classic.bits_per_byte

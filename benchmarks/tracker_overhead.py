@@ -4,8 +4,10 @@
         --use_wandb --wandb_mode offline --histogram_freq 20
 
 Runs a gptmill command line in this process. In every other block of steps, no tracker gets any event, events.jsonl
-included, and no histograms are taken. Between blocks it waits, untimed, for the trackers' threads. The first two
-blocks are a warm-up. Prints the median step of both kinds of block, and the median of the differences of neighbours.
+included, and no histograms are taken. Between blocks it waits, untimed, for the trackers' threads; evaluations and
+checkpoints are not timed either. The first two blocks are a warm-up. Prints the median step of both kinds of block, and
+the median of the differences of neighbours. Every block has the same number of histograms, so that none of them hides
+from the median: --block must be a multiple of --histogram_freq.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import Any
 import torch
 
 from gptmill.cli.main import run_guarded
-from gptmill.runs.events import Event, StepLogged
+from gptmill.config.errors import UserError
+from gptmill.runs.events import Event, HistogramsTaken, StepLogged
 from gptmill.runs.trackers import protocol
 from gptmill.runs.trackers.background import Background
 from gptmill.training import loop
@@ -32,19 +35,31 @@ class Switch:
 
     def __init__(self, block: int) -> None:
         self._block, self._train_step, self._track = block, loop.train_step, protocol.TrackerGroup.track
+        self._evaluate_and_save = loop.evaluate_and_save
         self._group: Any = None
         self._done = 0
         self._started = 0.0
+        self._paused_seconds = 0.0
         self._is_on = True
         self.seconds: list[float] = []
 
     def track(self, group: Any, event: Event) -> None:
         self._group = group
-        if self._is_on or not isinstance(event, StepLogged):
+        if self._is_on or not isinstance(event, StepLogged | HistogramsTaken):
             self._track(group, event)
 
+    def evaluate_and_save(self, session: Any, state: Any, metrics: Any) -> None:
+        is_pause, started = session.is_something_due(state), time.perf_counter()
+        self._evaluate_and_save(session, state, metrics)
+        if is_pause:
+            self._paused_seconds += time.perf_counter() - started
+
     def train_step(self, state: Any, loader: Any, config: Any, *others: Any) -> StepStats:
-        if self._done % self._block == 0:
+        freq = config.tracking.histogram_freq
+        if freq and self._block % freq:
+            raise UserError(f"--block {self._block} must be a multiple of --histogram_freq {freq}")
+        # Halfway between histograms: events come a step late, and must not fall into the next block.
+        if self._done % self._block == self._block // 2:
             self._turn()
         self._done += 1
         if not self._is_on:
@@ -55,12 +70,13 @@ class Switch:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         if self._started:
-            self.seconds.append((time.perf_counter() - self._started) / self._block)
+            taken = time.perf_counter() - self._started - self._paused_seconds
+            self.seconds.append(taken / self._block)
         for tracker in self._group._trackers:
             while isinstance(tracker, Background) and tracker._actions.qsize():
                 time.sleep(0.01)
         self._is_on = len(self.seconds) % 2 == 0
-        self._started = time.perf_counter()
+        self._started, self._paused_seconds = time.perf_counter(), 0.0
 
 
 def main() -> int:
@@ -69,7 +85,7 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="train RECIPE …")
     options = parser.parse_args()
     switch = Switch(options.block)
-    vars(loop)["train_step"] = switch.train_step
+    vars(loop)["train_step"], vars(loop)["evaluate_and_save"] = switch.train_step, switch.evaluate_and_save
     protocol.TrackerGroup.track = lambda group, event: switch.track(group, event)  # type: ignore[method-assign]
     code = run_guarded(options.command)
     blocks = switch.seconds[2:]

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gptmill.api.budget import plan_within_budget, train_within_budget
     from gptmill.api.compression import Compressed, compress
     from gptmill.api.configuration import make_config
     from gptmill.api.corpus import Corpus, open_corpus, prepare
@@ -60,13 +61,16 @@ __all__ = [
     "open_run",
     "open_tensorboard",
     "plan",
+    "plan_within_budget",
     "prepare",
     "register",
     "report",
     "resume",
     "train",
+    "train_within_budget",
 ]
 _MODULES = {
+    "api.budget": ("plan_within_budget", "train_within_budget"),
     "api.compression": ("Compressed", "compress"),
     "api.configuration": ("make_config",),
     "api.corpus": ("Corpus", "open_corpus", "prepare"),

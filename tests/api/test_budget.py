@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from gptmill.api.budget import train_within_budget
+import gptmill
+from gptmill.api.budget import run_budget
 from gptmill.api.training import run_training
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
@@ -52,7 +53,7 @@ def test_it_explains_writes_a_recipe_trains_and_says_how_far_off_it_was(
     monkeypatch.setattr(planning, "measure_speed", lambda *_arguments: frozen)
     started = pacing.time.monotonic()
     flags = {**TINY, "corpus": str(text), "run_name": "sea"}
-    result = train_within_budget(None, flags, "10m", started, lines.append, progress=False)
+    result = run_budget(None, flags, "10m", started, lines.append, progress=False)
     labels = {line.split()[0] for line in lines}
     assert {"corpus", "tokenizer", "model", "batch", "steps", "rates", "dropout", "expected"} <= labels
     assert result.outcome.reason == "finished"
@@ -66,6 +67,25 @@ def test_it_explains_writes_a_recipe_trains_and_says_how_far_off_it_was(
     loss = [event for event in read_events(result.outcome.run.events) if isinstance(event, EvalDone)][-1].val_loss
     assert f"{loss / 0.693147:.3f} bits per byte" in result.verdict  # a byte per token
     assert "of 10m used" in result.verdict
+
+
+def test_from_python_it_is_planned_and_trained_by_two_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = write_text(tmp_path / "sea.txt", 20_000)
+    frozen = make_speed_model([MeasuredStep(1e9, 0.05)])
+    monkeypatch.setattr(planning, "measure_speed", lambda *_arguments: frozen)
+    plan = gptmill.plan_within_budget(text, 600, progress=False, **TINY)
+    assert (plan.seconds, plan.values["num_layers"]) == (600.0, 1)
+    assert capsys.readouterr().err == ""
+    run = gptmill.train_within_budget(text, "10m", run_name="sea", **TINY)
+    assert (run.state, run.path.name) == ("finished", "sea")
+    assert "bits per byte" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--budget 5s: too short"):
+        gptmill.train_within_budget(text, "5s")
+    with pytest.raises(gptmill.ConfigError, match="num_layer"):
+        gptmill.plan_within_budget(text, "10m", num_layer=2)
 
 
 def test_a_slow_machine_ends_the_run_early_with_its_decay_done(

@@ -54,6 +54,9 @@ def test_all_runs_of_a_folder_are_served_with_or_without_files(tmp_path: Path) -
 
 
 def test_what_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:
+    for port in (-1, 65_536):
+        with pytest.raises(UserError, match=f"--port {port}: must lie between 0"):
+            open_tensorboard(logdir=str(tmp_path), port=port)
     with pytest.raises(UserError, match="has no runs"):
         open_tensorboard(logdir=str(tmp_path))
     create_run(str(tmp_path), "new", RunConfig())

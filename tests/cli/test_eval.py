@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,11 @@ def test_ctrl_c_shows_what_is_known(capsys: pytest.CaptureFixture[str], monkeypa
 )
 def test_a_mistake_costs_one_sentence(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in refuse(capsys, "straight", *flags.split())
+
+
+def test_results_do_not_go_to_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe")
+    assert "--json pipe: cannot write this file" in refuse(capsys, "straight", "--json", "pipe")
 
 
 def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,6 +218,7 @@ def test_config_show_without_a_recipe_shows_the_defaults(gptmill: GptMill, tmp_p
         ("sample", "the usage is gptmill sample RUN"),
         ("prepare", "the usage is gptmill prepare SOURCE"),
         ("train demo demo", "the usage is gptmill train [RECIPE]"),
+        ("doctor now", "the usage is gptmill doctor [flags]"),
     ],
 )
 def test_a_wrong_form_is_answered_with_the_usage(line: str, says: str, gptmill: GptMill) -> None:

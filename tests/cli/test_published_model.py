@@ -10,6 +10,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,18 @@ import pytest
 import torch
 from conftest import GptMill
 
-pytestmark = [pytest.mark.published, pytest.mark.realdata, pytest.mark.filterwarnings("default")]
+MAX_SECONDS = 3600
+pytestmark = [
+    pytest.mark.timeout(MAX_SECONDS),
+    pytest.mark.published,
+    pytest.mark.realdata,
+    pytest.mark.filterwarnings("default"),
+]
 
 NUM_EXAMPLES = 500
-# acc_norm of SmolLM2-135M-Instruct without examples in the prompt, by lm-evaluation-harness, as the card of
-# lldois/SmolLM2-135M-Reasoning-SLERP-Champion reports it. The package's weights are rounded to four bits.
-PUBLISHED_ACC_NORM = 0.4299
+# HellaSwag of SmolLM2-135M-Instruct, zero-shot, as the card of its publishers has it. The package's weights are rounded
+# to four bits.
+PUBLISHED_ACC_NORM = 0.409
 
 
 @pytest.fixture
@@ -62,7 +70,19 @@ def test_hellaswag_is_the_published_figure_to_one_point(
 
 def evaluate(source: Path, examples: Path, gptmill: GptMill, folder: Path, *flags: str) -> dict[str, Any]:
     gptmill("import", source, "--out", "published")
-    gptmill("eval", "published", "--tasks", "hellaswag", "--task_data", examples, "--json", "results.json", *flags)
+    words = [
+        "eval",
+        "published",
+        "--tasks",
+        "hellaswag",
+        "--task_data",
+        str(examples),
+        "--json",
+        "results.json",
+        *flags,
+    ]
+    command = [sys.executable, "-m", "gptmill", *words]  # takes longer on a CPU than forked programs may
+    subprocess.run(command, cwd=folder, check=True, timeout=MAX_SECONDS)
     (result,) = json.loads((folder / "results.json").read_text(encoding="utf-8"))["results"]
     metrics: dict[str, Any] = result["metrics"]
     return metrics

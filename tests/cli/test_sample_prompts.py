@@ -53,6 +53,20 @@ def refuse(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     return captured.err
 
 
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+def test_many_samples_into_a_file_show_how_long_they_will_take(
+    flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gptmill.api.progress.PLAIN_SECONDS", 0.0)
+    call = ["sample", "tiny", "--device", "cpu", "--max_new_tokens", "5", "--num_samples", "4", "--batch_size", "2"]
+    assert run_guarded([*call, *flags]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    amounts = [int(line.removeprefix("sampling: ").split(" of 20 tokens, ")[0]) for line in lines]
+    assert amounts == sorted(amounts)
+    assert {2, 20} <= set(amounts)  # a token of the first two samples; all of all
+    assert lines[-1].endswith(" tokens, 0 s left")
+
+
 def test_a_file_of_prompts_gives_what_each_gives_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = ["the quick", "a", "é 🙂 and rivers"]
     lines, records = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
@@ -128,6 +142,11 @@ def test_files_without_usable_prompts_are_refused(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     assert expected in refuse(capsys, "--prompt_file", str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["absent.txt", "."])
+def test_a_file_of_prompts_that_cannot_be_read_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"cannot read --prompt_file {name}: " in refuse(capsys, "--prompt_file", name)
 
 
 def test_a_prompt_of_a_million_characters_counts_by_its_end(

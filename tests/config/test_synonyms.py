@@ -45,6 +45,7 @@ def test_the_table_names_no_option_of_ours_and_nothing_twice() -> None:
         *[(name, "logdir") for name in ("out_dir", "output_dir", "job.dump_folder")],
         ("per_device_train_batch_size", "mini_batch_size"),
         ("dtype", "precision"),
+        ("nproc_per_node", "gpus"),
         ("warmup_iters", "warmup_steps"),
         ("min_learning_rate", "min_lr"),
         ("lr_scheduler_type", "schedule"),
@@ -69,7 +70,6 @@ def test_a_name_from_elsewhere_is_answered_with_ours(name: str, option: str) -> 
         ("lr_decay_iters", "--max_steps"),
         ("dataset", "--corpus"),
         ("always_save_checkpoint", "--checkpoint_freq"),
-        ("gpus", "torchrun"),
     ],
 )
 def test_a_name_without_a_counterpart_is_answered_with_advice(name: str, says: str) -> None:

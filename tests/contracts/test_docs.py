@@ -60,7 +60,8 @@ REQUESTS = (
     ReportRequest,
     TensorBoardRequest,
 )
-OTHER_FLAGS = {"help", "from", "check", "standalone", "nproc_per_node"}  # aliases, and flags of other programs
+OTHER_FLAGS = {"help", "from", "check"}  # aliases, and flags of other programs
+OTHER_FLAGS |= {"standalone", "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port"}
 
 
 def read(page: Path) -> str:

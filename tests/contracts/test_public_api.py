@@ -15,7 +15,8 @@ import gptmill
 NAMES = """
 Attention Batch BlockContext Compressed ConfigError Corpus Event Finding LayerKVCache Model ModelConfig OptimizerConfig
 Run RunConfig Tracker UserError __version__ compress doctor evaluate export_model import_model load make_config
-open_corpus open_run open_tensorboard plan prepare register report resume train
+open_corpus open_run open_tensorboard plan plan_within_budget prepare register report resume train
+train_within_budget
 """.split()
 
 

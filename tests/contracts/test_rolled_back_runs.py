@@ -218,3 +218,20 @@ def test_ranks_go_back_together(monkeypatch: pytest.MonkeyPatch, run_ranks: RunR
         tensors = two.tensors[group]
         assert [name for name, tensor in one.tensors[group].items() if not tensor.equal(tensors[name])] == []
     assert Path("runs/one/log.txt").read_bytes() == Path("runs/two/log.txt").read_bytes()
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("flag", ["--tensor_parallel", "--context_parallel"])
+def test_ranks_that_share_a_model_go_back_together(
+    monkeypatch: pytest.MonkeyPatch, run_ranks: RunRanks, flag: str
+) -> None:
+    """Each of them holds a part of the state that they go back to."""
+    flags = [*RUN, "--data_dir", "poisoned", "--max_steps", "120", "--dropout", "0"]
+    run_ranks("train", *flags, flag, "2", "--run_name", "two", program=("-c", SPOILED_RANK))
+    spoil(monkeypatch, 8.0)
+    assert run_guarded(["train", *flags, "--run_name", "one"]) == 0
+    places = [
+        [(entry["from_step"], entry["windows"]) for entry in read_entries(run, "RolledBack")] for run in ("one", "two")
+    ]
+    assert places[0] == places[1] != []
+    assert read_val_loss(Path("runs/two")) == pytest.approx(read_val_loss(Path("runs/one")), abs=0.02)

@@ -86,6 +86,20 @@ def test_batches_score_as_one_request_at_a_time(
     assert 0 < found.num_cropped < len(requests)
 
 
+def test_requests_are_scored_in_groups_as_all_at_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, requests = LikelihoodScorer(build(GPT2, tokenizer), tokenizer, ALONE), make_requests()
+    whole = scorer.score_sequences(scorer.encode(requests))
+    reports: list[tuple[int, int]] = []
+    monkeypatch.setattr("gptmill.evals.likelihood.REQUESTS_AT_ONCE", 3)
+    found = scorer.score(requests, lambda done, total: reports.append((done, total)))
+    np.testing.assert_allclose(found.logprobs, whole.logprobs, rtol=1e-5)
+    assert (found.tokens == whole.tokens).all()
+    assert (found.is_greedy == whole.is_greedy).all()
+    assert found.num_cropped == whole.num_cropped
+    assert reports == sorted(reports)
+    assert reports[-1] == (len(requests), len(requests))
+
+
 @torch.no_grad()
 def test_greedy_continuations_are_found(tokenizer: Tokenizer) -> None:
     model, text = build(GPT2, tokenizer), "ab"

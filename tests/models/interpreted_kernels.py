@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 
@@ -17,6 +18,9 @@ from gptmill.models.kernels import (
     add_norm_triton,
     bias_gelu,
     bias_gelu_triton,
+    bucket_count_triton,
+    decode_attention,
+    decode_attention_triton,
     dropout_mask_triton,
     linear_cross_entropy,
     linear_cross_entropy_triton,
@@ -28,6 +32,8 @@ from gptmill.models.kernels import (
     transpose_triton,
     triton_launch,
 )
+from gptmill.runs.histogram_buckets import LEVELS, MIN_EXPONENT, PER_OCTAVE
+from gptmill.training import histograms
 
 
 def assert_all_close(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
@@ -64,6 +70,35 @@ def check_bias_gelu() -> None:
     bias = torch.randn(600)
     found = bias_gelu_triton.run_backward(d_y, x, bias, bias_gelu.SLOPE, bias_gelu.CUBE)
     assert_all_close(found, bias_gelu.gelu_backward_reference(d_y, x, bias))
+
+
+def check_bucket_count() -> None:
+    bucket_count_triton.BLOCK, bucket_count_triton.BLOCKS_PER_PROGRAM = 128, 2
+    values = torch.randn(30, 20) * 10.0 ** torch.randint(-14, 5, (30, 20))
+    values[0, :6] = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1e30])
+    for tensor in (values, values.t(), values.bfloat16()):
+        found = bucket_count_triton.run_count_buckets(tensor, MIN_EXPONENT, PER_OCTAVE, LEVELS)
+        assert found.tolist() == histograms.count_buckets(tensor).tolist()
+
+
+def check_decode_attention() -> None:
+    rows, heads, kv_heads, width, capacity = 2, 4, 2, 16, 80
+    decode_attention_triton.BLOCK_BYTES = 1024  # blocks of 16 positions
+    rope_and_norm = tuple(torch.randn(2, capacity, width)), (torch.randn(width), torch.randn(width), 1e-5)
+    for splits, window, more in itertools.product((1, 4), (None, 20), ((None, None), rope_and_norm)):
+        positions = torch.tensor([0 if splits == 1 else 70, 37])
+        qkv, caches = torch.randn(rows, (heads + 2 * kv_heads) * width), torch.randn(2, rows, kv_heads, capacity, width)
+        found, wanted = (*caches.clone(), torch.zeros(rows, heads, width)), (*caches, torch.zeros(rows, heads, width))
+        parts, counters = (
+            torch.zeros(rows * heads * splits * (width + 2)),
+            torch.zeros(rows * kv_heads, dtype=torch.int32),
+        )
+        decode_attention_triton.run_decode_attention(
+            qkv, *found[:2], positions, found[2], window, *more, parts, counters, splits
+        )
+        decode_attention.decode_attention_reference(qkv, *wanted[:2], positions, wanted[2], window, *more)
+        assert_all_close(found, wanted)
+        assert not counters.any()  # ready for the next step
 
 
 def check_linear_cross_entropy() -> None:
@@ -172,6 +207,8 @@ if __name__ == "__main__":
         check_accumulate,
         check_add_norm,
         check_bias_gelu,
+        check_bucket_count,
+        check_decode_attention,
         check_dropout_mask,
         check_linear_cross_entropy,
         check_linear_cross_entropy_in_fp8,

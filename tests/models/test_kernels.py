@@ -361,8 +361,8 @@ def test_a_gpus_head_is_near_the_twins(fp8: Fp8Format | None, vocab_size: int) -
 def test_the_interpreter_finds_the_triton_kernels_equal_to_their_twins() -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
     names = (
-        "accumulate add_norm bias_gelu dropout_mask linear_cross_entropy linear_cross_entropy_in_fp8 nan "
-        "pack_qkv_gradients swiglu transpose"
+        "accumulate add_norm bias_gelu bucket_count decode_attention dropout_mask linear_cross_entropy "
+        "linear_cross_entropy_in_fp8 nan pack_qkv_gradients swiglu transpose"
     )
     assert run_script("interpreted_kernels.py") == names.split()
 
@@ -370,8 +370,8 @@ def test_the_interpreter_finds_the_triton_kernels_equal_to_their_twins() -> None
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which compiles without a GPU, too")
 def test_every_triton_kernel_compiles() -> None:
     names = (
-        "accumulate add_norm_backward add_norm_forward cross_entropy dropout_mask gelu_backward pack_qkv_gradients "
-        "swiglu_backward transpose"
+        "accumulate add_norm_backward add_norm_forward count_buckets cross_entropy decode_attention dropout_mask "
+        "gelu_backward pack_qkv_gradients swiglu_backward transpose"
     )
     assert run_script("compiled_kernels.py") == names.split()
 

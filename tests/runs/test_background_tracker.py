@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import TrackingConfig
-from gptmill.runs.events import Event, Warned
+from gptmill.runs.directory import RunDirectory
+from gptmill.runs.events import EvalDone, Event, RunStarted, StepLogged, Warned
 from gptmill.runs.trackers import background, requirements
 from gptmill.runs.trackers.background import Background
 from gptmill.runs.trackers.protocol import TrackerGroup
 from gptmill.runs.trackers.requirements import check_trackers
+from gptmill.runs.trackers.weights_and_biases import WeightsAndBiases
 
 
 class Recorder:
@@ -124,3 +130,41 @@ def test_wandb_on_line_needs_a_key_before_training_starts(tmp_path: Path, monkey
     monkeypatch.setenv("WANDB_MODE", "sideways")
     with pytest.raises(UserError, match="sideways is not one of online, offline, disabled"):
         check_trackers(WANDB)
+
+
+class FakeRun:
+    """A run of W&B, which takes no step back."""
+
+    def __init__(self, rows: dict[int, dict[str, Any]]) -> None:
+        self.rows, self.summary, self.url = rows, dict[str, Any](), "https://wandb.example/a"
+        self.starting_step = self._first = max(rows, default=-1) + 1
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        assert step >= self._first, "W&B would ignore it"
+        self._first = step
+        self.rows.setdefault(step, {}).update(values)
+
+    def finish(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("ends_there", [False, True])
+def test_wandb_gets_an_evaluation_that_a_stop_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_there: bool
+) -> None:
+    rows: dict[int, dict[str, Any]] = {}
+    fake = SimpleNamespace(init=lambda **_options: FakeRun(rows), Settings=dict)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    start = RunStarted(0, "a", 20, 128, 1, "CPU", "fp32", 1, "x", "byte:1", "0.1", "2.9", None)
+    steps = [StepLogged(step, 0.0, 2.5, 6e-4, 1.25, 1000.0, 60.0) for step in range(5)]
+    tracker = WeightsAndBiases(RunDirectory(tmp_path), WANDB)
+    for event in (start, *steps[1:3]):
+        tracker.track(event)
+    tracker.close()  # at a stop, while step 2 was evaluated
+    for attempt in range(2):  # the second has nothing new
+        tracker = WeightsAndBiases(RunDirectory(tmp_path), WANDB, is_evaluated=False)
+        for event in (replace(start, step=2), EvalDone(2, 3.0 + attempt, 64, 0.1), *steps[3 : 3 if ends_there else 5]):
+            tracker.track(event)
+        tracker.close()
+    assert {step: row["loss/val"] for step, row in rows.items() if "loss/val" in row} == {3: 3.0}
+    assert [step for step, row in rows.items() if "loss/train" in row] == ([1, 2] if ends_there else [1, 2, 3, 4])

@@ -14,6 +14,7 @@ from gptmill.runs.events import (
     CheckpointSaved,
     EvalDone,
     Event,
+    LastStepMoved,
     RolledBack,
     RunCrashed,
     RunFinished,
@@ -38,6 +39,7 @@ EXAMPLES: list[Event] = [
     UpdateSkipped(6, 3.5, 1.5, [40, 48], time=5.6),
     RolledBack(5, 7, "spike", 9.5, 120.0, [48, 64], time=5.7),
     Warned(7, "disk", "the disk is full", time=5.8),
+    LastStepMoved(8, 10, time=5.9),
     RunFinished(10, "finished", 12.5, time=6.5),
     RunCrashed(11, "killed by signal 9", time=7.5),
 ]

@@ -13,6 +13,7 @@ from gptmill.config.errors import UserError
 from gptmill.runs.events import (
     EvalDone,
     Event,
+    LastStepMoved,
     RolledBack,
     RunFinished,
     StepLogged,
@@ -36,6 +37,12 @@ def test_the_gain_and_the_step_that_captured_most_of_it(tmp_path: Path) -> None:
     assert learning.most is not None
     assert (learning.most.step, learning.most.elapsed_seconds) == (60, 120.0)
     assert learning.final.perplexity == pytest.approx(math.exp(1.2))
+
+
+def test_the_last_step_is_the_one_that_a_budget_has_moved_it_to(tmp_path: Path) -> None:
+    start = find_facts(tmp_path, [make_start(), make_step(1), LastStepMoved(1, 60, time=START + 3)]).start
+    assert start is not None
+    assert start.max_steps == 60
 
 
 def test_cost_and_what_early_stopping_would_have_saved(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from conftest import TINY_FLAGS, GptMill, Start, make_environment, wait_for_text
 
 from gptmill.config.run import RunConfig, TrackingConfig
+from gptmill.runs.crash_files import has_crash, write_crash
 from gptmill.runs.directory import RunDirectory, create_run
 from gptmill.runs.events import (
     CheckpointSaved,
@@ -389,3 +390,20 @@ def test_the_history_of_a_run_killed_and_resumed(
     assert goodput.wall_seconds == pytest.approx(entries[3].time - entries[0].time)
     # All but the first seconds of a process, its evaluations, samples and saves is steps.
     assert 0 < goodput.kept_seconds < goodput.running_seconds < goodput.wall_seconds
+
+
+def test_a_crash_file_gives_the_reason_of_an_end_that_was_not_recorded(run: RunDirectory) -> None:
+    """The rank that crashed could write to the run's folder, but rank 0 was killed before it could record that."""
+    append_event(run, start(0, 0))
+    path = write_crash(run, 3, 7, "rank 3 failed after step 7:\n ValueError: boom", "Traceback")
+    assert path is not None
+    os.utime(path, (ZERO - 1, ZERO - 1))
+    found = find_crash(run)
+    assert found is not None
+    assert found.reason == "the process ended without reporting a reason"  # the file is of an earlier process
+    os.utime(path, (ZERO + 5, ZERO + 5))
+    found = find_crash(run)
+    assert found is not None
+    assert found.reason == f"rank 3 failed after step 7: ValueError: boom ({path.name})"
+    assert has_crash(run, 3, ZERO)
+    assert not has_crash(run, 2, ZERO)

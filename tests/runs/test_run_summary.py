@@ -9,7 +9,17 @@ import pytest
 
 from gptmill.config.run import RunConfig
 from gptmill.runs.directory import RunDirectory, create_run, list_folders, list_runs
-from gptmill.runs.events import EvalDone, Event, RunCrashed, RunFinished, RunStarted, SampleDrawn, StepLogged, to_json
+from gptmill.runs.events import (
+    EvalDone,
+    Event,
+    LastStepMoved,
+    RunCrashed,
+    RunFinished,
+    RunStarted,
+    SampleDrawn,
+    StepLogged,
+    to_json,
+)
 from gptmill.runs.run_lock import lock_run
 from gptmill.runs.run_summary import measure_tree, summarize_run
 
@@ -35,6 +45,13 @@ def run(tmp_path: Path) -> RunDirectory:
     write(run.events, [start(0, 1.0), *steps, *evals, SampleDrawn(4, "EvalDone", "StepLogged", time=5.0)])
     write(run.history, [start(0, 1.0), RunCrashed(3, "killed", time=31.0), start(2, 40.0)])
     return run
+
+
+def test_the_last_step_is_the_one_that_a_budget_has_moved_it_to(run: RunDirectory) -> None:
+    write(run.events, [start(0, 1.0), log(1, 6.0, 2.0), LastStepMoved(1, 60), LastStepMoved(1, 70)])
+    assert summarize_run(run).max_steps == 70
+    write(run.events, [start(0, 1.0), LastStepMoved(1, 60), start(1, 3.0)])
+    assert summarize_run(run).max_steps == 100
 
 
 def test_a_summary_says_how_far_and_how_well(run: RunDirectory) -> None:

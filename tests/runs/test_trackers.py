@@ -23,6 +23,7 @@ from gptmill.runs.events import (
     CheckpointSaved,
     EvalDone,
     Event,
+    LastStepMoved,
     RolledBack,
     RunFinished,
     RunStarted,
@@ -410,6 +411,18 @@ def test_plain_lines_tell_all_numbers_of_a_step() -> None:
     assert "step 15: val loss 3.2500, perplexity 25.79" in lines
     assert "finished at step 20 after 0:01:05" in lines
     assert "12,345 parameters, fp32" in read_console(console)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["file", "terminal"])
+def test_the_console_shows_the_last_step_that_a_budget_has_moved_it_to(is_terminal: bool) -> None:
+    console = make_console(is_terminal=is_terminal)
+    tracker = LiveDisplay(console) if is_terminal else PlainLines(console)
+    for event in (START, make_step(3), LastStepMoved(3, 7), make_step(7)):
+        tracker.track(event)
+    tracker.close()
+    shown = read_console(console)
+    assert "7/7" in shown
+    assert "7/20" not in shown
 
 
 def test_plain_lines_tell_of_corpora_experts_memory_and_averaged_weights() -> None:

@@ -33,6 +33,13 @@ def test_the_last_step_follows_the_pace(step_seconds: float, may_extend: bool, e
     assert pacer.find_max_steps(20, 100, margin_seconds=0.0, may_extend=may_extend) == expected
 
 
+def test_a_run_that_would_overfit_is_not_extended() -> None:
+    for most_steps, expected in ((100, 100), (110, 110), (80, 100)):
+        pacer = Pacer(deadline=103.0, most_steps=most_steps)
+        run_steps(pacer, 30, 0.5)
+        assert pacer.find_max_steps(30, 100, margin_seconds=0.0, may_extend=True) == expected
+
+
 def test_the_last_evaluation_and_the_margin_are_left_free() -> None:
     pacer = Pacer(deadline=100.0)
     now = run_steps(pacer, 30, 1.0)
@@ -49,6 +56,16 @@ def test_without_a_known_pace_or_after_a_rollback_nothing_moves() -> None:
     run_steps(pacer, 20, 5.0)
     pacer.forget()
     assert pacer.find_max_steps(27, 100, 0.0, may_extend=True) == 100
+
+
+def test_a_speed_that_swings_is_warned_of_once_until_the_plan_is_kept_again() -> None:
+    pacer = Pacer(deadline=2000.0)
+    warned = []
+    for number, (before, after) in enumerate([(100, 99), (99, 70), (70, 85), (85, 60), (60, 98), (98, 70)]):
+        pacer.note_step(1000.0 * number)
+        if pacer.is_worth_a_warning(before, after):
+            warned.append((before, after))
+    assert warned == [(99, 70), (98, 70)]
 
 
 def test_past_the_deadline_one_step_remains() -> None:

@@ -33,7 +33,7 @@ from gptmill.runs.checkpoints.selection import list_candidates
 from gptmill.runs.checkpoints.tensor_files import measure_tensors
 from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.device import choose_device
-from gptmill.runtime.world import read_world_size
+from gptmill.runtime.ranks import read_world_size
 from gptmill.training.run_request import make_run_request
 
 RECOVERY_LR = 1 / 3  # of the run's peak

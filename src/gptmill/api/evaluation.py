@@ -82,11 +82,18 @@ class Inputs:
             (task, load_examples(task, request.task_data, request.limit, download=request.download))
             for task in (load_tasks(request.tasks) if request.tasks is not None else ())
         ]
+        self.has_several = request.all or request.every is not None
+        """Whether several checkpoints are evaluated."""
         self._sequences: dict[str, Sequences] = {}
         self._texts: list[MeasuredText] | None = None
 
-    def encode(self, task: Task, examples: list[Example], scorer: LikelihoodScorer) -> Sequences:
-        """Encodes a task once, for all checkpoints of a run: they share a tokenizer."""
+    def encode(self, task: Task, examples: list[Example], scorer: LikelihoodScorer) -> Sequences | None:
+        """Encodes a task once for all checkpoints of a run, which share a tokenizer.
+
+        For one checkpoint there is nothing to share: its scorer encodes while the device computes.
+        """
+        if not self.has_several:
+            return None
         if task.name not in self._sequences:
             self._sequences[task.name] = scorer.encode(list_requests(examples))
         return self._sequences[task.name]
@@ -107,7 +114,7 @@ def score_source(source: str, inputs: Inputs, world: World, *, progress: bool = 
     """Yields the scores of a model, or of a run's checkpoints, each as soon as it is known. All ranks call it."""
     request = inputs.request
     config = find_config(source, request.loading.logdir)
-    if not (request.all or request.every is not None):
+    if not inputs.has_several:
         yield from score_model(load_onto(source, request, world), inputs, world, config, progress=progress)
         return
     for path in list_checkpoints(source, request):

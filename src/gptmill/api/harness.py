@@ -7,7 +7,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.eval_request import EvalRequest
 from gptmill.evals.harness import HarnessResults, run_harness
 from gptmill.inference.opening import open_model
-from gptmill.runtime.world import read_world_size
+from gptmill.runtime.ranks import read_world_size
 
 
 def score_by_harness(source: str, request: EvalRequest) -> HarnessResults:

@@ -124,8 +124,8 @@ def show_amount(action: str, unit: str = "MB") -> Iterator[Callable[[int, int], 
         if now - last_line < (1.0 if is_terminal else PLAIN_SECONDS):
             return
         last_line = now
-        left = (total - done) * (now - started) / max(done, 1)
-        line = f"{action}: {done / scale:,.0f} of {total / scale:,.0f} {unit}, {left:,.0f} s left"
+        left = f", {(total - done) * (now - started) / done:,.0f} s left" if done else ""
+        line = f"{action}: {done / scale:,.0f} of {total / scale:,.0f} {unit}{left}"
         console.print(line, end="\r" if is_terminal else "\n")
 
     yield report

@@ -15,6 +15,8 @@ from gptmill.runs.directory import RunDirectory, find_run, list_runs
 from gptmill.runs.event_log import read_events
 from gptmill.runs.trackers.tensorboard import TensorBoard, has_tensorboard_files
 
+MAX_PORT = 65_535
+
 
 @dataclass(frozen=True)
 class TensorBoardServer:
@@ -42,6 +44,8 @@ def open_tensorboard(
     run: str | None = None, *, logdir: str = "runs", port: int | None = None, host: str = "127.0.0.1"
 ) -> TensorBoardServer:
     """Serves TensorBoard for a run, by its name or path, or for all runs of `logdir`."""
+    if port is not None and not 0 <= port <= MAX_PORT:
+        raise UserError(f"--port {port}: must lie between 0 (any free one) and {MAX_PORT}")
     runs = [find_run(run, logdir)] if run else list_runs(logdir)
     if not runs:
         raise UserError(f"{logdir}/ has no runs; train one, or name another folder with --logdir")

@@ -21,9 +21,11 @@ from gptmill.config.schema import list_values
 from gptmill.config.validation import check_config
 from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.interactive import is_interactive
+from gptmill.runtime.ranks import join_ranks
 from gptmill.training import loop
+from gptmill.training.launch import Call, make_launch
 from gptmill.training.loop import Outcome
-from gptmill.training.run_request import RunRequest, make_run_request
+from gptmill.training.run_request import RunRequest
 
 
 def train(
@@ -55,8 +57,10 @@ def train(
         recipe = os.fspath(config)
     presets = build_request(PresetOptions, {"size": size, "hardware": hardware})
     options = _make_options(resume, time_limit, allow_changes=allow_changes)
-    request = make_run_request(recipe, parse_fields(recipe, fields), options, presets)
-    return return_run(run_training(request, progress=progress))
+    with join_ranks():
+        request = make_launch(Call(recipe, parse_fields(recipe, fields), options, presets))
+        outcome = run_training(request, progress=progress)
+    return return_run(outcome)
 
 
 def resume(
@@ -78,8 +82,10 @@ def resume(
     directory = run.directory if isinstance(run, Run) else find_directory(run, logdir)
     location = {"run_name": directory.path.name, "logdir": str(directory.path.parent)}
     options = _make_options(checkpoint, time_limit, allow_changes=allow_changes)
-    request = make_run_request(None, {**parse_fields(None, changes), **location}, options)
-    return return_run(run_training(request, progress=progress))
+    with join_ranks():
+        request = make_launch(Call(None, {**parse_fields(None, changes), **location}, options))
+        outcome = run_training(request, progress=progress)
+    return return_run(outcome)
 
 
 def run_training(request: RunRequest, *, progress: bool = True) -> Outcome:

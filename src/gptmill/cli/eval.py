@@ -80,7 +80,8 @@ def check_output(path: str | None) -> None:
     if path is None:
         return
     folder = Path(path).absolute().parent
-    if not path or Path(path).is_dir() or not os.access(folder, os.W_OK):
+    is_taken = Path(path).exists() and not Path(path).is_file()  # by a folder, a device or a pipe
+    if not path or is_taken or not os.access(folder, os.W_OK):
         raise UserError(f"--json {path}: cannot write this file; choose another path")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from gptmill.cli.flags import Command
 from gptmill.cli.output import make_printable, print_line
 from gptmill.config.export_request import ExportRequest
@@ -18,10 +20,16 @@ def run(arguments: list[str]) -> int:
     parsed = command.parse(arguments)
     command.check_words(parsed.words, 1, 1)
     request = build_config(ExportRequest, parsed.values)
+    from gptmill.api.exporting import show_parameters
     from gptmill.inference.export.exporting import export
+    from gptmill.inference.export.passes import Report
     from gptmill.runs.checkpoints.disk_space import format_bytes
 
-    result = export(parsed.words[0], request, lambda stage: print_line(make_printable(stage)))
+    def show_stage(stage: str) -> AbstractContextManager[Report]:
+        print_line(make_printable(stage))
+        return show_parameters(stage)
+
+    result = export(parsed.words[0], request, show_stage)
     for remark in result.remarks:
         print_line(remark)
     print_line(f"verified: {result.verification.describe()}")

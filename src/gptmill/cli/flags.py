@@ -66,7 +66,8 @@ class Command:
         """Raises UserError unless the number of positional words is right."""
         if not least <= len(words) <= most:
             given = " ".join(["gptmill", self.verb, *words])
-            raise UserError(f"{given}: the usage is gptmill {self.verb} {self.words} [flags]")
+            usage = " ".join(filter(None, ["gptmill", self.verb, self.words, "[flags]"]))
+            raise UserError(f"{given}: the usage is {usage}")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,6 +41,7 @@ VERBS = {
     "config": "list recipes and model sizes, show resolved configs",
 }
 MODULES = {"import": "import_model"}  # a module cannot be called import
+RANKED_VERBS = ("train", "eval")  # which torchrun may start
 
 
 def main() -> int:
@@ -65,7 +67,7 @@ def run_guarded(arguments: list[str]) -> int:
     except UserError as error:
         rank = os.environ.get("RANK")
         sys.stderr.write(f"gptmill{f' (rank {rank})' if rank else ''}: {error}\n")
-        return exit_codes.USER_ERROR
+        return error.exit_code
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -99,6 +101,14 @@ def run_command(arguments: list[str]) -> int:
 def run_verb(verb: str, arguments: list[str]) -> int:
     if verb not in VERBS:
         raise UserError(f"unknown verb {verb!r}{suggest(verb, VERBS)}; the verbs are {', '.join(VERBS)}")
+    if verb in RANKED_VERBS and "RANK" in os.environ:
+        from gptmill.cli.rank_call import run_as_rank
+
+        return run_as_rank(partial(run_module, verb, arguments))
+    return run_module(verb, arguments)
+
+
+def run_module(verb: str, arguments: list[str]) -> int:
     if verb != "doctor":  # to which a broken plug-in is a finding
         load_installed_plugins()
     for names in find_plugin_flags(arguments):

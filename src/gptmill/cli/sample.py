@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,19 +41,42 @@ def run(arguments: list[str]) -> int:
         print_objects(sampler)
     else:
         warn_of_long_prompts(sampler)
-        for number, started in enumerate(sampler.start_batches()):
+        for number, (started, pieces) in enumerate(stream_batches(sampler)):
             if number:
                 write(LINE)
-            show(started)
+            show(started, pieces)
     return 0
 
 
-def show(started: PromptedBatch) -> None:
+def stream_batches(sampler: TextSampler) -> Iterator[tuple[PromptedBatch, Iterator[tuple[int, str]]]]:
+    """All batches, each with the pieces of its texts as they come. Shows progress, unless the text itself does."""
+    from gptmill.api.progress import show_amount
+
+    shows_progress = sampler.request.json or not sys.stdout.isatty()
+    length = sampler.request.max_new_tokens
+    total, done = len(sampler.prompts) * sampler.request.num_samples * length, 0
+    with show_amount("sampling", "tokens") if shows_progress else nullcontext(ignore) as report:
+
+        def stream(started: PromptedBatch) -> Iterator[tuple[int, str]]:
+            for piece in started.batch.stream():
+                yield piece
+                report(done + len(started.prompts) * started.batch.steps_done, total)
+
+        for started in sampler.start_batches():
+            yield started, stream(started)
+            done += len(started.prompts) * length  # texts that ended early are done too
+
+
+def ignore(_done: int, _total: int) -> None:
+    """Progress that is not shown."""
+
+
+def show(started: PromptedBatch, stream: Iterator[tuple[int, str]]) -> None:
     """Prints the texts in order: the first that has not ended as it comes, the others when their turn comes."""
     pending = [[prompt] for prompt in started.prompts]
     current = 0
     write(pending[0][0])
-    for row, piece in started.batch.stream():
+    for row, piece in stream:
         if row == current:
             write(piece)
         else:
@@ -72,20 +97,14 @@ def write_all(pieces: list[str]) -> None:
 
 def print_objects(sampler: TextSampler) -> None:
     """One JSON object per sample and line."""
-    from gptmill.api.progress import show_amount
     from gptmill.inference.text_generation import describe
 
-    total, done = len(sampler.prompts) * sampler.request.num_samples, 0
-    with show_amount("sampling", "samples") as report:
-        for started in sampler.start_batches():
-            rows = range(len(started.prompts))
-            for _ in started.batch.stream():
-                report(done + sum(map(started.batch.has_ended, rows)), total)
-            for text, prompt, seed in zip(started.batch.texts, started.prompts, started.seeds, strict=True):
-                sys.stdout.write(json.dumps(describe(text, prompt, seed)) + "\n")
-            sys.stdout.flush()
-            done += len(rows)
-            report(done, total)
+    for started, pieces in stream_batches(sampler):
+        for _ in pieces:
+            pass
+        for text, prompt, seed in zip(started.batch.texts, started.prompts, started.seeds, strict=True):
+            sys.stdout.write(json.dumps(describe(text, prompt, seed)) + "\n")
+        sys.stdout.flush()
 
 
 def write(text: str) -> None:

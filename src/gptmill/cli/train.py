@@ -17,7 +17,7 @@ from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import PresetOptions, StartOptions
-from gptmill.config.run import TrackingConfig
+from gptmill.config.run import MachineConfig, TrackingConfig
 from gptmill.config.schema import build_config
 from gptmill.config.serialization import format_flags
 from gptmill.runs.directory import RunDirectory, choose_run, find_free_name, make_run_name
@@ -42,10 +42,12 @@ def run(arguments: list[str]) -> int:
         return run_supervised(recipe, flags, options, presets)
     if options.resume is None and asks_to_resume(recipe, flags):
         options = replace(options, resume="auto")
+    if options.gpus is not None:
+        return run_on_gpus(recipe, flags, options, arguments)
     from gptmill.api.training import run_training
-    from gptmill.training.run_request import make_run_request
+    from gptmill.training.launch import Call, make_launch
 
-    request = make_run_request(recipe, flags, options, presets, cli.STARTED)
+    request = make_launch(Call(recipe, flags, options, presets), cli.STARTED)
     is_main = os.environ.get("RANK", "0") == "0"
     for change in request.changes if is_main else ():
         sys.stdout.write(f"changed since the run began: {change}\n")
@@ -62,17 +64,31 @@ def run_budgeted(recipe: str | None, flags: dict[str, Any], options: StartOption
     """Chooses what to train, trains it within the budget, and says how far off the prediction was."""
     if presets != PresetOptions() or replace(options, budget=None) != StartOptions():
         raise UserError(
-            "--budget plans a new run from its corpus; leave out --resume, --supervise, --time_limit, --force_cpu, "
-            "--size and --hardware"
+            "--budget plans a new run from its corpus; leave out --resume, --supervise, --time_limit, --gpus, "
+            "--force_cpu, --size and --hardware"
         )
-    from gptmill.api.budget import train_within_budget
+    from gptmill.api.budget import run_budget
 
     assert options.budget is not None
-    result = train_within_budget(recipe, flags, options.budget, cli.STARTED, print_line)
+    result = run_budget(recipe, flags, options.budget, cli.STARTED, print_line)
     print_outcome(result.outcome, str(result.files.recipe))
     if result.verdict:
         print_line(result.verdict)
     return result.outcome.exit_code
+
+
+def run_on_gpus(recipe: str | None, flags: dict[str, Any], options: StartOptions, arguments: list[str]) -> int:
+    """Starts the same command line as one process per GPU."""
+    from gptmill.experiments.gpu_launcher import choose_num_ranks, launch_ranks
+    from gptmill.experiments.supervisor import drop_flags
+
+    assert options.gpus is not None
+    if options.force_cpu:
+        raise UserError("--force_cpu runs one step on the CPU; leave out --gpus")
+    machine = build_config(MachineConfig, {**(load_recipe(recipe) if recipe else {}), **flags})
+    num_ranks = choose_num_ranks(options.gpus, machine.device)
+    resume = ["--resume", options.resume] if options.resume else []  # the user may have been asked
+    return launch_ranks(["train", *drop_flags(arguments, {"gpus": True, "resume": True}), *resume], num_ranks)
 
 
 def run_supervised(recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions) -> int:
@@ -93,6 +109,7 @@ def run_supervised(recipe: str | None, flags: dict[str, Any], options: StartOpti
         "resume": options.resume,
         "time_limit": options.time_limit,
         "allow_changes": options.allow_changes,
+        "gpus": options.gpus,
         "size": presets.size,
         "hardware": presets.hardware,
     }

@@ -19,6 +19,8 @@ class MonitorConfig:
     """Warn if the validation loss keeps this fraction above its best while the training loss falls."""
     warn_throughput: float | None = 0.7
     """Warn if tokens per second stay below this fraction of their usual value."""
+    warn_straggler: float | None = 1.3
+    """Warn if a rank's own part of a step keeps taking this many times as long as that of the other ranks."""
     warn_data_wait: float | None = 0.1
     """Warn if training spends more than this fraction of its time waiting for data."""
     warn_memory: float | None = 0.95

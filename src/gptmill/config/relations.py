@@ -13,7 +13,8 @@ from gptmill.config.value_syntax import parse_mixture, parse_stages
 SHARDABLE_OPTIMIZERS = ("adamw", "muon", "lion")
 
 Values = dict[str, Any]
-"""The values of all fields by name; "world_size", the number of ranks; "own_parts", fields with a part of a plug-in."""
+"""The values of all fields by name; "world_size", the number of ranks that read different data; "own_parts", fields
+with a part of a plug-in; "model", the ModelConfig."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class StartOptions:
     """Save a checkpoint and stop before this much time has passed, e.g. 3h50m."""
     budget: str | None = None
     """Choose tokenizer, model, batch, steps, … so that the best model comes out within this time, e.g. 20m."""
+    gpus: str | None = None
+    """Train on several GPUs of this machine, a process on each: their number, or all (also started by torchrun)."""
     supervise: bool = False
     """Restart the run from its newest valid checkpoint when it crashes or hangs."""
     max_restarts: int = 10

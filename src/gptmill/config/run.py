@@ -159,6 +159,8 @@ class GuardConfig:
     """Hang detector: kill a worker whose step takes this many times the usual duration ("none" disables it)."""
     hang_seconds: float = 300.0
     """Hang detector: minimum seconds before a step counts as hung."""
+    audit_freq: int | None = None
+    """Steps between audits: another rank recomputes a micro-batch, and its bits must be the same (default: off)."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,12 @@ class MachineConfig:
     """Several ranks: ddp; zero1 shards the optimizer, fsdp all, hsdp within each machine; auto: the first that fits."""
     exact_ranks: bool | None = None
     """Bit-identical results on any number of ranks; default: on the CPU or if deterministic, with parallel auto."""
+    tensor_parallel: int = 1
+    """Ranks that share every layer, each with some heads and hidden units (tensor parallelism)."""
+    context_parallel: int = 1
+    """Ranks that share every window, each with a part of its positions (context parallelism)."""
+    expert_parallel: int = 1
+    """Ranks that share the experts of a mixture, each with some of them (expert parallelism)."""
 
 
 @dataclass(frozen=True)

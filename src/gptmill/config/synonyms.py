@@ -58,6 +58,7 @@ NAMES_ELSEWHERE = {
     "compile": "torch_compile use_compile",
     "deterministic": "use_deterministic_algorithms",
     "device": "device_type accelerator cuda",
+    "gpus": "num_gpus n_gpus devices world_size nproc_per_node data_parallel_size",
     "prefetch_batches": "num_workers dataloader_num_workers workers",
     "seed": "random_seed rng_seed",
     "data_dir": "data_root dataset_dir dataset_path data_path tokenized_dir",
@@ -74,6 +75,9 @@ NAMES_ELSEWHERE = {
     "max_new_tokens": "max_tokens max_length length tokens",
     "temperature": "temp",
     "checkpoint": "ckpt checkpoint_path",
+    "tensor_parallel": "tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp tp_size",
+    "context_parallel": "context_parallel_size context_parallel_degree cp cp_size",
+    "expert_parallel": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep ep_size",
 }
 # What to do where no single option corresponds.
 ADVICE = {
@@ -95,7 +99,6 @@ ADVICE = {
     "tracker": "use --use_tensorboard, --use_wandb or --use_trackio; events.jsonl has every metric in any case",
     "dataset": "give --corpus (text, tokenized on first use) or --data_dir (prepared shards)",
     "always_save_checkpoint": "every --checkpoint_freq steps and the end are saved, whatever the loss",
-    "gpus": "start one process per GPU with torchrun (nproc_per_node=N); --total_batch_size stays the same",
     "config": "give the recipe as a word, e.g. gptmill train my.toml --max_steps 100",
 }
 SAME_ADVICE = {
@@ -108,7 +111,6 @@ SAME_ADVICE = {
     "vocab_size": "padded_vocab_size",
     "tracker": "report_to logger_name log_with",
     "dataset": "data datasets dataset_name train_file train_data train_data_path",
-    "gpus": "num_gpus n_gpus devices world_size nproc_per_node data_parallel_size",
     "config": "config_file recipe",
 }
 ADVICE_BY_NAME = ADVICE | {name: ADVICE[key] for key, names in SAME_ADVICE.items() for name in names.split()}

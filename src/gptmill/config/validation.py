@@ -9,6 +9,7 @@ from typing import Any
 
 from gptmill.config.composition import MODEL_RELATIONS
 from gptmill.config.errors import ConfigError, Problem
+from gptmill.config.parallel_relations import PARALLEL_RELATIONS
 from gptmill.config.relations import RELATIONS
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import find_wrong_parts, find_wrong_types, list_values
@@ -46,7 +47,7 @@ def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
     values, fixes = {**list_values(config), "world_size": world_size}, find_wrong_types(config)
     if wrong := find_wrong_parts(config):  # without their fields, nothing more can be said
         return [Problem(f"{name} = {str(values[name])[:MAX_SHOWN]}", fix) for name, fix in {**fixes, **wrong}.items()]
-    values["own_parts"] = config.model.own_parts
+    values |= {"own_parts": config.model.own_parts, "model": config.model}
     for limit in RANGES:
         for name in limit.names.split():
             if name not in fixes and values.get(name) is not None and not limit.is_valid(values[name]):
@@ -55,7 +56,7 @@ def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
         if isinstance(value, int | float) and value > MAX_NUMBER and name not in {*fixes, "seed"}:
             fixes[name] = f"must be at most {MAX_NUMBER:,}"
     out_of_range = frozenset(fixes)
-    for relation in (*MODEL_RELATIONS, *RELATIONS):
+    for relation in (*MODEL_RELATIONS, *RELATIONS, *PARALLEL_RELATIONS):
         fields = {relation.name, *relation.others.split()}
         if not fields & out_of_range and (fix := relation.check(values)):
             fixes[relation.name] = fix
@@ -73,6 +74,7 @@ RANGES = (
     Range("embd_size num_heads context_length", lambda value: value >= 1, "must be at least 1"),
     Range("num_kv_heads head_size ffn_size rope_original_context", lambda value: value >= 1, "must be at least 1"),
     Range("num_experts experts_per_token loss_chunk", lambda value: value >= 1, "must be at least 1"),
+    Range("tensor_parallel context_parallel expert_parallel", lambda value: value >= 1, "must be at least 1"),
     Range("value_embeddings mtp_heads", lambda value: value >= 0, "must not be negative"),
     Range("rope_factor", lambda value: 1 <= value < math.inf, "must be at least 1"),
     Range("rope_base", lambda value: 1 < value < math.inf, "must be greater than 1"),
@@ -80,6 +82,7 @@ RANGES = (
     Range("total_batch_size mini_batch_size num_epochs", lambda value: value >= 1, "must be at least 1"),
     Range("steps_per_epoch max_steps eval_freq eval_tokens", lambda value: value >= 1, "must be at least 1"),
     Range("eval_task_freq eval_task_limit", lambda value: value >= 1, "must be at least 1"),
+    Range("audit_freq", lambda value: value >= 1, "must be at least 1"),
     Range("checkpoint_freq keep_checkpoints milestone_freq log_freq", lambda value: value >= 1, "must be at least 1"),
     Range("max_skips snapshot_freq early_stop_patience histogram_freq", lambda value: value >= 1, "must be at least 1"),
     Range(
@@ -121,7 +124,9 @@ RANGES = (
         lambda value: 0 < value < math.inf,
         'must be finite and greater than 0, or "none"',
     ),
-    Range("warn_grad_norm_rise", lambda value: 1 < value < math.inf, 'must be greater than 1, or "none"'),
+    Range(
+        "warn_grad_norm_rise warn_straggler", lambda value: 1 < value < math.inf, 'must be greater than 1, or "none"'
+    ),
     Range("warn_plateau_steps", lambda value: value >= 20, 'must be at least 20, or "none"'),
     Range("val_fraction", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must be between 0 and {MAX_SEED}"),

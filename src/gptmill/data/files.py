@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gptmill.config.errors import UserError
@@ -32,11 +32,23 @@ def hash_file(path: Path) -> str:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Atomically replaces a text file: after a kill or a power cut it has the old text or the new, never a part."""
+    """Atomically replaces a text file: after a kill or a power cut it has the old text or the new, never a part.
+
+    A full disk leaves nothing else behind. Raises UserError for a device or a pipe, which a rename would replace too.
+    """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a regular file; choose another path")
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    flush_to_disk(partial)
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        flush_to_disk(partial)
+        partial.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink()
+        if isinstance(error, OSError) and error.filename is None:  # as when the disk is full
+            error.filename = str(path)
+        raise
     flush_to_disk(path.parent)
 
 

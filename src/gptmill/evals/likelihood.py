@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from gptmill.runtime.precision import choose_precision, make_autocast
 from gptmill.runtime.world import World
 
 BATCH_TOKENS = {"cuda": 2**16, "cpu": 2**11}
+REQUESTS_AT_ONCE = 2**13
+"""While a GPU scores so many requests, the host encodes the next ones."""
 LOGIT_CHUNK = {"cuda": 2**12, "cpu": 2**8}
 """Scored tokens whose logits are in memory at once: they dominate memory use."""
 
@@ -81,12 +84,15 @@ class LikelihoodScorer:
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Likelihoods:
         """Once `is_stopped` is true, the rest is not computed, and the result is worth nothing."""
-        return self.score_sequences(self.encode(requests), report, is_stopped)
+        # Fixed shapes fill up their last batches with empty rows, so that many small groups would cost more than
+        # encoding does.
+        size = len(requests) if self._fixed_shapes else REQUESTS_AT_ONCE
+        groups = (requests[first : first + size] for first in range(0, len(requests), size))
+        return self._score_groups(map(self.encode, groups), len(requests), report, is_stopped)
 
     def encode(self, requests: Iterable[Request]) -> Sequences:
         return encode_requests(self._tokenizer, requests, self._model.config.context_length)
 
-    @torch.no_grad()
     def score_sequences(
         self,
         sequences: Sequences,
@@ -94,9 +100,37 @@ class LikelihoodScorer:
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Likelihoods:
         """As `score`, for requests that are encoded already."""
+        return self._score_groups([sequences], len(sequences.ids), report, is_stopped)
+
+    @torch.no_grad()
+    def _score_groups(
+        self, groups: Iterable[Sequences], total: int, report: Report, is_stopped: Callable[[], bool]
+    ) -> Likelihoods:
+        """Scores one group after the other; no group waits for the device to finish the one before."""
+        found: list[Tensor] = []
+        scored: list[NDArray[np.int64]] = []
+        num_cropped = done = 0
+        for sequences in groups:
+            report_here = partial(_report_after, report, done, total)
+            found.append(self._start_scoring(sequences, report_here, is_stopped))
+            scored.append(sequences.scored)
+            num_cropped += sequences.num_cropped
+            done += len(sequences.ids)
+        counts = np.concatenate(scored)
+        logprobs, is_greedy = self._world.sum_over_data(torch.cat(found, dim=1)).cpu().double().numpy()
+        starts = np.cumsum(counts) - counts
+        return Likelihoods(
+            np.add.reduceat(logprobs, starts), counts, np.add.reduceat(is_greedy, starts) == counts, num_cropped
+        )
+
+    def _start_scoring(
+        self, sequences: Sequences, report: Callable[[int], None], is_stopped: Callable[[], bool]
+    ) -> Tensor:
+        """This rank's results, which the device may still be computing: a column for every scored token.
+
+        Ranks fill in their own columns, and the sum over the ranks is exact: all other summands are 0.
+        """
         world, ends = self._world, np.cumsum(sequences.scored)
-        # Every scored token has a place of its own. Ranks fill in theirs, and the sum over the ranks is exact: all
-        # other summands are 0.
         found = torch.zeros(2, int(ends[-1]), device=world.device)
         lengths = np.array([len(ids) - 1 for ids in sequences.ids], dtype=np.int64)
         context = self._model.config.context_length
@@ -109,17 +143,10 @@ class LikelihoodScorer:
             if number % world.data_size != world.data_rank:
                 continue
             if is_stopped():
-                break  # but still join the all-reduce below: other ranks may not have been stopped
+                break  # but still join the all-reduce: other ranks may not have been stopped
             self._score_batch(sequences, batch, ends, found if number < num_batches else torch.zeros_like(found))
-            report(done, len(sequences.ids))
-        logprobs, is_greedy = world.all_reduce_sum(found).cpu().double().numpy()
-        starts = ends - sequences.scored
-        return Likelihoods(
-            np.add.reduceat(logprobs, starts),
-            sequences.scored,
-            np.add.reduceat(is_greedy, starts) == sequences.scored,
-            sequences.num_cropped,
-        )
+            report(done)
+        return found
 
     def _score_batch(self, sequences: Sequences, batch: LengthBatch, ends: NDArray[np.int64], found: Tensor) -> None:
         """Writes the log-probability of each scored token to its place in `found`, and whether it is the likeliest."""
@@ -162,3 +189,7 @@ class LikelihoodScorer:
         if self._world.device.type != "cuda":
             return tensor.to(self._world.device)
         return tensor.pin_memory().to(self._world.device, non_blocking=True)
+
+
+def _report_after(report: Report, done_before: int, total: int, done: int) -> None:
+    report(done_before + done, total)

@@ -77,7 +77,7 @@ class ValidationLoss:
                 sums[start // size, 1:] = losses.per_domain_G
         tokens = self._windows.num_chosen * self._windows.context_length
         # One after the other, in the order of the windows: the same rounding on any number of ranks.
-        total, *by_corpus = np.add.accumulate(world.all_reduce_sum(sums).cpu().numpy())[-1].tolist()
+        total, *by_corpus = np.add.accumulate(world.sum_over_data(sums).cpu().numpy())[-1].tolist()
         return EvalDone(step, total / tokens, tokens, time.monotonic() - started, self._make_means(by_corpus))
 
     def _make_means(self, sums: list[float]) -> dict[str, float]:

@@ -44,7 +44,8 @@ def score_task(
     """
     started = time.monotonic()
     if sequences is None:
-        sequences = scorer.encode(list_requests(examples))
-    found = scorer.score_sequences(sequences, report, is_stopped)
+        found = scorer.score(list_requests(examples), report, is_stopped)
+    else:
+        found = scorer.score_sequences(sequences, report, is_stopped)
     metrics, groups = measure_metrics(task, examples, found), measure_groups(task, examples, found)
     return TaskScores(task.name, len(examples), metrics, groups, found.num_cropped, time.monotonic() - started)

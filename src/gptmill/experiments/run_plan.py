@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
+from gptmill.config.parallel_relations import count_data_ranks
 from gptmill.config.plan_request import PlanRequest, check_plan_request, count_nodes
 from gptmill.config.run import RunConfig
 from gptmill.config.validation import check_config
@@ -124,7 +125,7 @@ class RunPlan:
 def make_run_plan(config: RunConfig, request: PlanRequest, say: Say = lambda _: None) -> RunPlan:
     """Plans a run; only `request.probe` trains, for some steps. Raises UserError for a run that cannot be planned."""
     check_plan_request(request)
-    check_config(config, request.gpus)
+    check_config(config, count_data_ranks(config.machine, request.gpus))
     machine = find_planned_machine(config, request.gpu, request.gpus, request.price_per_hour)
     corpus = read_planned_corpus(config, request.corpus_tokens)
     plan = derive_plan(config, corpus.size, machine.rate)

@@ -95,6 +95,9 @@ def read_prompts(path: Path) -> list[str]:
     """The prompts of a file: its lines that are not empty, or the field prompt of JSON objects, one per line."""
     try:
         lines = path.read_bytes().decode().splitlines()
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot read --prompt_file {path}: {reason}; give a file with a prompt per line") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 at byte {error.start}; convert it first") from None
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]

@@ -84,6 +84,8 @@ class TextBatch:
     ) -> None:
         self._steps = generator.generate(prompts, request.max_new_tokens, seeds)
         self._builders = [TextBuilder(tokenizer, request.stops) for _ in prompts]
+        self.steps_done = 0
+        """Tokens of each text that were sampled so far, if it has not ended."""
 
     @property
     def texts(self) -> list[GeneratedText]:
@@ -99,6 +101,7 @@ class TextBatch:
     def stream(self) -> Iterator[tuple[int, str]]:
         """Yields each new piece with the number of its text in the batch, until all have ended."""
         for step in self._steps:
+            self.steps_done += 1
             for row, (builder, token) in enumerate(zip(self._builders, step.tokens, strict=True)):
                 if piece := builder.add(token, None if step.log_probs is None else step.log_probs[row]):
                     yield row, piece

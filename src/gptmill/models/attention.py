@@ -7,7 +7,7 @@ dimension.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,28 @@ class BlockContext(NamedTuple):
     """Where a KV cache keeps the tokens: their positions, (T), or (B, T) where they differ by text."""
     counts_BT: Tensor | None = None
     """Which tokens have a target; the others are padding."""
+    share: RowShare | None = None
+    """The part of each row that this process computes, where it is not all of it."""
+
+
+class RowShare(Protocol):
+    """Some positions of every row, in ascending chunks of equal length, and a way to what the others hold."""
+
+    def list_positions(self, length: int, device: torch.device) -> Tensor:
+        """The positions of this share in a row of that length."""
+        ...
+
+    def list_ends(self, length: int) -> list[int]:
+        """One past the last position of each chunk of this share."""
+        ...
+
+    def gather(self, part: Tensor, dim: int) -> Tensor:
+        """All positions along `dim`, in their order, from this share of them. Autograd knows the way back."""
+        ...
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over all shares; each gets the gradient of its own summand."""
+        ...
 
 
 def find_value_table(config: ModelConfig, layer: int) -> int | None:
@@ -84,7 +106,7 @@ class Attention(nn.Module):
     def attend(
         self, q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, context: BlockContext, cache: LayerKVCache | None
     ) -> Tensor:
-        """Scaled dot-product attention, all heads' results side by side."""
+        """What attention computes, all heads' results side by side."""
         if self.value_gate is not None:
             v_BTKD = v_BTKD + self._gate_value_embedding(context).to(v_BTKD.dtype)
         # Transposed views: heads stay side by side in memory, as the projections before and after want them.
@@ -92,20 +114,23 @@ class Attention(nn.Module):
         if cache is not None:
             assert context.positions_T is not None, "tokens for a KV cache need their positions"
             k_BKSD, v_BKSD = cache.update(k_BKSD, v_BKSD, context.positions_T)
+        y_BHTD = self.compute_attention(q_BHTD, k_BKSD, v_BKSD, context)
+        return y_BHTD.transpose(1, 2).flatten(2)
+
+    def compute_attention(self, q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, context: BlockContext) -> Tensor:
+        """Scaled dot-product attention under the context's mask."""
         is_grouped, mask = self.kv_heads != self.num_heads, context.mask
         if mask.block_mask is not None:
-            y_BHTD = flex_attend(q_BHTD, k_BKSD, v_BKSD, mask.block_mask, is_grouped=is_grouped)
-        else:
-            y_BHTD = F.scaled_dot_product_attention(
-                q_BHTD,
-                k_BKSD,
-                v_BKSD,
-                attn_mask=mask.dense_B1TS,
-                is_causal=mask.is_causal and mask.dense_B1TS is None,
-                dropout_p=self.dropout if self.training else 0.0,
-                enable_gqa=is_grouped,
-            )
-        return y_BHTD.transpose(1, 2).flatten(2)
+            return flex_attend(q_BHTD, k_BKSD, v_BKSD, mask.block_mask, is_grouped=is_grouped)
+        return F.scaled_dot_product_attention(
+            q_BHTD,
+            k_BKSD,
+            v_BKSD,
+            attn_mask=mask.dense_B1TS,
+            is_causal=mask.is_causal and mask.dense_B1TS is None,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=is_grouped,
+        )
 
     def _gate_value_embedding(self, context: BlockContext) -> Tensor:
         """The tokens' value embeddings, weighted by a learned gate per head."""

@@ -25,7 +25,7 @@ from gptmill.models.initialisation import SkipInit, init_weights
 from gptmill.models.kv_cache import KVCache, LayerKVCache
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.language_model import Losses as Losses
-from gptmill.models.losses import IGNORE_INDEX, LossConfig, LossSums, compute_loss
+from gptmill.models.losses import IGNORE_INDEX, LossConfig, LossSums, VocabShare, compute_loss
 from gptmill.models.masks import Mask, can_use_flex_attention, make_cached_mask, make_mask
 from gptmill.models.mixture_of_experts import RouterStats
 from gptmill.models.norms import build_norm
@@ -54,6 +54,8 @@ class GPT(LanguageModel):
     """The built-in architecture."""
 
     block_class: ClassVar[type[Block]] = Block
+    vocab_share: VocabShare | None = None
+    """The tokens whose rows of the embedding and of the head this process has, where these are not all."""
     inference_methods: ClassVar[tuple[str, ...]] = ("hidden_states",)
 
     def __init__(self, config: ModelConfig, padded_vocab_size: int, vocab_size: int | None = None) -> None:
@@ -161,6 +163,11 @@ class GPT(LanguageModel):
 
     def lm_head(self, x_BTC: Tensor) -> Tensor:
         """Logits: the product with the token embedding, or with a matrix of its own, and the soft-cap."""
+        logits_BTV = self._compute_logits(x_BTC)
+        return logits_BTV if self.vocab_share is None else self.vocab_share.gather(logits_BTV)
+
+    def _compute_logits(self, x_BTC: Tensor) -> Tensor:
+        """The same for the tokens whose weights this process has."""
         logits_BTV = self.head_linear(x_BTC, self.head_weight)
         if (cap := self.config.logit_softcap) is None:
             return logits_BTV
@@ -207,20 +214,33 @@ class GPT(LanguageModel):
 
     def _run_blocks(self, tokens_BT: Tensor, documents_BT: Tensor | None, counts_BT: Tensor | None = None) -> Backbone:
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        rope = make_rope(positions_T, self.config)
-        use_flex = can_use_flex_attention(self.config, tokens_BT.device, training=self.training)
-        masks: dict[int | None, Mask] = {}
-        for window in dict.fromkeys([*self.windows, None] if self.extra_blocks else self.windows):
-            masks[window] = make_mask(window, tokens_BT, documents_BT, use_flex=use_flex)
+        contexts = self._make_contexts(tokens_BT, documents_BT, counts_BT)
         x_BTC = self._embed(tokens_BT, positions_T if documents_BT is None else positions_T - documents_BT)
         stats: list[RouterStats] = []
         for layer, block in enumerate(self.blocks):
             values_BTW = self._embed_values(tokens_BT, layer)
-            context = BlockContext(rope, masks[self.windows[layer]], values_BTW, counts_BT=counts_BT)
+            context = contexts[self.windows[layer]]._replace(value_embedding_BTW=values_BTW)
             x_BTC, layer_stats = self._run_block(block, x_BTC, context)
             if layer_stats is not None:
                 stats.append(layer_stats)
-        return Backbone(x_BTC, stats, BlockContext(rope, masks.get(None, Mask()), counts_BT=counts_BT))
+        return Backbone(x_BTC, stats, contexts.get(None, BlockContext()))
+
+    def _make_contexts(
+        self, tokens_BT: Tensor, documents_BT: Tensor | None, counts_BT: Tensor | None
+    ) -> dict[int | None, BlockContext]:
+        """The context of blocks with each sliding window, still without value embeddings."""
+        rope = make_rope(torch.arange(tokens_BT.shape[1], device=tokens_BT.device), self.config)
+        use_flex = can_use_flex_attention(self.config, tokens_BT.device, training=self.training)
+        return {
+            window: BlockContext(
+                rope, make_mask(window, tokens_BT, documents_BT, use_flex=use_flex), counts_BT=counts_BT
+            )
+            for window in self.list_masks()
+        }
+
+    def list_masks(self) -> list[int | None]:
+        """The sliding windows for which blocks need a mask; multi-token prediction has none."""
+        return list(dict.fromkeys([*self.windows, None] if self.extra_blocks else self.windows))
 
     def _run_block(self, block: nn.Module, x_BTC: Tensor, context: BlockContext) -> tuple[Tensor, RouterStats | None]:
         result: tuple[Tensor, RouterStats | None] = run_block(block, self.activation_checkpointing, x_BTC, context)
@@ -268,8 +288,9 @@ class GPT(LanguageModel):
         self, x_BTC: Tensor, targets_N: Tensor, config: LossConfig, domains_N: Tensor | None = None
     ) -> LossSums:
         x_NC = self._normalise(x_BTC).flatten(0, 1)
-        size, padded = self.vocab_size, self.config.padded_softmax
-        return compute_loss(self.lm_head, x_NC, targets_N, config, size, domains_N, padded_softmax=padded)
+        size, padded, share = self.vocab_size, self.config.padded_softmax, self.vocab_share
+        head = self._compute_logits
+        return compute_loss(head, x_NC, targets_N, config, size, domains_N, padded_softmax=padded, share=share)
 
     def _predict_further(self, backbone: Backbone, targets_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
         """The loss of multi-token prediction (Gloeckle et al. 2024): for each further token ahead a block of its own

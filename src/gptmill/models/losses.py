@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,25 @@ class LossConfig:
         return LossConfig(chunk_tokens=self.chunk_tokens, num_domains=self.num_domains)
 
 
+class VocabShare(Protocol):
+    """Some consecutive tokens of the vocabulary, whose logits this process computes, and a way to the others'."""
+
+    start: int
+    """The first of them."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over all shares; each gets the gradient of its own summand."""
+        ...
+
+    def max(self, x: Tensor) -> Tensor:
+        """The largest of all shares; it has no gradient."""
+        ...
+
+    def gather(self, logits: Tensor) -> Tensor:
+        """The logits of all tokens, in their order."""
+        ...
+
+
 class LossSums(NamedTuple):
     """Sums over the valid targets."""
 
@@ -60,10 +79,12 @@ def compute_loss(
     domains_N: Tensor | None = None,
     *,
     padded_softmax: bool = False,
+    share: VocabShare | None = None,
 ) -> LossSums:
     """The loss of hidden states against targets; the first `vocab_size` of the head's logits are tokens.
 
-    The others are padding, left out of the softmax and overwritten, unless it is to be a `padded_softmax`.
+    The others are padding, left out of the softmax and overwritten, unless it is to be a `padded_softmax`. With a
+    `share` of the vocabulary, the head gives the logits of that alone.
 
     Chunked cross-entropy: with `chunk_tokens`, only one chunk's logits exist at a time, and the backward pass
     computes them again.
@@ -72,7 +93,9 @@ def compute_loss(
     def compute(x_NC: Tensor, targets_N: Tensor, domains_N: Tensor | None) -> LossSums:
         logits_NV = lm_head(x_NC).float()
         if not padded_softmax:
-            logits_NV = _leave_out_padding(logits_NV, vocab_size)
+            logits_NV = _leave_out_padding(logits_NV, vocab_size if share is None else max(0, vocab_size - share.start))
+        if share is not None:
+            return _compute_shared(logits_NV, targets_N, config, vocab_size, domains_N, share)
         return _compute(logits_NV, targets_N, config, vocab_size, domains_N)
 
     size = config.chunk_tokens
@@ -135,3 +158,29 @@ def _compute(
         return LossSums(objective, cross_entropy, None)
     losses_N = F.nll_loss(logp_NV.detach(), targets_N, reduction="none", ignore_index=IGNORE_INDEX)
     return LossSums(objective, cross_entropy, sum_per_domain(losses_N, config.num_domains, domains_N))
+
+
+def _compute_shared(
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    config: LossConfig,
+    vocab_size: int,
+    domains_N: Tensor | None,
+    share: VocabShare,
+) -> LossSums:
+    """The same from the logits of a share of the vocabulary: the shares exchange a few numbers per token."""
+    is_valid_N, width = targets_N != IGNORE_INDEX, logits_NV.shape[1]
+    peaks_N = share.max(logits_NV.detach().amax(dim=-1))
+    logsumexp_N = peaks_N + share.sum((logits_NV - peaks_N[:, None]).exp().sum(dim=-1)).log()
+    columns_N = targets_N - share.start
+    is_own_N = (columns_N >= 0) & (columns_N < width)
+    own_N = logits_NV.gather(1, columns_N.clamp(0, width - 1)[:, None]).squeeze(1)
+    losses_N = (logsumexp_N - share.sum(own_N.where(is_own_N, 0.0))).where(is_valid_N, 0.0)
+    objective = cross_entropy = losses_N.sum()
+    if config.label_smoothing:
+        means_N = share.sum(logits_NV[:, : max(0, vocab_size - share.start)].sum(dim=-1)) / vocab_size
+        uniform = (logsumexp_N - means_N).where(is_valid_N, 0.0).sum()
+        objective = (1 - config.label_smoothing) * objective + config.label_smoothing * uniform
+    if config.z_loss:
+        objective = objective + config.z_loss * logsumexp_N.square().where(is_valid_N, 0.0).sum()
+    return LossSums(objective, cross_entropy, sum_per_domain(losses_N.detach(), config.num_domains, domains_N))

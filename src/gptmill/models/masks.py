@@ -34,23 +34,32 @@ class Mask(NamedTuple):
     """Without a mask: whether a query sees only keys up to its own position."""
 
 
-def make_mask(window: int | None, tokens_BT: Tensor, documents_BT: Tensor | None, *, use_flex: bool) -> Mask:
-    """The mask of a whole row.
+def make_mask(
+    window: int | None,
+    tokens_BT: Tensor,
+    documents_BT: Tensor | None,
+    *,
+    use_flex: bool,
+    queries_T: Tensor | None = None,
+) -> Mask:
+    """The mask of a whole row, or of the queries at some positions of it over all keys.
 
     A query sees its own position and the `window` - 1 before it. `documents_BT` holds, for each token, the position
-    at which its document begins; tokens of different documents do not see each other.
+    at which its document begins; tokens of different documents do not see each other. If attention is just causal,
+    that is all that the result says.
     """
     T = tokens_BT.shape[1]
     window = None if window is None or window >= T else window
     if window is None and documents_BT is None:
         return Mask()
     if use_flex:
-        return Mask(block_mask=_make_block_mask(window, tokens_BT, documents_BT))
-    positions_T = torch.arange(T, device=tokens_BT.device)
-    visible_TT = _is_visible(positions_T[:, None], positions_T, window)
+        return Mask(block_mask=_make_block_mask(window, tokens_BT, documents_BT, queries_T))
+    positions_S = torch.arange(T, device=tokens_BT.device)
+    visible_TS = _is_visible((positions_S if queries_T is None else queries_T)[:, None], positions_S, window)
     if documents_BT is None:
-        return Mask(visible_TT[None, None])
-    return Mask((visible_TT & (documents_BT[:, :, None] == documents_BT[:, None, :])).unsqueeze(1))
+        return Mask(visible_TS[None, None])
+    asking_BT = documents_BT if queries_T is None else documents_BT[:, queries_T]
+    return Mask((visible_TS & (asking_BT[:, :, None] == documents_BT[:, None, :])).unsqueeze(1))
 
 
 def make_cached_mask(window: int | None, positions: Tensor, num_positions: int) -> Mask:
@@ -87,18 +96,22 @@ def _is_visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
     return visible if window is None else visible & (query - key < window)
 
 
-def _make_block_mask(window: int | None, tokens_BT: Tensor, documents_BT: Tensor | None) -> BlockMask:
+def _make_block_mask(
+    window: int | None, tokens_BT: Tensor, documents_BT: Tensor | None, queries_T: Tensor | None
+) -> BlockMask:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    B, T = tokens_BT.shape
+    B, S = tokens_BT.shape
+    T = S if queries_T is None else len(queries_T)
 
     def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
+        query = query if queries_T is None else queries_T[query]
         visible = _is_visible(query, key, window)
         return visible if documents_BT is None else visible & (documents_BT[b, query] == documents_BT[b, key])
 
     rows = None if documents_BT is None else B  # a window alone is the same in every row
     make = _compile(create_block_mask)  # uncompiled, it would materialise the whole matrix
-    return make(is_visible, rows, None, T, T, device=tokens_BT.device)  # type: ignore[no-any-return]
+    return make(is_visible, rows, None, T, S, device=tokens_BT.device)  # type: ignore[no-any-return]
 
 
 @cache

@@ -76,11 +76,15 @@ class MixtureOfExperts(nn.Module):
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_NC.dtype
         inverse_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
         x_MC = permute(x_NC.to(dtype), order_M, inverse_M, repeats=self.experts_per_token)
-        gate_MF, up_MF = grouped_gemm(x_MC, self.gate_up.to(dtype), ends_E).chunk(2, dim=-1)
-        y_MC = grouped_gemm(F.silu(gate_MF) * up_MF, self.down_proj.to(dtype), ends_E)
+        y_MC = self.run_experts(x_MC, ends_E)
         y_NKC = permute(y_MC, inverse_M, order_M).unflatten(0, weights_NK.shape)
         weighted_NKC: Tensor = y_NKC * weights_NK.to(dtype).unsqueeze(-1)
         return weighted_NKC.sum(dim=1)
+
+    def run_experts(self, x_MC: Tensor, ends_E: Tensor) -> Tensor:
+        """Each expert's result for its tokens: the first gets those up to `ends_E[0]`, the second up to the next…"""
+        gate_MF, up_MF = grouped_gemm(x_MC, self.gate_up.to(x_MC.dtype), ends_E).chunk(2, dim=-1)
+        return grouped_gemm(F.silu(gate_MF) * up_MF, self.down_proj.to(x_MC.dtype), ends_E)
 
 
 def make_stats(logits_NE: Tensor, probabilities_NE: Tensor, experts_NK: Tensor, counts_GS: Tensor) -> RouterStats:

@@ -194,8 +194,15 @@ class Warned(Event):
 
     about: str
     """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, plan, schedule, tasks or validation; of the
-    monitor: grad_norm, plateau, overfitting, throughput, data_wait, memory or gpu."""
+    monitor: grad_norm, plateau, overfitting, throughput, straggler, data_wait, memory or gpu."""
     message: str
+
+
+@dataclass(frozen=True)
+class LastStepMoved(Event):
+    """The run will end after another step than it was to, so that it ends inside its time budget."""
+
+    max_steps: int
 
 
 @dataclass(frozen=True)
@@ -213,6 +220,8 @@ class RunCrashed(Event):
     reason: str
 
 
+EVALUATIONS = (EvalDone, ScoresDone, SampleDrawn)
+
 EVENTS = {
     kind.__name__: kind
     for kind in (
@@ -225,6 +234,7 @@ EVENTS = {
         UpdateSkipped,
         RolledBack,
         Warned,
+        LastStepMoved,
         RunFinished,
         RunCrashed,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from gptmill.config.json_text import parse_json
 from gptmill.data.regular_files import read_regular
 from gptmill.runs.append_file import AppendOnlyFile
+from gptmill.runs.crash_files import find_crash_sentence
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events, read_recent_events
 from gptmill.runs.events import (
@@ -67,7 +68,8 @@ def find_crash(run: RunDirectory) -> RunCrashed | None:
     if not processes or isinstance(processes[-1][-1], END_EVENTS):
         return None
     crash = find_last_activity(run)
-    return replace(crash, time=max(crash.time, processes[-1][-1].time))
+    reason = find_crash_sentence(run, processes[-1][0].time) or crash.reason
+    return replace(crash, reason=reason, time=max(crash.time, processes[-1][-1].time))
 
 
 def record_crash(run: RunDirectory) -> None:

@@ -16,7 +16,7 @@ from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import parse_event
-from gptmill.runs.events import EvalDone, Event, RunFinished, RunStarted, StepLogged
+from gptmill.runs.events import EvalDone, Event, LastStepMoved, RunFinished, RunStarted, StepLogged
 from gptmill.runs.history import END_EVENTS, HISTORY_EVENTS, find_last_activity, read_history, split_processes
 from gptmill.runs.run_lock import is_locked
 
@@ -63,6 +63,8 @@ class _Progress:
     recent: list[StepLogged]
     evaluations: list[EvalDone]
     lifecycle: list[Event]
+    max_steps: int | None = None
+    """As the newest process has last planned it."""
 
 
 def summarize_run(run: RunDirectory) -> RunSummary:
@@ -86,7 +88,7 @@ def summarize_run(run: RunDirectory) -> RunSummary:
         run,
         find_state(run, processes, is_running=is_running),
         step,
-        max_steps=start.max_steps if start else None,
+        max_steps=progress.max_steps or (start.max_steps if start else None),
         parameters=start.parameters if start else None,
         tokens=_count_tokens(start, step) if start else None,
         train_loss=steps[-1].loss if steps else None,
@@ -133,10 +135,12 @@ def _read_progress(path: Path) -> _Progress:
             elif b'"SampleDrawn"' not in line[:50]:
                 others.append(parse_event(line.decode(errors="replace")))
     steps = [parse_event(line.decode(errors="replace")) for line in recent]
+    last_steps = [event.max_steps for event in others if isinstance(event, RunStarted | LastStepMoved)]
     return _Progress(
         [event for event in steps if isinstance(event, StepLogged)],
         [event for event in others if isinstance(event, EvalDone)],
         [event for event in others if isinstance(event, HISTORY_EVENTS)],
+        last_steps[-1] if last_steps else None,
     )
 
 

@@ -37,6 +37,10 @@ class StopFlag:
             self._is_past_deadline = time.monotonic() >= self.deadline - self.margin_seconds
         return self._is_past_deadline
 
+    def take_over(self, signal_number: int, *, is_time_up: bool) -> None:
+        """Stops for the reason of another rank."""
+        self.signal_number, self._is_past_deadline = signal_number, is_time_up
+
     def describe(self) -> str:
         """The reason, to follow the word "stopped". Without a reason of its own, another rank was signalled."""
         if self.is_time_up:

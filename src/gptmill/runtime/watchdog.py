@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, NamedTuple, Protocol, TypeVar
 
 from gptmill.config import exit_codes
 from gptmill.config.json_text import parse_json
@@ -59,6 +59,16 @@ class Heartbeat:
         return max(0.0, now - self.time)
 
 
+class Peers(Protocol):
+    """The other ranks, reached without the run's directory."""
+
+    def read_heartbeats(self, silent_seconds: float) -> dict[int, Heartbeat | None]:
+        """What each of them is doing; takes that long, to find out who is silent."""
+
+    def announce_hang(self, sentence: str) -> bool:
+        """Ends them with this sentence; returns whether this rank is the one to print it."""
+
+
 class Watchdog:
     """Receives the progress reports of the main thread. Both methods take microseconds."""
 
@@ -67,6 +77,8 @@ class Watchdog:
         self._min_seconds = min_seconds
         self._step_seconds: deque[float] = deque(maxlen=STEP_HISTORY)
         self._median_seconds = math.nan
+        self.busy_seconds = 0.0
+        """How long this rank's own part of a step takes; 0 while it is unknown."""
         self.beat(0, "starting")
 
     def beat(self, step: int, doing: str) -> None:
@@ -78,6 +90,11 @@ class Watchdog:
         """Records the duration of a step."""
         self._step_seconds.append(seconds)
         self._median_seconds = sorted(self._step_seconds)[len(self._step_seconds) // 2]
+
+    @property
+    def min_limit_seconds(self) -> float:
+        """How long a rank may be silent, whatever its steps take; infinite if hang detection is off."""
+        return math.inf if self._factor is None else self._min_seconds
 
     @property
     def limit_seconds(self) -> float:
@@ -97,14 +114,16 @@ def open_watchdog(
     factor: float | None,
     min_seconds: float,
     exit_process: Callable[[int], None] = os._exit,
+    peers: Peers | None = None,
 ) -> Iterator[Watchdog]:
     """Writes heartbeats; if this process makes no progress for too long, dumps its stacks into `folder` and exits.
 
     The limit is `factor` times the median step, but at least `min_seconds`; without a factor there are only heartbeats.
-    A rank that waits for another rank which makes progress does not hang.
+    A rank that waits for another rank which makes progress does not hang. What the others do is known from `peers`, or
+    else from the files in `folder`.
     """
     watchdog = Watchdog(factor, min_seconds)
-    monitor = _Monitor(watchdog, folder, rank, world_size, exit_process)
+    monitor = _Monitor(watchdog, folder, rank, world_size, exit_process, peers)
     # Two threads: unresponsive storage may block the heartbeats, and may itself be the cause of the hang.
     tasks = (monitor.write_heartbeats, monitor.detect_hang)
     threads = [Thread(target=task, daemon=True, name="watchdog") for task in tasks]
@@ -122,13 +141,20 @@ class _Monitor:
     """The background threads of a watchdog."""
 
     def __init__(
-        self, watchdog: Watchdog, folder: Path, rank: int, world_size: int, exit_process: Callable[[int], None]
+        self,
+        watchdog: Watchdog,
+        folder: Path,
+        rank: int,
+        world_size: int,
+        exit_process: Callable[[int], None],
+        peers: Peers | None,
     ) -> None:
         self._watchdog = watchdog
         self._folder = folder
         self._rank = rank
         self._world_size = world_size
         self._exit_process = exit_process
+        self._peers = peers
         self._closed = Event()
         self._timer_lock = Lock()
         self._host, self._pid = socket.gethostname(), os.getpid()
@@ -167,6 +193,8 @@ class _Monitor:
             polled_at = time.monotonic()
 
     def _read_others(self) -> dict[int, Heartbeat | None]:
+        if self._peers is not None:
+            return self._peers.read_heartbeats(SILENT_SECONDS)
         return {rank: read_heartbeat(self._folder, rank) for rank in range(self._world_size) if rank != self._rank}
 
     def _make_heartbeat(self, beat: Beat) -> Heartbeat:
@@ -175,14 +203,20 @@ class _Monitor:
 
     def _report(self, beat: Beat, others: dict[int, Heartbeat | None]) -> None:
         """Prints what hangs, and writes it with all Python stacks into the run's directory."""
-        sentence = f"gptmill: {describe_hang(self._make_heartbeat(beat), others)}\n"
+        hang = describe_hang(self._make_heartbeat(beat), others)
+        sentence = f"gptmill: {hang}\n"
         # Not through sys.stderr, which a live display may have replaced and the hanging thread may have locked.
-        with suppress(OSError):
-            os.write(2, sentence.encode(errors="replace"))
+        if _call_within(STORAGE_TIMEOUT_SECONDS, lambda: self._announce(hang)) is not False:
+            with suppress(OSError):
+                os.write(2, sentence.encode(errors="replace"))
         path = self._folder / f"hang_step_{beat.step:06d}_rank_{self._rank:05d}.txt"
         if not _call_within(STORAGE_TIMEOUT_SECONDS, lambda: _write_stacks(path, sentence)):
             with suppress(OSError):
                 faulthandler.dump_traceback(file=2, all_threads=True)
+
+    def _announce(self, hang: str) -> bool:
+        """Whether this rank is to print it."""
+        return self._peers is None or self._peers.announce_hang(hang)
 
     def _open_stacks_file(self) -> IO[str] | None:
         """A file for faulthandler, which can dump the stacks even if no Python thread can run.

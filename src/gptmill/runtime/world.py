@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -18,13 +17,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from gptmill.config.errors import UserError
 from gptmill.config.run import DeviceName, ParallelName
 from gptmill.runtime.device import choose_device
+from gptmill.runtime.ranks import Ranks, join_ranks, read_variable
 
 # The main rank may prepare a corpus or write a large checkpoint while the others wait for it.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 # Gloo's thread needs the GIL to release its last tensors, and destroying the group joins that thread while holding the
 # GIL: a deadlock, unless the thread has finished before.
 GLOO_DRAIN_SECONDS = 0.2
-SHARED_DATA_AXES = ("cp", "tp")  # ranks along them work on the same windows
+EP, CP, TP = "ep", "cp", "tp"  # axes of a mesh: ranks that share experts, windows, layers
+SHARED_DATA_AXES = (CP, TP)  # ranks along them work on the same windows
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class World:
     """The ranks along named axes: replicate, shard, cp, tp; None where all of them only replicate the model."""
     strategy: ParallelName = "ddp"
     """What the ranks share: see `--parallel`. Never "auto"."""
+    ranks: Ranks | None = field(default=None, kw_only=True)
+    """How ranks keep in touch beside the collectives; None without torchrun."""
 
     @property
     def data_rank(self) -> int:
@@ -55,20 +58,44 @@ class World:
         return self.size if self.mesh is None else math.prod(map(self.axis_size, _list_data_axes(self.mesh)))
 
     @property
+    def gradient_rank(self) -> int:
+        """The number of this rank among those that compute different summands of a gradient."""
+        return self.rank // self.axis_size(TP)
+
+    @property
+    def gradient_size(self) -> int:
+        """How many ranks compute different summands of a gradient: of those that share every layer, one."""
+        return self.size // self.axis_size(TP)
+
+    @property
     def shards_weights(self) -> bool:
-        """Whether each rank holds a part of every weight only: then a forward pass needs all ranks."""
-        return self.uses_fsdp
+        """Whether each rank holds a part of some weights only: then a forward pass needs all ranks."""
+        return self.uses_fsdp or self.axis_size(TP) * self.axis_size(EP) > 1
 
     @property
     def uses_fsdp(self) -> bool:
         """Whether FSDP shards all parameters, gradients and optimizer state."""
         return self.strategy in ("fsdp", "hsdp") and self.is_distributed
 
+    @property
+    def shares_forward(self) -> bool:
+        """Whether a rank waits for others in a forward pass: then they must all run the same ones."""
+        return self.shards_weights or self.axis_size(CP) > 1
+
+    def find_group(self, name: str) -> dist.ProcessGroup:
+        """The ranks along an axis of the mesh, of which this rank is one."""
+        assert self.mesh is not None
+        return self.mesh.get_group(name)
+
     def axis_size(self, name: str) -> int:
         """How many ranks an axis of the mesh has; 1 for one that is not there."""
         if self.mesh is None or name not in (self.mesh.mesh_dim_names or ()):
             return 1
         return self.mesh.size(self.mesh.mesh_dim_names.index(name))  # type: ignore[union-attr]
+
+    def axis_rank(self, name: str) -> int:
+        """The number of this rank along an axis of the mesh."""
+        return self.mesh.get_local_rank(name) if self.mesh is not None and self.axis_size(name) > 1 else 0
 
     @property
     def is_main(self) -> bool:
@@ -82,17 +109,14 @@ class World:
 
     def run_on_main(self, action: Callable[[], None]) -> None:
         """Runs the action on rank 0 while the others wait; a UserError there is raised on all ranks."""
-        user_error: UserError | None = None
-        if self.is_main:
-            try:
-                action()
-            except UserError as error:
-                user_error = error
-        failures = self.all_reduce_sum(torch.tensor(float(user_error is not None), device=self.device))
-        if user_error is not None:
-            raise user_error
-        if failures.item():
-            raise UserError("stopped because rank 0 failed")
+        if self.ranks is not None:
+            self.ranks.store.share("action", action)
+        elif self.is_main:
+            action()
+
+    def together(self) -> AbstractContextManager[None]:
+        """What ranks do each for itself, without collectives; if one raises a UserError inside, they all do."""
+        return nullcontext() if self.ranks is None else self.ranks.store.together("checks")
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank. Synchronises with the device."""
@@ -114,45 +138,51 @@ class World:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
+    def sum_over_data(self, tensor: Tensor) -> Tensor:
+        """The same over the ranks that read different data; those that read the same must hold the same."""
+        copies = self.size // self.data_size
+        return self.all_reduce_sum(tensor) if copies == 1 else self.all_reduce_sum(tensor).div_(copies)
+
 
 def _list_data_axes(mesh: DeviceMesh) -> list[str]:
     return [name for name in mesh.mesh_dim_names or () if name not in SHARED_DATA_AXES]
 
 
-def read_world_size() -> int:
-    """The number of ranks that torchrun started; 1 without torchrun."""
-    return _read_variable("WORLD_SIZE") if "RANK" in os.environ else 1
-
-
 @contextmanager
 def open_world(device_name: DeviceName) -> Iterator[World]:
     """Joins the process group described by torchrun's environment variables, and leaves it at the end."""
-    if "RANK" not in os.environ:
-        yield World(0, 1, choose_device(device_name))
-        return
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
-        _read_variable(name)
-    device = choose_device(device_name, local_rank=_read_variable("LOCAL_RANK"))
-    if device.type == "mps":
-        raise UserError("several ranks cannot share one MPS device; start one process, or add --device cpu")
-    on_gpu = device.type == "cuda"
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, device_id=device if on_gpu else None
-    )
-    try:
-        yield World(int(os.environ["RANK"]), read_world_size(), device)
-    finally:
-        if not on_gpu:
-            time.sleep(GLOO_DRAIN_SECONDS)
-        dist.destroy_process_group()
-
-
-def _read_variable(name: str) -> int:
-    """A variable of torchrun; raises UserError where RANK is left over or was set by hand, without the others."""
-    value = os.environ.get(name, "")
-    if not value.isdecimal():
-        raise UserError(
-            f"RANK is set in the environment, as torchrun does it, but {name} is {value or 'not set'}; "
-            f"start several processes with torchrun, or one without RANK: unset RANK"
+    with join_ranks() as ranks:
+        if ranks is None:
+            yield World(0, 1, choose_device(device_name))
+            return
+        rank, size = ranks.store.rank, ranks.store.size
+        with ranks.store.together("devices"):
+            device = choose_device(device_name, local_rank=read_variable("LOCAL_RANK"))
+            if device.type == "mps":
+                raise UserError("several ranks cannot share one MPS device; start one process, or add --device cpu")
+        check_devices(ranks.store.gather("device", device.type))
+        on_gpu = device.type == "cuda"
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            timeout=COLLECTIVE_TIMEOUT,
+            store=ranks.store.open_store("default_pg"),
+            rank=rank,
+            world_size=size,
+            device_id=device if on_gpu else None,
         )
-    return int(value)
+        try:
+            yield World(rank, size, device, ranks=ranks)
+        finally:
+            if not on_gpu:
+                time.sleep(GLOO_DRAIN_SECONDS)
+            dist.destroy_process_group()
+
+
+def check_devices(kinds: list[str]) -> None:
+    """Raises UserError if ranks have devices of different kinds: a GPU that one does not find."""
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise UserError(
+                f"rank {rank} would train on {kind}, but rank 0 on {kinds[0]}; run gptmill doctor on its machine, or "
+                f"add --device {kind}"
+            )

@@ -50,7 +50,7 @@ def dry_run(state: TrainState, config: RunConfig, plan: TrainPlan, world: World)
     local = replace(runner if isinstance(runner, EagerPass) else runner.eager, forward=state.model)
     with autotune_run_gemms(world):
         norm = _try_rows(state, config, plan, world, rows, local if isinstance(runner, EagerPass) else runner)
-    if norm is None and world.shards_weights:
+    if norm is None and world.shares_forward:
         # The others may be waiting for this rank in the middle of a pass: it cannot ask them, nor try anything else.
         raise UserError(
             f"out of memory on {world.device}: one micro-batch of mini_batch_size {rows} x context_length "

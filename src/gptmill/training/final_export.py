@@ -10,6 +10,7 @@ from gptmill.config.export_request import ExportRequest
 from gptmill.config.requests import LoadingOptions
 from gptmill.config.run import RunConfig
 from gptmill.inference.export.exporting import check_exportable, check_request, export
+from gptmill.inference.export.passes import stay_silent
 from gptmill.runs.checkpoints.tiers import BEST, read_tiers
 from gptmill.runs.directory import RunDirectory
 
@@ -36,7 +37,7 @@ def export_best(run: RunDirectory, config: RunConfig) -> None:
     request = ExportRequest(to=to, out=str(target), overwrite=True, loading=LoadingOptions(wanted, device="cpu"))
     again = f"gptmill export {shlex.quote(str(run.path))} --to {to} --checkpoint {wanted}"
     try:
-        result = export(str(run.path), request, lambda _stage: None)
+        result = export(str(run.path), request, stay_silent)
         sys.stdout.write(f"exported {result.path}: {result.verification.describe()}\n")
     except KeyboardInterrupt:
         sys.stderr.write(f"warning: the export was interrupted; repeat it with: {again}\n")

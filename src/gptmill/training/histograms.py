@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gptmill.models.kernels.support import has_kernels
 from gptmill.runs.events import HistogramsTaken
 from gptmill.runs.histogram_buckets import LEVELS, MIN_EXPONENT, NUM_BUCKETS, PER_OCTAVE
 from gptmill.runtime.host_memory import send_to_host
@@ -69,6 +70,10 @@ def send_histograms(weights: dict[str, Tensor], gradients: dict[str, Tensor], wo
 @torch.no_grad()
 def count_buckets(tensor: Tensor) -> Tensor:
     """Returns how many values are in each bucket, without a host synchronisation; non-finite ones are left out."""
+    if has_kernels(tensor.device):
+        from gptmill.models.kernels.bucket_count_triton import run_count_buckets  # Triton is not installed everywhere
+
+        return run_count_buckets(tensor.detach(), MIN_EXPONENT, PER_OCTAVE, LEVELS)
     counts = torch.zeros(NUM_BUCKETS + 1, dtype=torch.int64, device=tensor.device)
     for chunk in tensor.detach().flatten().split(CHUNK):
         counts += _count(_find_buckets(chunk.float()))

@@ -15,14 +15,17 @@ from gptmill.config.run import RunConfig
 from gptmill.data.batches.data_loader import DataLoaderStoppedError
 from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.runs.directory import RunDirectory
-from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFinished
+from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFinished, Warned
 from gptmill.runs.trackers import check_trackers
 from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.memory import read_peak_memory
 from gptmill.runtime.parallel.local_shards import reshard
+from gptmill.runtime.rank_store import RankFailedError
+from gptmill.training.audit import CorruptionError
 from gptmill.training.checkpointing import list_due_tiers
 from gptmill.training.final_export import check_final_export, export_best
 from gptmill.training.metrics import Metrics
+from gptmill.training.micro_batch import EagerPass
 from gptmill.training.pacing import Pacer, keep_pace
 from gptmill.training.run_request import RunRequest
 from gptmill.training.session import Session, open_session
@@ -30,6 +33,8 @@ from gptmill.training.skip_ranges import add_skip_range
 from gptmill.training.spike_detector import Verdict
 from gptmill.training.state import TrainState
 from gptmill.training.step import train_step
+from gptmill.training.stop_agreement import agree_on_stop
+from gptmill.training.straggler_check import BusyTimer
 
 MAX_REASON = 500
 SPARE_SECONDS = 3.0  # margin before a time limit, on top of the expected time of a step and a save
@@ -60,7 +65,10 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
             partial(read_peak_memory, session.world.device),
             session.telemetry,
         )
-        pacer = Pacer(request.deadline) if request.is_paced and request.deadline is not None else None
+        pacer = None
+        if request.is_paced and request.deadline is not None:
+            pacer = Pacer(request.deadline, request.most_paced_steps)
+        busy = time_ranks(session, state)
         loader = session.open_data_loader(state)
         stack.callback(lambda: loader.close())
         while True:
@@ -79,6 +87,9 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
                     break
                 raise
             metrics.push(stats)
+            if busy is not None:
+                busy.add(stats.started)
+                session.watchdog.busy_seconds = busy.median_seconds
             if pacer is not None:
                 session = keep_pace(pacer, session, state, metrics)
             if metrics.stop_requested or session.is_something_due(state):
@@ -94,6 +105,15 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
     if is_main and outcome.exit_code == 0:
         export_best(outcome.run, outcome.config)
     return outcome
+
+
+def time_ranks(session: Session, state: TrainState) -> BusyTimer | None:
+    """Times this rank's own part of each step, to find stragglers; None where there is no other rank."""
+    if session.world.size == 1 or not isinstance(state.micro_batch_runner, EagerPass):
+        return None
+    timer = BusyTimer(session.world.device)
+    state.micro_batch_runner = replace(state.micro_batch_runner, on_backward=timer.mark)
+    return timer
 
 
 def evaluate_and_save(session: Session, state: TrainState, metrics: Metrics) -> None:
@@ -132,7 +152,7 @@ def evaluate(session: Session, state: TrainState) -> bool:
     def is_stopped() -> bool:
         session.watchdog.beat(state.step, "evaluating")
         # A rank that stopped by itself would leave the others waiting for it in their next forward pass.
-        return bool(session.stop) and not session.world.shards_weights
+        return bool(session.stop) and not session.world.shares_forward
 
     state.model.eval()
     with torch.no_grad(), session.say_if_slow(state, f"evaluating step {state.step:,}"):
@@ -182,7 +202,14 @@ def roll_back(session: Session, state: TrainState, metrics: Metrics) -> bool:
 
 
 def handle_error(session: Session, state: TrainState, metrics: Metrics, error: Exception) -> bool:
-    """Whether the error is only a consequence of a request to stop; saves the state where the error left it intact."""
+    """Whether the error is only a consequence of a request to stop; saves the state where the error left it intact.
+
+    Raises RankFailedError if it is the consequence of another rank's failure.
+    """
+    session.watchdog.beat(state.step, session.watchdog.last_beat.doing)
+    if isinstance(cause := session.failures.settle(error), RankFailedError):
+        session.trackers.track(RunCrashed(state.step, str(cause)))
+        raise cause
     # Once one rank stops, the collectives of the others fail; a signal also kills torch.compile's worker processes.
     may_follow_stop = session.world.size > 1 or is_compiler_error(error)
     is_stop = isinstance(error, DataLoaderStoppedError) or (may_follow_stop and bool(session.stop))
@@ -194,6 +221,8 @@ def handle_error(session: Session, state: TrainState, metrics: Metrics, error: E
         # What ranks hold together is complete only where all of them are at the same step.
         if not (metrics.has_diverged or session.checkpointer.is_joint):
             evaluate_and_save(session, state, metrics)
+        if isinstance(error, CorruptionError):
+            session.trackers.track(Warned(state.step, "audit", str(error)))
         if not is_stop:
             session.trackers.track(RunFinished(state.step, f"stopped: {error}", session.measure_seconds()))
     else:
@@ -216,6 +245,7 @@ def finish(session: Session, state: TrainState, metrics: Metrics) -> Outcome:
     elif state.step < max_steps and state.early_stop.is_due:
         reason = f"stopped early: {state.early_stop.reason()}"
     elif state.step < max_steps or metrics.stop_requested:
+        agree_on_stop(session.stop, session.world.ranks)
         reason, code = f"stopped {session.stop.describe()}", session.stop.exit_code
     if not is_durable and code != exit_codes.DIVERGED:
         reason, code = f"{reason}, but the last checkpoint could not be saved", exit_codes.NOT_SAVED

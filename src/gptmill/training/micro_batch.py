@@ -38,6 +38,8 @@ class EagerPass:
     scaler: torch.amp.GradScaler
     precision: PrecisionName
     device: torch.device
+    on_backward: Callable[[], None] = lambda: None
+    """Called before each backward pass."""
 
     def begin_step(self) -> None:
         """Call before the first micro-batch of a step."""
@@ -45,6 +47,7 @@ class EagerPass:
     def run(self, batch: Batch, scale: float) -> Losses:
         """Adds the gradients of `scale` times the objective; returns the unscaled losses."""
         objective, losses = self.compute_losses(batch, scale, {})
+        self.on_backward()
         objective.backward()
         return losses
 

@@ -20,6 +20,7 @@ from gptmill.training.machine_checks import (
     UtilizationCheck,
 )
 from gptmill.training.plan import TrainPlan
+from gptmill.training.straggler_check import ReadBusy, StragglerCheck
 
 UNUSUAL_STEPS = 3  # at the start and after a reset: compilation, an empty prefetch queue, cold caches
 
@@ -72,8 +73,10 @@ class Monitor:
         return warnings
 
 
-def build_monitor(config: RunConfig, plan: TrainPlan, device_bytes: int | None) -> Monitor:
-    """The checks that the config asks for; `device_bytes` is the memory of the GPU, None without one."""
+def build_monitor(
+    config: RunConfig, plan: TrainPlan, device_bytes: int | None, read_busy: ReadBusy | None = None
+) -> Monitor:
+    """The checks that the config asks for; `device_bytes` is the memory of the GPU, `read_busy` tells ranks apart."""
     options = config.monitor
     checks: list[Check] = []
     norm_limits = options.warn_grad_norm, options.warn_grad_norm_rise
@@ -84,6 +87,8 @@ def build_monitor(config: RunConfig, plan: TrainPlan, device_bytes: int | None) 
         checks.append(PlateauCheck(options.warn_plateau_steps, plan.max_steps, config.optimizer.max_lr))
     if options.warn_memory is not None:
         checks.append(MemoryCheck(options.warn_memory, device_bytes))
+    if options.warn_straggler is not None and read_busy is not None:
+        checks.append(StragglerCheck(options.warn_straggler, read_busy))
     by_limit: list[tuple[Callable[[float], Check], float | None]] = [
         (OverfittingCheck, options.warn_overfitting),
         (ThroughputCheck, options.warn_throughput),

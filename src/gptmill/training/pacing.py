@@ -6,13 +6,15 @@ WSD schedule the learning rate does not depend on it, and nothing jumps.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import replace
 
 from gptmill.config.optimizer import Wsd
 from gptmill.runs.directory import save_config
-from gptmill.runs.events import Warned
+from gptmill.runs.events import LastStepMoved, Warned
+from gptmill.training.alarm import Alarm
 from gptmill.training.metrics import Metrics
 from gptmill.training.session import Session
 from gptmill.training.state import TrainState
@@ -30,10 +32,14 @@ read_clock = time.monotonic
 class Pacer:
     """Knows the deadline and the recent pace, pauses for evaluations and saves included."""
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, most_steps: int | None = None) -> None:
         self._deadline = deadline
+        self._most_steps = math.inf if most_steps is None else most_steps
         self._times: deque[float] = deque(maxlen=REMEMBERED_STEPS + 1)
         self._longest_pause = 0.0
+        self._planned: int | None = None
+        """The last step before it was moved for the first time."""
+        self._alarm = Alarm()
 
     def note_pause(self, seconds: float) -> None:
         """Records the time of an evaluation or a save; the last one must fit in too."""
@@ -46,6 +52,12 @@ class Pacer:
     def forget(self) -> None:
         """Forgets the pace, after a rollback."""
         self._times.clear()
+
+    def is_worth_a_warning(self, max_steps: int, new_max_steps: int) -> bool:
+        """Whether a move of the last step leads far from the plan; while it stays far from it, only once."""
+        self._planned = self._planned or max_steps
+        is_fine = abs(new_max_steps - self._planned) <= SHORTEN_AT * self._planned
+        return self._alarm.check(is_bad=not is_fine, is_fine=is_fine, time=self._times[-1])
 
     @property
     def step_seconds(self) -> float:
@@ -64,12 +76,12 @@ class Pacer:
         if possible < (1 - SHORTEN_AT) * planned:
             return step + possible
         if may_extend and possible > (1 + EXTEND_AT) * planned:
-            return min(step + possible, int(MAX_EXTENSION * max_steps))
+            return int(max(max_steps, min(step + possible, int(MAX_EXTENSION * max_steps), self._most_steps)))
         return max_steps
 
 
 def keep_pace(pacer: Pacer, session: Session, state: TrainState, metrics: Metrics) -> Session:
-    """The session with the last step that the deadline allows; a change is reported, and saved for a resumed run."""
+    """The session with the last step that the deadline allows; a change is recorded, and saved for a resumed run."""
     pacer.note_step(read_clock())
     plan, config, schedule = session.plan, session.config, session.config.optimizer.schedule
     # Once the learning rate has fallen to half, more steps would raise it again by too much.
@@ -78,11 +90,13 @@ def keep_pace(pacer: Pacer, session: Session, state: TrainState, metrics: Metric
     max_steps = pacer.find_max_steps(state.step, plan.max_steps, session.stop.margin_seconds, may_extend=may_extend)
     if max_steps == plan.max_steps:
         return session
-    message = (
-        f"steps take {1000 * pacer.step_seconds:,.0f} ms: the run ends after step {max_steps:,} instead of "
-        f"{plan.max_steps:,}, to stay inside its budget"
-    )
-    session.trackers.track(Warned(state.step, "schedule", message))
+    session.trackers.track(LastStepMoved(state.step, max_steps))
+    if pacer.is_worth_a_warning(plan.max_steps, max_steps):
+        message = (
+            f"steps take {1000 * pacer.step_seconds:,.0f} ms: the run ends after step {max_steps:,} instead of "
+            f"{plan.max_steps:,}, to stay inside its budget"
+        )
+        session.trackers.track(Warned(state.step, "schedule", message))
     plan = replace(plan, max_steps=max_steps)
     config = replace(config, training=replace(config.training, max_steps=max_steps))
     save_config(session.run, config)

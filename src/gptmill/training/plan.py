@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gptmill.config.errors import UserError
+from gptmill.config.parallel_relations import count_data_ranks
 from gptmill.config.run import PrecisionName, RunConfig, TrainingConfig
 from gptmill.config.validation import check_config
 from gptmill.config.value_syntax import Stages, find_stage, parse_stages
@@ -139,7 +140,7 @@ def make_plan(
     return derive_plan(
         config,
         CorpusSize(tokenizer.vocab_size, sampler.samples_per_epoch, sampler.samples_per_batch, tokenizer.end_of_text),
-        MachineRate(world.data_size, precision, has_kernels(world.device), peak),
+        MachineRate(world.size, precision, has_kernels(world.device), peak),
         corpora,
     )
 
@@ -148,10 +149,11 @@ def derive_plan(
     config: RunConfig, corpus: CorpusSize, machine: MachineRate, corpora: tuple[str, ...] = ()
 ) -> TrainPlan:
     """The same for data and devices that need not be here."""
-    check_config(config, machine.ranks)
+    data_ranks = count_data_ranks(config.machine, machine.ranks)
+    check_config(config, data_ranks)
     training, context_length = config.training, config.model.context_length
-    micro_batches = training.total_batch_size // (training.mini_batch_size * context_length * machine.ranks)
-    windows_per_step = micro_batches * machine.ranks * corpus.samples_per_batch
+    micro_batches = training.total_batch_size // (training.mini_batch_size * context_length * data_ranks)
+    windows_per_step = micro_batches * data_ranks * corpus.samples_per_batch
     windows_per_epoch = (training.steps_per_epoch or 0) * windows_per_step or corpus.samples_per_epoch
     padded_vocab_size = pad_vocab(corpus.vocab_size)
     parameters = count_parameters(config.model, padded_vocab_size)

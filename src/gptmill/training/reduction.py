@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gptmill.runtime.parallel.split_model import average_experts
 from gptmill.runtime.world import World
-from gptmill.training.exact_sum import Node, TreeSum, list_nodes, list_numbers, sum_nodes
+from gptmill.training.exact_sum import Node, TreeSum, list_nodes, list_numbers, sum_bits, sum_nodes
 from gptmill.training.optimizers.ownership import Ownership, flatten, split_flat
 
 
@@ -42,10 +43,21 @@ class PlainReduction:
         assert self._totals is not None, "a step has at least one micro-batch"
         # The stop flag shares the all-reduce of the losses, so that agreeing on it costs nothing.
         stop_flag = torch.full((1,), float(stop), device=world.device)
-        return world.all_reduce_sum(torch.cat([stop_flag, self._totals[:2] / tokens, self._totals[2:]]))
+        return world.sum_over_data(torch.cat([stop_flag, self._totals[:2] / tokens, self._totals[2:]]))
 
     def reduce_gradients(self) -> None:
         """Call after the last micro-batch: the parameters then have the gradients of the step."""
+
+
+class ExpertReduction(PlainReduction):
+    """The same with experts that ranks share: DDP leaves their gradients alone."""
+
+    def __init__(self, experts: Sequence[nn.Parameter], world: World) -> None:
+        super().__init__()
+        self._experts, self._world = experts, world
+
+    def reduce_gradients(self) -> None:
+        average_experts(self._experts, self._world)
 
 
 class OwnerReduction(PlainReduction):
@@ -81,6 +93,9 @@ class ExactReduction:
         self._gradients, self._totals = TreeSum(), TreeSum()
         self._current: Node | None = None  # the node whose gradients the parameters hold
         self._num_micro_batches = 0
+        self.is_audited = False
+        """Whether to keep the checksums of the first micro-batch's gradients, as `first_bits`."""
+        self.first_bits: Tensor | None = None
 
     def begin_step(self) -> None:
         self._gradients, self._totals = TreeSum(), TreeSum()
@@ -96,6 +111,8 @@ class ExactReduction:
             self._current = leaf
         yield
         _fill_gradients(self._parameters)
+        if self.is_audited and self._num_micro_batches == 0:
+            self.first_bits = self.sum_gradient_bits()
         self._num_micro_batches += 1
 
     def add_totals(self, number: int, totals: Tensor) -> None:
@@ -116,6 +133,17 @@ class ExactReduction:
         pairs = [(node, [rows[i, 1:]]) for own, rows in zip(nodes, received, strict=True) for i, node in enumerate(own)]
         (totals,) = sum_nodes(pairs)
         return torch.cat([stops, totals[:2] / tokens, totals[2:]])
+
+    def sum_gradient_bits(self) -> Tensor:
+        """A checksum of each parameter's gradient."""
+        return sum_bits(_fill_gradients(self._parameters))
+
+    def clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            if self._keeps_gradients and parameter.grad is not None:
+                parameter.grad.zero_()
+            else:
+                parameter.grad = None
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:
@@ -175,9 +203,17 @@ Reduction = PlainReduction | ExactReduction
 
 
 def build_reduction(
-    model: nn.Module, world: World, *, is_exact: bool, is_sharded: bool, keeps_gradients: bool
+    model: nn.Module,
+    world: World,
+    *,
+    is_exact: bool,
+    is_sharded: bool,
+    keeps_gradients: bool,
+    experts: Sequence[str] = (),
 ) -> Reduction:
-    """The reduction for a model and its optimizer, sharded or not."""
+    """The reduction for a model and its optimizer, sharded or not; ranks share the parameters `experts`."""
+    if experts:
+        return ExpertReduction([model.get_parameter(name) for name in experts], world)
     if is_exact:
         return ExactReduction(model, world, is_sharded=is_sharded, keeps_gradients=keeps_gradients)
     if world.strategy == "zero1" and world.size > 1:

@@ -13,6 +13,7 @@ from gptmill.config.composition import FP8
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.model import Moe
+from gptmill.config.parallel_relations import count_data_ranks, shares_more_than_data
 from gptmill.config.recipes import layer_config, load_saved_settings, make_config
 from gptmill.config.renamed import add_unrecorded
 from gptmill.config.requests import PresetOptions, StartOptions
@@ -29,7 +30,7 @@ from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
 from gptmill.runs.checkpoints.tiers import TIER
 from gptmill.runs.directory import RunDirectory, check_unused, choose_run, find_free_name, make_run_name
 from gptmill.runtime.device import is_cpu
-from gptmill.runtime.world import read_world_size
+from gptmill.runtime.ranks import read_world_size
 from gptmill.training.initial_source import is_same_source, split_pin
 from gptmill.training.presets import check_size_is_chosen, resolve_presets
 
@@ -70,6 +71,8 @@ class RunRequest:
     """When the process must have exited, on time.monotonic()."""
     is_paced: bool = False
     """Whether the number of steps follows the deadline, so that training is complete by then."""
+    most_paced_steps: int | None = None
+    """How many it may grow to, where more would overfit (default: any number)."""
     is_quiet: bool = False
     """Whether the console shows no progress."""
 
@@ -98,10 +101,10 @@ def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions, 
         check_size_is_chosen(recipe, flags, presets)
     config = _set_fp8_layers(make_config(recipe, resolve_presets(recipe, flags, presets)))
     if options.force_cpu:
-        config = make_smoke_config(config, read_world_size())
+        config = make_smoke_config(config, count_data_ranks(config.machine, read_world_size()))
     config = _set_exact_ranks(config)
     config = _name_run(config, make_run_name(recipe, "-smoke" if options.force_cpu else ""))
-    check_config(config, read_world_size())
+    check_config(config, count_data_ranks(config.machine, read_world_size()))
     if config.training.keep_zeros and config.training.init_from is None:
         raise UserError("--keep_zeros keeps the zeros of a pruned model; name that with --init_from, or leave it out")
     check_unused(_find_directory(config))
@@ -188,7 +191,7 @@ def _branch_from(path: Path, recipe: str | None, flags: dict[str, Any], options:
 
 def _find_changes(before: RunConfig, after: RunConfig, options: StartOptions) -> tuple[str, ...]:
     """Describes each changed field; raises UserError for one that cannot change, or not without --allow_changes."""
-    check_config(after, read_world_size())
+    check_config(after, count_data_ranks(after.machine, read_world_size()))
     old, new = list_values(before), list_values(after)
     names = [*new, *(name for name in old if name not in new)]  # a variant's fields come and go with it
     changed = {name for name in names if name not in ("run_name", "logdir") and old.get(name) != new.get(name)}
@@ -248,8 +251,7 @@ def _set_exact_ranks(config: RunConfig) -> RunConfig:
     machine = config.machine
     if machine.exact_ranks is not None:
         return config
-    axes = ("tensor_parallel", "context_parallel", "expert_parallel")
-    is_plain = machine.parallel == "auto" and all(getattr(machine, name, 1) == 1 for name in axes)
+    is_plain = machine.parallel == "auto" and not shares_more_than_data(machine)
     is_exact = is_plain and (machine.deterministic or is_cpu(machine.device))
     return replace(config, machine=replace(machine, exact_ranks=is_exact))
 

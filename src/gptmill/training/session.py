@@ -7,6 +7,7 @@ import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
@@ -24,6 +25,7 @@ from gptmill.evals.loss import check_validation
 from gptmill.evals.task_evaluator import describe_cropped, load_eval_tasks
 from gptmill.inference.loading import check_size
 from gptmill.runs.checkpoints.disk_space import check_disk_space
+from gptmill.runs.checkpoints.sharded_state import saves_jointly
 from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import Event, Warned
 from gptmill.runs.history import record_crash
@@ -32,14 +34,17 @@ from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
+from gptmill.runtime.flight_recorder import set_up_flight_recorder
 from gptmill.runtime.memory import read_device_memory
 from gptmill.runtime.parallel.mesh import SHARD, arrange_ranks
 from gptmill.runtime.precision import set_matmul_precision
+from gptmill.runtime.ranks import has_ranks
 from gptmill.runtime.signals import StopFlag, listen_for_stop
 from gptmill.runtime.telemetry import Telemetry, open_telemetry
 from gptmill.runtime.torch_settings import restore_torch_settings
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
+from gptmill.training.audit import check_audit
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
 from gptmill.training.dry_run import dry_run, refuse_too_large
 from gptmill.training.initial_weights import (
@@ -48,6 +53,7 @@ from gptmill.training.initial_weights import (
     read_initial_source,
     record_source,
 )
+from gptmill.training.launch import check_same_data
 from gptmill.training.micro_batch import check_cuda_graphs
 from gptmill.training.monitor import Monitor, build_monitor
 from gptmill.training.plan import TrainPlan, check_step_time, make_plan
@@ -55,13 +61,14 @@ from gptmill.training.plan_warnings import warn_of_plan
 from gptmill.training.plugin_fingerprints import check_plugins
 from gptmill.training.preflight import check_machine
 from gptmill.training.provenance import describe_run, make_origin
+from gptmill.training.rank_failures import RankFailures, open_rank_failures
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
-from gptmill.training.sharded_state import saves_jointly
 from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state, uses_meta_device
+from gptmill.training.straggler_check import make_busy_reader
 from gptmill.training.strategy import choose_strategy
 from gptmill.training.thread_warning import warn_of_threads
 
@@ -80,6 +87,7 @@ class Session:
     checkpointer: Checkpointer
     stop: StopFlag
     watchdog: Watchdog
+    failures: RankFailures
     trackers: TrackerGroup
     monitor: Monitor
     telemetry: Telemetry
@@ -136,18 +144,20 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     """Builds or restores the state and opens the run. Writes nothing before everything has been validated."""
     config, started = request.config, time.monotonic()
     world = open_machine(config, stack)
-    check_machine(config, world, is_new=request.resumed is None)
-    source = read_initial_source(request, world)
-    world.run_on_main(partial(prepare_if_needed, request, report_preparing))
-    corpora = open_corpora(config.data)
-    sampler = build_sampler(config, corpora)
+    with world.together():
+        check_machine(config, world, is_new=request.resumed is None)
+        source = read_initial_source(request, world)
+        world.run_on_main(partial(prepare_if_needed, request, report_preparing))
+        corpora = open_corpora(config.data)
+        sampler = build_sampler(config, corpora)
+        no_validation = check_validation(config, corpora)
+        tasks = load_eval_tasks(config, corpora.tokenizer)
+        check_same_data(world.ranks, corpora.sha256, corpora.name)
     strategy = choose_strategy(
         config, world, lambda: make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     )
-    world = arrange_ranks(world, strategy)
+    world = arrange_ranks(world, strategy, config.machine)
     plan = make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
-    no_validation = check_validation(config, corpora)
-    tasks = load_eval_tasks(config, corpora.tokenizer)
     set_matmul_precision(plan.precision)
     run = hold_run(request, world, stack)
     is_joint = saves_jointly(world)
@@ -173,7 +183,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     size_bytes = estimate_size(state) if writers is None else writers.total_bytes
     open_run(run, request, state, size_bytes, resume_point, world)
     hang_limits = (config.guard.hang_factor, config.guard.hang_seconds)
-    watchdog = stack.enter_context(open_watchdog(run.path, world.rank, world.size, *hang_limits))
+    watchdog = stack.enter_context(open_watchdog(run.path, world.rank, world.size, *hang_limits, peers=world.ranks))
+    failures = stack.enter_context(open_rank_failures(run, world, watchdog, stop))
     is_evaluated, is_quiet = state.evaluated_at == state.step, request.is_quiet
     trackers = TrackerGroup([])
     if world.is_main:
@@ -190,11 +201,11 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     if resume_point is None and world.is_main:
         for warning in warn_of_plan(config, plan, corpora):
             trackers.track(warning)
-    monitor = build_monitor(config, plan, read_device_memory(world.device))
+    monitor = build_monitor(config, plan, read_device_memory(world.device), make_busy_reader(world, watchdog))
     telemetry = stack.enter_context(open_telemetry(world))
     session = Session(
-        config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, trackers,
-        monitor, telemetry, shows_progress=shows_progress, first_step=state.step, started=started,
+        config, plan, world, sampler, reader, evaluators, run, checkpointer, stop, watchdog, failures,
+        trackers, monitor, telemetry, shows_progress=shows_progress, first_step=state.step, started=started,
     )  # fmt: skip
     return session, state
 
@@ -206,8 +217,12 @@ def open_machine(config: RunConfig, stack: ExitStack) -> World:
     set_attention_backend(config.machine.attention_backend)
     if config.machine.compile:
         load_compiler()
+    if has_ranks():
+        prefix = Path(config.tracking.logdir, config.tracking.run_name or "", "flight_recorder_rank_")
+        stack.enter_context(set_up_flight_recorder(prefix))
     world = stack.enter_context(open_world(config.machine.device))
     check_cuda_graphs(config, world)
+    check_audit(config, world.device)
     return world
 
 

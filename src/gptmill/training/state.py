@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gptmill.config.composition import FP8
 from gptmill.config.errors import UserError
-from gptmill.config.run import RunConfig
+from gptmill.config.run import KernelChoice, RunConfig
+from gptmill.models.context_parallel_gpt import ContextParallelGPT, share_rows
+from gptmill.models.expert_parallel_moe import share_experts
 from gptmill.models.fused.dispatch import MODELS, choose_kernels, is_small
 from gptmill.models.fused.fp8_layers import use_fp8
 from gptmill.models.gpt import GPT, build_gpt, build_meta_gpt
@@ -24,12 +26,17 @@ from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import LossConfig
 from gptmill.models.own_model import build_own_model
 from gptmill.runs.checkpoints.content import Checkpoint, Held, check_tensors
+from gptmill.runs.checkpoints.sharded_state import Saved, hold, load, read_whole
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
+from gptmill.runtime.parallel.context_parallel import RankRows
+from gptmill.runtime.parallel.expert_parallel import RankExperts
+from gptmill.runtime.parallel.layouts import Layout
 from gptmill.runtime.parallel.local_shards import is_fsdp
 from gptmill.runtime.parallel.materialize import materialize
 from gptmill.runtime.parallel.parallelize import parallelize
+from gptmill.runtime.parallel.split_model import list_experts, split_model
 from gptmill.runtime.precision import build_scaler, find_autocast_dtype
-from gptmill.runtime.world import World
+from gptmill.runtime.world import CP, EP, World
 from gptmill.training.early_stop import EarlyStop
 from gptmill.training.ema import EmaWeights
 from gptmill.training.micro_batch import EagerPass, GraphedPass, choose_cuda_graphs
@@ -38,7 +45,6 @@ from gptmill.training.optimizers.fsdp import build_fsdp_optimizer
 from gptmill.training.plan import TrainPlan
 from gptmill.training.reduction import PlainReduction, Reduction, build_reduction
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
-from gptmill.training.sharded_state import Saved, hold, load, read_whole
 from gptmill.training.spike_detector import SpikeDetector
 from gptmill.training.strategy import can_hold_gradients
 
@@ -66,6 +72,8 @@ class TrainState:
     val_loss: float | None = None
     evaluated_at: int | None = None
     """The last step whose evaluation was completed: an interrupted evaluation runs again on resume."""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """How parameters are split over ranks, by name; those that are not here are whole."""
     reduces_every_micro_batch: bool = False
     """Whether sharded gradients are summed over the ranks at once, where whole ones do not fit until the last."""
 
@@ -79,9 +87,9 @@ class TrainState:
 
     def make_checkpoint(self, origin: dict[str, Any]) -> Checkpoint[Held]:
         """Everything that the rest of the run depends on, and its `origin`. Shares the live tensors."""
-        tensors = {"model": hold(self.model.state_dict()), "optimizer": self.optimizer.hold_state()}
+        tensors = {"model": self.hold_weights(), "optimizer": self.optimizer.hold_state()}
         if self.ema is not None:
-            tensors["ema"] = hold(self.ema.tensors())
+            tensors["ema"] = hold(self.ema.tensors(), self.layouts)
         values = {
             "windows_read": self.windows_read,
             "windows_jumped": self.windows_jumped,
@@ -96,6 +104,10 @@ class TrainState:
             **origin,
         }
         return Checkpoint(self.step, tensors, values)
+
+    def hold_weights(self) -> dict[str, Held]:
+        """The live weights that this rank has."""
+        return hold(self.model.state_dict(), self.layouts)
 
     def restore(self, checkpoint: Checkpoint[Saved], source: str, *, is_own: bool = False) -> None:
         """Loads a checkpoint; raises UserError, naming `source`, for one that does not fit this run.
@@ -123,13 +135,13 @@ class TrainState:
                 self.scaler.load_state_dict(scaler)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"cannot resume from {source}: {error}; use another checkpoint") from None
-        load(hold(self.model.state_dict()), model)
+        load(self.hold_weights(), model)
         if has_same_optimizer:
             self.optimizer.load_state(optimizer)
         else:
             self.optimizer.reset_state()
         if self.ema is not None and ema is not None:
-            load(hold(self.ema.tensors()), ema)
+            load(hold(self.ema.tensors(), self.layouts), ema)
         elif self.ema is not None:
             self.ema.load(dict(self.model.named_parameters()))
         self.step, self.windows_read, self.windows_jumped, self.skipped_windows = checkpoint.step, read, jumped, spans
@@ -150,12 +162,12 @@ class TrainState:
         source: str,
     ) -> None:
         """Raises UserError for missing, extra or misshapen tensors, and for an invalid step count."""
-        check_tensors(model, self.model.state_dict(), source)
+        check_tensors(model, self.hold_weights(), source)
         if self.ema is not None and ema is not None:
-            check_tensors(ema, self.ema.tensors(), f"the EMA in {source}")
+            check_tensors(ema, hold(self.ema.tensors(), self.layouts), f"the EMA in {source}")
         if optimizer is None:
             return
-        check_tensors(optimizer, self.optimizer.state_tensors(), f"the optimizer of {source}")
+        check_tensors(optimizer, self.optimizer.describe_state(), f"the optimizer of {source}")
         steps = [read_whole(tensor) for name, tensor in optimizer.items() if name.endswith("/step")]
         if any(not step >= 0 for step in steps):
             raise UserError(f"the optimizer of {source} has an invalid step count; use another checkpoint")
@@ -166,17 +178,18 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     micro_batch_tokens = config.training.mini_batch_size * config.model.context_length
     small = is_small(micro_batch_tokens, config.model.embd_size)
     is_graphed = choose_cuda_graphs(config, world, is_small=small)
-    model = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
-    forward = _share(model, config, plan, world)
+    model, layouts = _build_model(config, plan, world, host_keeps_up=is_graphed or not small)
+    experts = list_experts(layouts, world)
+    forward = _share(model, config, plan, world, experts)
     is_exact = config.machine.exact_ranks is True
     if world.uses_fsdp:
         optimizer: OptimizerContainer = build_fsdp_optimizer(model, config.optimizer, world)
     else:
-        optimizer = build_optimizer(model, config.optimizer, world.device, world, is_exact=is_exact)
+        optimizer = build_optimizer(model, config.optimizer, world.device, world, layouts, is_exact=is_exact)
     optimizer.init_state()
     optimizer.keeps_gradients = is_graphed
     reduction = build_reduction(
-        model, world, is_exact=is_exact, is_sharded=optimizer.is_sharded, keeps_gradients=is_graphed
+        model, world, is_exact=is_exact, is_sharded=optimizer.is_sharded, keeps_gradients=is_graphed, experts=experts
     )
     scaler = build_scaler(plan.precision, world.device)
     eager = EagerPass(forward, scaler, plan.precision, world.device)
@@ -185,27 +198,37 @@ def build_state(config: RunConfig, plan: TrainPlan, world: World) -> TrainState:
     decay = config.optimizer.ema_decay
     ema = None if decay is None else EmaWeights.build(model, decay)
     detector = build_spike_detector(config)
-    state = TrainState(model, forward, runner, optimizer, scaler, detector, early_stop, reduction, ema)
+    state = TrainState(model, forward, runner, optimizer, scaler, detector, early_stop, reduction, ema, layouts=layouts)
     state.reduces_every_micro_batch = world.uses_fsdp and not can_hold_gradients(config, plan, world)
     return state
 
 
-def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps_up: bool) -> LanguageModel:
-    """The implementation that wins on this device, quantized and compiled as the config asks."""
+def _build_model(
+    config: RunConfig, plan: TrainPlan, world: World, *, host_keeps_up: bool
+) -> tuple[LanguageModel, dict[str, Layout]]:
+    """The implementation that wins on this device, split, quantized and compiled as the config asks."""
     training, machine = config.training, config.machine
-    kernels = choose_kernels(
-        machine.kernels,
-        world.device,
-        plan.precision,
-        host_keeps_up=host_keeps_up,
-        has_own_parts=bool(config.model.own_parts),
-    )
+    kernels: KernelChoice = "none"  # for layers that ranks share
+    if machine.tensor_parallel == machine.context_parallel == 1:
+        kernels = choose_kernels(
+            machine.kernels,
+            world.device,
+            plan.precision,
+            host_keeps_up=host_keeps_up,
+            has_own_parts=bool(config.model.own_parts) or machine.expert_parallel > 1,
+        )
     size = (config.model, plan.padded_vocab_size, training.seed, plan.vocab_size)
     is_own = "architecture" in config.model.own_parts
+    kind = ContextParallelGPT if machine.context_parallel > 1 else MODELS[kernels]
     if uses_meta_device(config, world):
-        model: LanguageModel = build_meta_gpt(config.model, plan.padded_vocab_size, plan.vocab_size, MODELS[kernels])
+        model: LanguageModel = build_meta_gpt(config.model, plan.padded_vocab_size, plan.vocab_size, kind)
     else:
-        model = build_own_model(*size) if is_own else build_gpt(*size, MODELS[kernels])
+        model = build_own_model(*size) if is_own else build_gpt(*size, kind)
+    layouts = split_model(model, world)  # before it is on the device, where the whole may not fit
+    if world.axis_size(CP) > 1:
+        share_rows(model, RankRows(world.find_group(CP)))
+    if world.axis_size(EP) > 1:
+        share_experts(model, RankExperts(world.find_group(EP)))
     if not world.uses_fsdp:
         model.to(world.device)  # FSDP moves this rank's part only
     model.loss_config = LossConfig(training.label_smoothing, training.z_loss, machine.loss_chunk, len(plan.corpora))
@@ -222,13 +245,13 @@ def _build_model(config: RunConfig, plan: TrainPlan, world: World, *, host_keeps
         mode = machine.compile_mode
         compile_model = model.compile_in_place if world.uses_fsdp else model.compile_parts
         compile_model(options=list_compile_options(mode) | list_kernel_options(kernels, mode))
-    return model
+    return model, layouts
 
 
-def _share(model: LanguageModel, config: RunConfig, plan: TrainPlan, world: World) -> nn.Module:
+def _share(model: LanguageModel, config: RunConfig, plan: TrainPlan, world: World, experts: Sequence[str]) -> nn.Module:
     """What a step calls in the place of the model; after this, every rank has its weights or its part of them."""
     if not world.uses_fsdp:
-        return parallelize(model, world)
+        return parallelize(model, world, experts=experts)
     model.isolate_blocks()
     dtype = find_autocast_dtype(plan.precision, world.device)
     forward = parallelize(model, world, model.list_blocks(), model.inference_methods, dtype)

@@ -17,7 +17,8 @@ from gptmill.runtime.host_memory import send_to_host
 from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.timing import DeviceTimestamp
-from gptmill.runtime.world import World
+from gptmill.runtime.world import CP, World
+from gptmill.training.audit import Audit, is_audit_due
 from gptmill.training.exact_sum import list_numbers
 from gptmill.training.histograms import Histograms, count_gradients, count_weights, send_histograms, share_counts
 from gptmill.training.optimizers import PER_PARAMETER
@@ -51,7 +52,10 @@ def train_step(
     windows = first, first + num_windows
     # No all-reduce needed: which tokens all ranks read follows from the same data position.
     tokens = loader.sampler.count_targets(first, num_windows)
+    audit = Audit(state, loader, config, plan, world, first) if is_audit_due(config, state.step + 1) else None
     num_experts = _accumulate(state, loader, config, plan, world, stop, beat, tokens)
+    if audit is not None:
+        audit.compare()
     reduced = state.reduction.reduce_totals(bool(stop), tokens, world)
     state.reduction.reduce_gradients()
     is_due = is_histogram_due(config.tracking.histogram_freq, state.step + 1)
@@ -94,11 +98,12 @@ def _accumulate(
     )
     width = find_stage(plan.context_warmup, state.step + 1)
     # DDP and FSDP average gradients over ranks, while the loss is divided by the tokens of all ranks.
-    scale = (world.data_size if reduction.is_averaged else 1) / tokens
+    scale = (world.gradient_size if reduction.is_averaged else 1) / tokens
     # Runs from before the option drew the random numbers of a step one after the other.
     seeds_each = config.machine.exact_ranks is not None and draws_random_numbers(config)
     if not seeds_each:
-        seed_everything(make_step_seed(seed, state.step, world.data_rank), world.device)
+        seed_everything(make_step_seed(seed, state.step, world.gradient_rank), world.device)
+    rows, row = world.axis_size(CP), world.axis_rank(CP)  # ranks that share windows draw for different tokens
     state.micro_batch_runner.begin_step()
     reduction.begin_step()
     for number in numbers:
@@ -106,13 +111,13 @@ def _accumulate(
         batch = make_batch(loader.next_batch(lambda: bool(stop)), IGNORE_INDEX, plan.separator, width)
         beat("computing")
         if seeds_each:
-            seed_everything(make_step_seed(seed, state.step, number), world.device)
+            seed_everything(make_step_seed(seed, state.step, number * rows + row), world.device)
         with state.no_sync(is_last=number == numbers[-1]), reduction.micro_batch(number):
             losses = state.micro_batch_runner.run(batch, scale)
         num_experts = 0 if losses.experts_LE is None else losses.experts_LE.shape[1]
         reduction.add_totals(number, make_totals(losses, batch, len(plan.corpora)))
     if seeds_each:  # for the update, which is the same on all ranks
-        seed_everything(make_step_seed(seed, state.step, world.data_size * len(numbers)), world.device)
+        seed_everything(make_step_seed(seed, state.step, world.data_size * len(numbers) * rows), world.device)
     return num_experts
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from gptmill.config.hardware import USABLE_SHARE
+from gptmill.config.parallel_relations import shares_more_than_data
 from gptmill.config.relations import SHARDABLE_OPTIMIZERS
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.runtime.memory import read_device_memory, read_host_memory
@@ -21,7 +22,7 @@ ORDER: tuple[ParallelName, ...] = ("ddp", "zero1", "fsdp")
 def choose_strategy(config: RunConfig, world: World, make_plan: Callable[[], TrainPlan]) -> ParallelName:
     """The requested strategy, or the cheapest that fits; the same on all ranks."""
     wanted = config.machine.parallel
-    if not world.is_distributed:
+    if not world.is_distributed or shares_more_than_data(config.machine):
         return "ddp"
     if config.machine.exact_ranks:
         return "zero1"  # in its own order of addition

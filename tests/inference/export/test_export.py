@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from gguf import GGUFReader
 
 import gptmill as package
 from gptmill.config.errors import UserError
-from gptmill.config.export_request import ExportRequest
+from gptmill.config.export_request import ExportDtype, ExportRequest
 from gptmill.config.model import Llama3Scaling, ModelConfig, Moe, RmsNorm, Rope, SwiGlu
+from gptmill.config.run import ExportFormat
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
 from gptmill.data.tokenizers.char import CharTokenizer
 from gptmill.inference.export.exporting import write_export
 from gptmill.inference.export.gguf_tensors import interleave_halves
 from gptmill.inference.export.gguf_tokenizer import make_gguf_tokenizer
+from gptmill.inference.export.passes import Report, stay_silent
 from gptmill.inference.export.source import ExportSource
 from gptmill.models.gpt import build_gpt, pad_vocab
 from gptmill.models.rotary import apply_rope, make_rope
@@ -53,7 +56,30 @@ def make_source(config: ModelConfig, tokenizer: Tokenizer | None = None) -> Expo
 
 
 def write(source: ExportSource, path: Path, **options: Any) -> Path:
-    return write_export(source, ExportRequest(out=str(path), **options), lambda _: None).path
+    return write_export(source, ExportRequest(out=str(path), **options), stay_silent).path
+
+
+@pytest.mark.parametrize(("to", "dtype"), [("hf", "bf16"), ("gguf", "q8_0"), ("onnx", "f32")])
+def test_writing_and_comparing_report_how_far_they_are(to: ExportFormat, dtype: ExportDtype, tmp_path: Path) -> None:
+    stages: dict[str, list[int]] = {}
+    source = make_source(MODELS["llama with biases"])
+
+    def show(stage: str) -> nullcontext[Report]:
+        reported = stages.setdefault(stage.split()[0], [])
+
+        def report(done: int, total: int) -> None:
+            assert total == source.parameters
+            reported.append(done)
+
+        return nullcontext(report)
+
+    out = tmp_path / ("model.gguf" if to == "gguf" else "out")
+    write_export(source, ExportRequest(to=to, dtype=dtype, out=str(out)), show)
+    assert list(stages) == ["writing", "comparing"]
+    for stage, reported in stages.items():
+        assert reported == sorted(reported)
+        # What only pads the vocabulary is not written; ONNX Runtime tells nothing while it reads.
+        assert (stage, to) == ("comparing", "onnx") or 0.8 * source.parameters < reported[-1] <= source.parameters
 
 
 def draw(source: ExportSource) -> torch.Tensor:

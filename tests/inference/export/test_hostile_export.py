@@ -14,6 +14,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.export_request import ExportRequest, choose_dtype, parse_size
 from gptmill.inference.export import exporting, staging
 from gptmill.inference.export.exporting import check_request, export
+from gptmill.inference.export.passes import stay_silent
 from gptmill.inference.export.staging import check_target, write_beside
 
 
@@ -75,7 +76,7 @@ def test_a_disk_that_fills_up_leaves_nothing(straight: Path, tmp_path: Path, mon
     monkeypatch.setattr(staging, "free_bytes", lambda _: 10**12)
     try:
         with pytest.raises(UserError, match=r"No space left on device|could not be read back .* is the disk full"):
-            export(str(straight), ExportRequest(to="gguf", out=str(folder / "model.gguf")), lambda _: None)
+            export(str(straight), ExportRequest(to="gguf", out=str(folder / "model.gguf")), stay_silent)
         assert list(folder.iterdir()) == []
     finally:
         subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -209,3 +210,10 @@ def test_gpt2_whose_columns_are_transposed(tmp_path: Path) -> None:
     weights = load_file(file)
     save_file({name: x.t().contiguous() if ".c_" in name and x.ndim == 2 else x for name, x in weights.items()}, file)
     refuse(tmp_path / "model", "is 96 x 32, but by their config it has 96 rows")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is not a regular file; give a Hugging Face folder"):
+        import_model(tmp_path / "pipe", "never", logdir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

@@ -15,7 +15,7 @@ from gptmill.config.model import ModelConfig
 from gptmill.config.schema import build_config
 from gptmill.experiments.budget.family import FAMILY, SHAPES, Shape
 from gptmill.experiments.budget.learning_rates import choose_rates
-from gptmill.experiments.budget.scaling_law import ScalingLaw
+from gptmill.experiments.budget.scaling_law import ScalingLaw, find_pressure
 from gptmill.experiments.budget.speed_model import SpeedModel
 from gptmill.models.flops import count_flops
 from gptmill.models.gpt import pad_vocab
@@ -27,7 +27,10 @@ MAX_MICRO_BATCH = 32_768  # tokens
 MIN_STEPS = 50
 MAX_WEIGHTS_PER_BYTE = 10.0  # of text: about as many as the recipe shakespeare-char has; more would overfit
 MAX_PROBE_FACTOR = 16  # how far beyond the largest measured step its speed is trusted
-DROPOUTS = ((12.0, 0.2), (4.0, 0.1))  # above so many epochs
+# Above so much pressure to learn the text by heart. The best of a few on 1 MB of Shakespeare: none at 4, 0.1 at 14, 0.2
+# at 47 and at 112.
+DROPOUTS = ((400.0, 0.4), (150.0, 0.3), (25.0, 0.2), (6.0, 0.1))
+TIME_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.09, 0.06, 0.04, 0.03, 0.02)  # that training may be limited to
 MIN_VAL_BYTES, MAX_VAL_FRACTION, MIN_VAL_FRACTION = 60_000, 0.1, 0.01
 EVAL_SHARE, MIN_EVAL_TOKENS = 0.03, 16_384  # of the trained tokens
 FORWARD_SHARE = 1 / 3  # of a training step's FLOPs, that an evaluation needs
@@ -71,6 +74,8 @@ class Candidate:
     unique_bytes: float
     """Of the training text that is used."""
     bits_per_byte: float
+    share: float
+    """Of the time, that training takes; below 1 where more steps would overfit."""
 
     @property
     def tokens(self) -> int:
@@ -87,7 +92,9 @@ class Candidate:
 
     @property
     def dropout(self) -> float:
-        return next((dropout for epochs, dropout in DROPOUTS if self.epochs > epochs), 0.0)
+        trained = self.tokens * self.tokenizer.bytes_per_token
+        pressure = find_pressure(self.shape.block_weights, trained, self.unique_bytes)
+        return next((dropout for most, dropout in DROPOUTS if pressure > most), 0.0)
 
     @property
     def eval_tokens(self) -> int:
@@ -152,10 +159,20 @@ def _list_candidates(situation: Situation, option: TokenizerOption) -> Iterator[
         found = [
             candidate
             for batch in ([given["total_batch_size"]] if "total_batch_size" in given else BATCHES)
-            if batch % context == 0 and (candidate := _fill(situation, option, shape, context, batch)) is not None
+            for share in (TIME_SHARES if "max_steps" not in given else (1.0,))
+            if batch % context == 0
+            and (candidate := _fill(situation, option, shape, context, batch, share)) is not None
         ]
-        if found:
-            yield min(found, key=lambda each: abs(math.log(each.tokens_per_step / choose_batch(each.tokens))))
+        suitable = [
+            min((each for each in found if each.share == share), key=_measure_batch_misfit)
+            for share in dict.fromkeys(each.share for each in found)
+        ]
+        if suitable:
+            yield min(suitable, key=lambda each: (each.bits_per_byte, each.tokens))
+
+
+def _measure_batch_misfit(candidate: Candidate) -> float:
+    return abs(math.log(candidate.tokens_per_step / choose_batch(candidate.tokens)))
 
 
 def choose_batch(tokens: float) -> float:
@@ -173,8 +190,10 @@ def _list_shapes(given: Mapping[str, Any]) -> list[Shape]:
     return [shape for shape in shapes if heads is None or shape.embd_size % heads == 0]
 
 
-def _fill(situation: Situation, option: TokenizerOption, shape: Shape, context: int, batch: int) -> Candidate | None:
-    """As many steps of this as fit into the time; None if they are too few, or too large to know their speed."""
+def _fill(
+    situation: Situation, option: TokenizerOption, shape: Shape, context: int, batch: int, share: float
+) -> Candidate | None:
+    """As many steps of this as fit into a share of the time; None if too few, or too large to know their speed."""
     law, corpus, speed = situation.law, situation.corpus, situation.speed
     model = build_config(ModelConfig, _select_model({**FAMILY, **shape.list_values(), "context_length": context}))
     flops = batch * count_flops(model, pad_vocab(option.vocab_size), context)
@@ -188,13 +207,13 @@ def _fill(situation: Situation, option: TokenizerOption, shape: Shape, context: 
     trained = rate * situation.seconds / (1 + rate / option.bytes_per_second)
     if trained > usable:
         trained = rate * (situation.seconds - corpus.text_bytes / option.bytes_per_second)
-    steps = int(situation.given.get("max_steps") or trained / option.bytes_per_token / batch)
+    steps = int(situation.given.get("max_steps") or share * trained / option.bytes_per_token / batch)
     if steps < MIN_STEPS:
         return None
     trained = steps * batch * option.bytes_per_token
     unique = min(usable, trained)
     bits = law.predict(shape.block_weights, trained, unique, option.vocab_size, corpus.difficulty)
-    return Candidate(option, shape, context, batch, steps, step_seconds, unique, bits)
+    return Candidate(option, shape, context, batch, steps, step_seconds, unique, bits, share)
 
 
 def _select_model(values: dict[str, Any]) -> dict[str, Any]:

@@ -25,10 +25,10 @@ def explain_plan(plan: BudgetPlan) -> list[str]:
         "model": f"{best.shape.num_layers} layers of width {best.shape.embd_size}" + _compare_sizes(plan),
         "context": f"{values['context_length']} tokens, about {characters:.0f} characters",
         "batch": f"{values['total_batch_size']:,} tokens: more in a longer run",
-        "steps": f"{values['max_steps']:,} of {1000 * best.step_seconds:.0f} ms, or what the speed allows: "
+        "steps": f"{values['max_steps']:,} of {1000 * best.step_seconds:.0f} ms, {_explain_steps(best)}: "
         f"{best.tokens:,} tokens, {best.epochs:.2g} epochs",
         "rates": f"{_describe_rates(plan)}; warm-up of {values['warmup_steps']} steps, decay in the last half",
-        "dropout": f"{values['dropout']:g}: the text is {'' if best.dropout else 'hardly '}repeated",
+        "dropout": f"{values['dropout']:g}: {_explain_dropout(best)}",
         "compile": _explain_compile(plan),
         "expected": f"{best.bits_per_byte:.3f} bits per byte ({low:.3f} to {high:.3f}) on held-out text, "
         f"a loss of {best.loss:.3f} per token",
@@ -83,6 +83,18 @@ def _describe_corpus(plan: BudgetPlan) -> str:
     is_whole = plan.needed_bytes >= facts.text_bytes
     part = "" if is_whole else f", of which the first {plan.needed_bytes / 1e6:.1f} MB are used"
     return f"{facts.text_bytes / 1e6:.1f} MB{part}; two bytes leave {facts.difficulty:.2f} bits for the next"
+
+
+def _explain_steps(best: Candidate) -> str:
+    if best.share < 1:
+        return f"in {best.share:.0%} of the time: more epochs of so little text would overfit"
+    return "or what the speed allows"
+
+
+def _explain_dropout(best: Candidate) -> str:
+    if best.dropout:
+        return "the model could learn its text by heart"
+    return f"too few {'weights' if best.epochs > 1 else 'epochs'} to learn the text by heart"
 
 
 def _explain_compile(plan: BudgetPlan) -> str:

@@ -10,7 +10,7 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from gptmill.experiments.budget.scaling_law import BYTE_VOCAB, ScalingLaw, find_data, find_size
+from gptmill.experiments.budget.scaling_law import BYTE_VOCAB, ScalingLaw, find_data, find_overfitting, find_size
 
 # Near those that large grids found (Hoffmann et al.: 0.34 and 0.28). A small grid alone would fit a steep power and a
 # high floor as well, and then see no use in larger models.
@@ -53,7 +53,7 @@ def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
         np.array([find_size(run.weights, run.unique_bytes) for run in runs]),
         np.array([find_data(run.trained_bytes, run.unique_bytes) for run in runs]),
         np.array([run.vocab_size / BYTE_VOCAB for run in runs]),
-        np.array([run.difficulty for run in runs]),
+        np.array([run.difficulty * find_overfitting(run.weights, run.trained_bytes, run.unique_bytes) for run in runs]),
         np.array([run.bits_per_byte for run in runs]),
     )
     powers = _pick(terms, product(SIZE_POWERS, DATA_POWERS, VOCAB_POWERS))

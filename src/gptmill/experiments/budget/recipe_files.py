@@ -76,7 +76,8 @@ def count_steps(plan: BudgetPlan) -> int:
         return int(fixed)
     left = plan.started + plan.seconds - time.monotonic() - START_SECONDS - END_SECONDS
     steps = left / plan.best.step_seconds / (1 + 2 * EVAL_SHARE * FORWARD_SHARE)
-    return max(MIN_STEPS, min(round(steps), 2 * plan.best.steps))
+    most = 2 * plan.best.steps if plan.best.share == 1 else plan.best.steps
+    return max(MIN_STEPS, min(round(steps), most))
 
 
 def find_free_stem(wanted: str) -> str:

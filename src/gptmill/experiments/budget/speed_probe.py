@@ -32,6 +32,7 @@ PROBED = (Shape(2, 64), Shape(4, 128), Shape(6, 256), Shape(8, 512), Shape(12, 7
 VOCAB_SIZE = 1024
 STEP_TOKENS = 1024
 WARM_UP_STEPS, MEASURED_STEPS = 2, 5
+GPU_WARM_UP_STEPS = 5  # the first ones are eager, then one is captured as a CUDA graph
 PROBE_SHARE = 0.06  # of the budget
 USEFUL_STEPS = 300  # a model that cannot do so many in the budget is out of the question
 
@@ -42,10 +43,14 @@ assert set(PROBED) <= set(SHAPES)
 def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World, say: Say) -> SpeedModel:
     """Steps of ever larger models, until the next one could not be trained in the budget or costs too much to try."""
     measured: list[MeasuredStep] = []
+    is_gpu = world.device.type == "cuda"
+    tokens = STEP_TOKENS * (16 if is_gpu else 1)
+    if is_gpu:
+        # A process' first step loads libraries and compiles kernels, which says nothing about later ones.
+        measure_step(_make_config(PROBED[0], given, tokens), world, 0.0)
     left = PROBE_SHARE * budget_seconds
     for shape in PROBED:
         started = time.monotonic()
-        tokens = STEP_TOKENS * (16 if world.device.type == "cuda" else 1)
         try:
             step = measure_step(_make_config(shape, given, tokens), world, left)
         except (RuntimeError, MemoryError) as error:
@@ -56,9 +61,16 @@ def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World,
         say(f"{shape.num_layers} layers of width {shape.embd_size}: {tokens / step.seconds:,.0f} tokens/s")
         left -= time.monotonic() - started
         next_seconds = step.seconds * 8  # each one has about eight times the weights of the last
-        if left < (WARM_UP_STEPS + MEASURED_STEPS) * next_seconds or USEFUL_STEPS * next_seconds > budget_seconds:
+        if (
+            left < (count_warm_up(world) + MEASURED_STEPS) * next_seconds
+            or USEFUL_STEPS * next_seconds > budget_seconds
+        ):
             break
     return make_speed_model(measured)
+
+
+def count_warm_up(world: World) -> int:
+    return GPU_WARM_UP_STEPS if world.device.type == "cuda" else WARM_UP_STEPS
 
 
 def measure_step(config: RunConfig, world: World, limit_seconds: float) -> MeasuredStep:
@@ -69,10 +81,11 @@ def measure_step(config: RunConfig, world: World, limit_seconds: float) -> Measu
     shape = (tokens // context, context)
     inputs, targets = (torch.randint(VOCAB_SIZE, shape, generator=generator).to(world.device) for _ in range(2))
     seconds: list[float] = []
-    while len(seconds) < WARM_UP_STEPS + MEASURED_STEPS and (len(seconds) < 2 or sum(seconds) < limit_seconds):
+    warm_up = count_warm_up(world)
+    while len(seconds) < warm_up + MEASURED_STEPS and (len(seconds) < 2 or sum(seconds) < limit_seconds):
         seconds.append(_time_step(state, Batch(inputs, targets), tokens, world))
     flops = tokens * count_flops(config.model, pad_vocab(VOCAB_SIZE), context)
-    return MeasuredStep(flops, statistics.median(seconds[min(WARM_UP_STEPS, len(seconds) - 1) :]))
+    return MeasuredStep(flops, statistics.median(seconds[min(warm_up, len(seconds) - 1) :]))
 
 
 def _time_step(state: TrainState, batch: Batch, tokens: int, world: World) -> float:
@@ -92,7 +105,7 @@ def _make_config(shape: Shape, given: Mapping[str, Any], tokens: int) -> RunConf
     context = next(size for most, size in CONTEXTS if shape.block_weights <= most)
     machine = {name: given[name] for name in ("precision", "device", "kernels", "attention_backend") if name in given}
     values = {**FAMILY, **shape.list_values(), "context_length": context, "total_batch_size": tokens}
-    return layer_config(values, {**machine, "mini_batch_size": tokens // context, "cuda_graphs": "off"})
+    return layer_config(values, {**machine, "mini_batch_size": tokens // context})
 
 
 def _make_plan(config: RunConfig, world: World) -> TrainPlan:

@@ -73,7 +73,12 @@ def check_plugins() -> Finding:
 def check_extras() -> list[Finding]:
     """Each extra of the installed package: whether its libraries are there, and new enough."""
     missing: dict[str, list[str]] = {}
-    for requirement in requires("gptmill") or []:
+    try:
+        requirements = requires("gptmill") or []
+    except PackageNotFoundError:
+        what = "unknown: gptmill runs from its source, and is not installed"
+        return [Finding("extras", "extras", "skipped", what, "only what needs them is affected", "pip install -e .")]
+    for requirement in requirements:
         if (match := REQUIREMENT.match(requirement)) and (extra := match[3]) in PURPOSES:
             missing.setdefault(extra, [])
             if problem := find_problem(match[1], match[2] or "0"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from gptmill.inference.export.gguf_file import check_gguf_model, write_gguf
 from gptmill.inference.export.gguf_reading import verify_gguf
 from gptmill.inference.export.hf_folder import TORCH_DTYPES, write_hf_folder
 from gptmill.inference.export.onnx_folder import verify_onnx, write_onnx_folder
+from gptmill.inference.export.passes import Report, Stage
 from gptmill.inference.export.source import ExportSource, open_export_source
 from gptmill.inference.export.staging import check_target, write_beside
 from gptmill.inference.export.verification import Verification, verify_hf_folder
@@ -23,9 +23,6 @@ from gptmill.models.huggingface.layouts import choose_layout, explain_no_layout
 EXPORTS = Path("exports")
 LIBRARIES: dict[ExportFormat, tuple[str, ...]] = {"hf": (), "gguf": ("gguf",), "onnx": ("onnx", "onnxruntime")}
 BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "q8_0": 8.5}
-
-Report = Callable[[str], None]
-"""Told what the export is doing."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +36,15 @@ class Export:
     """What of the model is not in it."""
 
 
-def export(source: str, request: ExportRequest, report: Report) -> Export:
+def export(source: str, request: ExportRequest, stage: Stage) -> Export:
     """Exports the model of a run, a checkpoint or a Hugging Face folder; raises UserError and leaves nothing else."""
     check_request(request)
     if request.out is not None:
         _check_target(Path(request.out), request)
-    report(f"reading {source}")
-    opened = open_export_source(source, request.loading)
+    with stage(f"reading {source}"):
+        opened = open_export_source(source, request.loading)
     check_exportable(opened.config, request.to)
-    return write_export(opened, request, report)
+    return write_export(opened, request, stage)
 
 
 def check_request(request: ExportRequest) -> None:
@@ -69,23 +66,17 @@ def check_exportable(config: ModelConfig, to: ExportFormat) -> None:
         raise UserError(f"{config.own_parts[0]} is a plug-in's, which --to {to} cannot represent; use a built-in one")
 
 
-def write_export(source: ExportSource, request: ExportRequest, report: Report) -> Export:
+def write_export(source: ExportSource, request: ExportRequest, stage: Stage) -> Export:
     """Writes an opened model beside its target, verifies it there, and renames it."""
     dtype, remarks = choose_dtype(request), list_remarks(source)
     target = Path(request.out) if request.out is not None else make_default_path(source.name, request.to, dtype)
     _check_target(target, request)
-    count = sum(tensor.numel() for tensor in source.model.parameters())
-    with write_beside(target, int(count * BITS[dtype] / 8)) as partial:
-        report(f"writing {target}")
-        if request.to == "hf":
-            write_hf_folder(partial, source, dtype, parse_size(request.shard_size), request.license, remarks)
-        elif request.to == "gguf":
-            write_gguf(partial, source, dtype, request.license)
-        else:
-            write_onnx_folder(partial, source, request.license, remarks)
-        report("comparing its logits with gptmill's")
+    with write_beside(target, int(source.parameters * BITS[dtype] / 8)) as partial:
+        with stage(f"writing {target}") as report:
+            write(partial, source, request, dtype, remarks, report)
         try:
-            verification = verify(partial, source, request.to, dtype)
+            with stage("comparing its logits with gptmill's") as report:
+                verification = verify(partial, source, request.to, dtype, report)
         except (ValueError, KeyError, RuntimeError) as error:  # gguf's writer does not notice a full disk
             raise UserError(f"{target} could not be read back ({error!s:.200}); is the disk full?") from error
         files = list(partial.iterdir()) if partial.is_dir() else [partial]
@@ -93,11 +84,22 @@ def write_export(source: ExportSource, request: ExportRequest, report: Report) -
     return Export(target, size_bytes, verification, tuple(remarks))
 
 
-def verify(path: Path, source: ExportSource, to: ExportFormat, dtype: str) -> Verification:
+def write(
+    path: Path, source: ExportSource, request: ExportRequest, dtype: str, remarks: list[str], report: Report
+) -> None:
+    if request.to == "hf":
+        write_hf_folder(path, source, dtype, parse_size(request.shard_size), request.license, remarks, report)
+    elif request.to == "gguf":
+        write_gguf(path, source, dtype, request.license, report)
+    else:
+        write_onnx_folder(path, source, request.license, remarks, report)
+
+
+def verify(path: Path, source: ExportSource, to: ExportFormat, dtype: str, report: Report) -> Verification:
     """Reads what was written and compares logits. Rounds the weights of `source` on the way, so it comes last."""
     if to == "hf":
-        return verify_hf_folder(path, source, TORCH_DTYPES[dtype])
-    return verify_gguf(path, source, dtype) if to == "gguf" else verify_onnx(path, source)
+        return verify_hf_folder(path, source, TORCH_DTYPES[dtype], report)
+    return verify_gguf(path, source, dtype, report) if to == "gguf" else verify_onnx(path, source)
 
 
 def list_remarks(source: ExportSource) -> list[str]:

@@ -14,6 +14,7 @@ from gptmill.config.model import LinearScaling, Llama3Scaling, ModelConfig, Moe,
 from gptmill.inference.export.gguf_tensors import ARCHITECTURES, to_gguf_tensors
 from gptmill.inference.export.gguf_tokenizer import make_gguf_tokenizer
 from gptmill.inference.export.hf_folder import TORCH_DTYPES, cast, make_hf_weights
+from gptmill.inference.export.passes import Report, count_passes
 from gptmill.inference.export.source import ExportSource
 from gptmill.models.huggingface.layouts import choose_layout
 
@@ -42,7 +43,7 @@ def check_gguf_model(config: ModelConfig) -> None:
         )
 
 
-def write_gguf(path: Path, source: ExportSource, dtype: str, license_name: str | None) -> None:
+def write_gguf(path: Path, source: ExportSource, dtype: str, license_name: str | None, report: Report) -> None:
     """Writes the file; the model must have a layout that `check_gguf_model` accepts."""
     from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 
@@ -63,13 +64,19 @@ def write_gguf(path: Path, source: ExportSource, dtype: str, license_name: str |
     writer.add_bos_token_id(source.tokenizer.end_of_text)
     writer.add_eos_token_id(source.tokenizer.end_of_text)
     writer.add_add_bos_token(True)  # as gptmill samples: documents begin with this token
+    encoded, advance = [], count_passes(report, source.parameters, 2)
     for name, tensor in make_gguf_tensors(source).items():
         kind = choose_type(name, tensor, dtype)
-        writer.add_tensor(name, encode(tensor, kind, name), raw_dtype=GGMLQuantizationType[kind])
+        encoded.append((encode(tensor, kind, name), tensor.numel()))
+        writer.add_tensor(name, encoded[-1][0], raw_dtype=GGMLQuantizationType[kind])
+        advance(tensor.numel())
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        writer.write_ti_data_to_file()
+        for array, parameters in encoded:
+            writer.write_tensor_data(array)
+            advance(parameters)
     finally:
         writer.close()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from gptmill.inference.export.gguf_file import choose_type, decode, encode
 from gptmill.inference.export.gguf_tensors import from_gguf_tensors, list_hf_names
 from gptmill.inference.export.hf_folder import make_hf_weights
+from gptmill.inference.export.passes import Advance, Report, count_passes
 from gptmill.inference.export.source import ExportSource
 from gptmill.inference.export.verification import Verification, compare, make_probe, round_weights
 from gptmill.inference.loading import build_empty
@@ -24,14 +25,14 @@ from gptmill.models.language_model import LanguageModel
 PRECISE = {"position_embedding.weight": "position_embd.weight", "router.weight": "ffn_gate_inp.weight"}
 
 
-def verify_gguf(path: Path, source: ExportSource, dtype: str) -> Verification:
+def verify_gguf(path: Path, source: ExportSource, dtype: str, report: Report) -> Verification:
     """Dequantises the file, and compares the logits of its weights with those of ours, rounded alike."""
-    tokens_BT = make_probe(source)
+    tokens_BT, advance = make_probe(source), count_passes(report, source.parameters, 2)
     exact = source.logits(tokens_BT)
-    round_weights(source, lambda name, tensor: round_tensor(name, tensor, dtype))
+    round_weights(source, lambda name, tensor: round_tensor(name, tensor, dtype), advance)
     expected = source.logits(tokens_BT)
     with torch.no_grad():
-        found = read_gguf_model(path, source).logits(tokens_BT)[..., : source.vocab_size]
+        found = read_gguf_model(path, source, advance).logits(tokens_BT)[..., : source.vocab_size]
     error = compare(found, expected, "gguf")
     return Verification(("gguf",), error, float((expected - exact).abs().max()))
 
@@ -43,22 +44,25 @@ def round_tensor(name: str, tensor: Tensor, dtype: str) -> Tensor:
     return torch.from_numpy(decode(encode(tensor, kind, name), kind))
 
 
-def read_gguf_model(path: Path, source: ExportSource) -> LanguageModel:
+def read_gguf_model(path: Path, source: ExportSource, advance: Advance) -> LanguageModel:
     """A model of the source's config with the weights of the file."""
     layout, config = choose_layout(source.config), replace(source.config, mtp_heads=0)
     assert layout is not None
     names = list_hf_names(make_hf_weights(source))
-    hf_weights = from_gguf_tensors(read_gguf_tensors(path), names, layout, config)
+    hf_weights = from_gguf_tensors(read_gguf_tensors(path, advance), names, layout, config)
     padded = pad_vocab(source.vocab_size)
     model = build_empty(config, padded)
     model.load_state_dict(from_hf_weights(hf_weights, layout, config, padded), assign=True)
     return model.eval()
 
 
-def read_gguf_tensors(path: Path) -> dict[str, Tensor]:
+def read_gguf_tensors(path: Path, advance: Advance = lambda _count: None) -> dict[str, Tensor]:
     """All tensors of a file, in fp32."""
     from gguf import GGUFReader
 
-    tensors = GGUFReader(path).tensors
-    arrays = {tensor.name: decode(tensor.data, tensor.tensor_type.name) for tensor in tensors}
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    tensors = {}
+    for tensor in GGUFReader(path).tensors:
+        array = np.ascontiguousarray(decode(tensor.data, tensor.tensor_type.name))
+        tensors[tensor.name] = torch.from_numpy(array)
+        advance(array.size)
+    return tensors

@@ -12,6 +12,7 @@ from torch import Tensor
 from gptmill.config.errors import UserError
 from gptmill.data.tokenizers.json_export import make_tokenizer_files
 from gptmill.inference.export.model_card import make_model_card
+from gptmill.inference.export.passes import Advance, Report, count_passes
 from gptmill.inference.export.source import ExportSource
 from gptmill.inference.export.staging import write_json, write_texts
 from gptmill.inference.huggingface_folder import CONFIG, INDEX, WEIGHTS
@@ -31,7 +32,13 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))
 
 
 def write_hf_folder(
-    folder: Path, source: ExportSource, dtype: str, shard_bytes: int, license_name: str | None, remarks: list[str]
+    folder: Path,
+    source: ExportSource,
+    dtype: str,
+    shard_bytes: int,
+    license_name: str | None,
+    remarks: list[str],
+    report: Report,
 ) -> None:
     """Writes all files of the folder, which must not exist yet."""
     folder.mkdir()
@@ -40,7 +47,8 @@ def write_hf_folder(
     config = make_hf_config(source.config, source.vocab_size, bos_token_id=end, eos_token_id=end, dtype=dtype)
     write_json(folder / CONFIG, config | {"dtype": dtype})  # the name of `torch_dtype` in transformers 5
     write_json(folder / "generation_config.json", dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end))
-    write_shards(folder, make_hf_weights(source), TORCH_DTYPES[dtype], shard_bytes)
+    advance = count_passes(report, source.parameters, 2)
+    write_shards(folder, make_hf_weights(source), TORCH_DTYPES[dtype], shard_bytes, advance)
     write_texts(folder, {"README.md": make_model_card(source, dtype, license_name, USAGE, remarks)})
 
 
@@ -49,15 +57,21 @@ def make_hf_weights(source: ExportSource) -> dict[str, Tensor]:
     return to_hf_weights(source.config, source.weights, source.vocab_size)
 
 
-def write_shards(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, shard_bytes: int) -> None:
+def write_shards(
+    folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, shard_bytes: int, advance: Advance
+) -> None:
     """One file, or several of at most `shard_bytes` and an index that names the file of every tensor."""
     shards = list(_split(weights, dtype.itemsize, shard_bytes))
     files: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         is_whole = len(shards) == 1
         file = WEIGHTS if is_whole else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: cast(weights[name], dtype, name) for name in names}
+        tensors = {}
+        for name in names:
+            tensors[name] = cast(weights[name], dtype, name)
+            advance(tensors[name].numel())
         save_file(tensors, folder / file, metadata={"format": "pt"})
+        advance(sum(tensor.numel() for tensor in tensors.values()))
         files |= dict.fromkeys(names, file)
     if len(shards) > 1:
         total = sum(tensor.numel() for tensor in weights.values()) * dtype.itemsize

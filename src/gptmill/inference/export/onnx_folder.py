@@ -16,6 +16,7 @@ from gptmill.data.tokenizers.json_export import make_tokenizer_files
 from gptmill.inference.export.model_card import make_model_card
 from gptmill.inference.export.onnx_graph import OPSET, OnnxGraph
 from gptmill.inference.export.onnx_model import INPUT, LOGITS, OnnxModel, list_caches
+from gptmill.inference.export.passes import Advance, Report, count_passes
 from gptmill.inference.export.source import ExportSource
 from gptmill.inference.export.staging import write_json, write_texts
 from gptmill.inference.export.verification import Verification, compare, make_probe
@@ -36,13 +37,15 @@ USAGE = """\
 `io.json` lists names and shapes."""
 
 
-def write_onnx_folder(folder: Path, source: ExportSource, license_name: str | None, remarks: list[str]) -> None:
+def write_onnx_folder(
+    folder: Path, source: ExportSource, license_name: str | None, remarks: list[str], report: Report
+) -> None:
     """Writes all files of the folder, which must not exist yet."""
     folder.mkdir()
     config = source.config
     write_texts(folder, make_tokenizer_files(source.tokenizer, config.context_length))
     graph = OnnxModel(config, source.weights, source.vocab_size).build()
-    write_model(folder, graph, config, source.vocab_size)
+    write_model(folder, graph, config, source.vocab_size, count_passes(report, source.parameters, 2))
     cache = ["batch", config.kv_heads, "past", config.head_width]
     content = {
         "inputs": {INPUT: ["batch", "sequence"], **dict.fromkeys(list_caches(config, "past"), cache)},
@@ -55,7 +58,13 @@ def write_onnx_folder(folder: Path, source: ExportSource, license_name: str | No
     write_texts(folder, {"README.md": make_model_card(source, "float32", license_name, USAGE, remarks, "onnx")})
 
 
-def write_model(folder: Path, graph: OnnxGraph, config: ModelConfig, vocab_size: int) -> None:
+def write_model(
+    folder: Path,
+    graph: OnnxGraph,
+    config: ModelConfig,
+    vocab_size: int,
+    advance: Advance = lambda _count: None,
+) -> None:
     """model.onnx, and beside it the weights of a model that is too large for one file."""
     import onnx
     from onnx.helper import make_model, make_opsetid, make_tensor_value_info
@@ -67,7 +76,7 @@ def write_model(folder: Path, graph: OnnxGraph, config: ModelConfig, vocab_size:
         shape: list[str | int | None] = ["batch", config.kv_heads, length, config.head_width]
         values += [make_tensor_value_info(name, float_, shape) for name in list_caches(config, kind)]
     is_large = sum(array.nbytes for array in graph.weights.values()) > MAX_INLINE_BYTES
-    tensors = _write_beside(folder / DATA, graph) if is_large else _make_inline(graph)
+    tensors = _write_beside(folder / DATA, graph, advance) if is_large else _make_inline(graph, advance)
     model = make_model(
         graph.finish(inputs, outputs, tensors),
         opset_imports=[make_opsetid("", OPSET)],
@@ -75,16 +84,21 @@ def write_model(folder: Path, graph: OnnxGraph, config: ModelConfig, vocab_size:
         ir_version=IR_VERSION,
     )
     onnx.save_model(model, folder / MODEL)
+    advance(sum(array.size for array in graph.weights.values()))
     onnx.checker.check_model(str(folder / MODEL))
 
 
-def _make_inline(graph: OnnxGraph) -> list[TensorProto]:
+def _make_inline(graph: OnnxGraph, advance: Advance) -> list[TensorProto]:
     from onnx.numpy_helper import from_array
 
-    return [from_array(array, name) for name, array in graph.weights.items()]
+    tensors = []
+    for name, array in graph.weights.items():
+        tensors.append(from_array(array, name))
+        advance(array.size)
+    return tensors
 
 
-def _write_beside(path: Path, graph: OnnxGraph) -> list[TensorProto]:
+def _write_beside(path: Path, graph: OnnxGraph, advance: Advance) -> list[TensorProto]:
     """Writes the weights to a file of their own; returns tensors that refer to it."""
     import onnx
     from onnx.helper import np_dtype_to_tensor_dtype
@@ -103,6 +117,7 @@ def _write_beside(path: Path, graph: OnnxGraph) -> list[TensorProto]:
                 tensor.external_data.add(key=key, value=str(value))
             file.write(array.data)
             tensors.append(tensor)
+            advance(array.size)
     return tensors
 
 

@@ -48,6 +48,11 @@ class ExportSource:
         return self.tokenizer.vocab_size
 
     @property
+    def parameters(self) -> int:
+        """How many there are."""
+        return sum(tensor.numel() for tensor in self.model.parameters())
+
+    @property
     def weights(self) -> Mapping[str, Tensor]:
         """On the CPU."""
         return {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}

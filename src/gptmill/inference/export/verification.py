@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
+from gptmill.inference.export.passes import Advance, Report, count_passes
 from gptmill.inference.export.source import ExportSource
 from gptmill.inference.opening import load_hf_model
 
@@ -62,25 +63,28 @@ def compare(found: Tensor, expected: Tensor, reader: str) -> float:
 
 
 @torch.no_grad()
-def round_weights(source: ExportSource, round_tensor: Callable[[str, Tensor], Tensor]) -> None:
+def round_weights(source: ExportSource, round_tensor: Callable[[str, Tensor], Tensor], advance: Advance) -> None:
     """Rounds the model's own weights as the export does."""
     for name, parameter in source.model.named_parameters():
         parameter.copy_(round_tensor(name, parameter.detach().cpu()))
+        advance(parameter.numel())
 
 
-def verify_hf_folder(folder: Path, source: ExportSource, dtype: torch.dtype) -> Verification:
+def verify_hf_folder(folder: Path, source: ExportSource, dtype: torch.dtype, report: Report) -> Verification:
     """Reads the folder with gptmill, and with `transformers` where that is installed."""
-    tokens_BT = make_probe(source)
-    exact = source.logits(tokens_BT)
-    if dtype != torch.float32:
-        round_weights(source, lambda _, tensor: tensor.to(dtype).float())
-    expected = source.logits(tokens_BT)
     readers = {"gptmill": _read_by_gptmill}
     if find_spec("transformers") is not None:
         readers["transformers"] = _read_by_transformers
-    errors = [
-        compare(read(folder, tokens_BT)[..., : source.vocab_size], expected, name) for name, read in readers.items()
-    ]
+    is_rounded = dtype != torch.float32
+    tokens_BT, advance = make_probe(source), count_passes(report, source.parameters, is_rounded + len(readers))
+    exact = source.logits(tokens_BT)
+    if is_rounded:
+        round_weights(source, lambda _, tensor: tensor.to(dtype).float(), advance)
+    expected = source.logits(tokens_BT)
+    errors = []
+    for name, read in readers.items():
+        errors.append(compare(read(folder, tokens_BT)[..., : source.vocab_size], expected, name))
+        advance(source.parameters)
     return Verification(tuple(readers), max(errors), float((expected - exact).abs().max()))
 
 

@@ -27,6 +27,8 @@ def read_published(source: str) -> PublishedModel:
         raise UserError(f"there is no {source}; {USAGE}")
     if path.is_dir():
         return _read_folder(path)
+    if path.exists() and not path.is_file():
+        raise UserError(f"{source} is not a regular file; {USAGE}")
     path = path.resolve()  # downloads of Hugging Face's cache are links
     with open_regular(path) as file:
         start = file.read(len(MAGIC))

@@ -33,25 +33,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def cross_entropy_kernel(
-    logits_ptr, targets_ptr, losses_ptr, gradient_ptr, vocab, unpadded_vocab, scale,
-    IGNORE_INDEX: tl.constexpr, WITH_GRADIENT: tl.constexpr, HAS_FULL_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
-    PADDING_BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    row_ptr, gradient_row_ptr = logits_ptr + row * vocab, gradient_ptr + row * vocab
-    target = tl.load(targets_ptr + row)
-    if target == IGNORE_INDEX:
-        tl.store(losses_ptr + row, 0.0)
-        if WITH_GRADIENT:
-            for start in range(0, vocab, BLOCK):
-                columns = start + tl.arange(0, BLOCK)
-                zeros = tl.zeros((BLOCK,), dtype=tl.float32).to(gradient_ptr.dtype.element_ty)
-                tl.store(gradient_row_ptr + columns, zeros, mask=columns < vocab)
-        return
-    # Loaded before the reductions, at which all threads synchronise: after them, another thread may already have
-    # overwritten it with the gradient.
-    logit = tl.load(row_ptr + target).to(tl.float32) * LOG2_E
+def _sum_exponentials(row_ptr, unpadded_vocab, HAS_FULL_BLOCK: tl.constexpr, BLOCK: tl.constexpr):
+    """The first block's maximum, and the sum of all exponentials relative to it, which may overflow."""
     columns = tl.arange(0, BLOCK)
     if HAS_FULL_BLOCK:
         x = tl.load(row_ptr + columns).to(tl.float32)
@@ -68,34 +51,71 @@ def cross_entropy_kernel(
         columns = end + tl.arange(0, BLOCK)
         rest = tl.load(row_ptr + columns, mask=columns < unpadded_vocab, other=-float("inf"))
         sums += tl.exp2(rest.to(tl.float32) * LOG2_E - maximum)
-    total = tl.sum(sums, axis=0)
-    if total == float("inf"):
-        # A logit lies far above the first block's maximum. Again, with the running maximum of online softmax.
-        total = 0.0
-        maximum = -float("inf")
-        for start in range(0, vocab, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            x = tl.load(row_ptr + columns, mask=columns < unpadded_vocab, other=-float("inf")).to(tl.float32) * LOG2_E
-            new_maximum = tl.maximum(maximum, tl.max(x, axis=0))
-            total = total * tl.exp2(maximum - new_maximum) + tl.sum(tl.exp2(x - new_maximum), axis=0)
-            maximum = new_maximum
+    return maximum, tl.sum(sums, axis=0)
+
+
+@triton.jit
+def _sum_exponentials_online(row_ptr, vocab, unpadded_vocab, BLOCK: tl.constexpr):
+    """The maximum of the row, and the sum relative to it: a block that raises the maximum shrinks the sum so far."""
+    total = 0.0
+    maximum = -float("inf")
+    for start in range(0, vocab, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        x = tl.load(row_ptr + columns, mask=columns < unpadded_vocab, other=-float("inf")).to(tl.float32) * LOG2_E
+        new_maximum = tl.maximum(maximum, tl.max(x, axis=0))
+        total = total * tl.exp2(maximum - new_maximum) + tl.sum(tl.exp2(x - new_maximum), axis=0)
+        maximum = new_maximum
+    return maximum, total
+
+
+@triton.jit
+def _store_probabilities(row_ptr, gradient_row_ptr, vocab, log_total, scale, BLOCK: tl.constexpr):
+    """p times the scale for all columns, from the last block on, which the first pass has left in the cache."""
+    scaled_total = log_total - tl.log2(scale)
+    last = (vocab - 1) // BLOCK * BLOCK
+    for start in range(0, vocab, BLOCK):
+        columns = last - start + tl.arange(0, BLOCK)
+        x = tl.load(row_ptr + columns, mask=columns < vocab, other=-float("inf"), eviction_policy="evict_first")
+        x = x.to(tl.float32)
+        gradient = tl.exp2(x * LOG2_E - scaled_total)
+        tl.store(gradient_row_ptr + columns, gradient.to(gradient_row_ptr.dtype.element_ty), mask=columns < vocab)
+
+
+@triton.jit
+def _store_zeros(gradient_row_ptr, first, vocab, BLOCK: tl.constexpr):
+    """The gradient of the columns from `first` on."""
+    for start in range(first, vocab, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        zeros = tl.zeros((BLOCK,), dtype=tl.float32).to(gradient_row_ptr.dtype.element_ty)
+        tl.store(gradient_row_ptr + columns, zeros, mask=columns < vocab)
+
+
+@triton.jit
+def cross_entropy_kernel(
+    logits_ptr, targets_ptr, losses_ptr, gradient_ptr, vocab, unpadded_vocab, scale,
+    IGNORE_INDEX: tl.constexpr, WITH_GRADIENT: tl.constexpr, HAS_FULL_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    PADDING_BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    row_ptr, gradient_row_ptr = logits_ptr + row * vocab, gradient_ptr + row * vocab
+    target = tl.load(targets_ptr + row)
+    if target == IGNORE_INDEX:
+        tl.store(losses_ptr + row, 0.0)
+        if WITH_GRADIENT:
+            _store_zeros(gradient_row_ptr, 0, vocab, BLOCK)
+        return
+    # Loaded before the reductions, at which all threads synchronise: after them, another thread may already have
+    # overwritten it with the gradient.
+    logit = tl.load(row_ptr + target).to(tl.float32) * LOG2_E
+    maximum, total = _sum_exponentials(row_ptr, unpadded_vocab, HAS_FULL_BLOCK, BLOCK)
+    if total == float("inf"):  # a logit lies far above the first block's maximum
+        maximum, total = _sum_exponentials_online(row_ptr, vocab, unpadded_vocab, BLOCK)
     log_total = maximum + tl.log2(total)
     tl.store(losses_ptr + row, (log_total - logit) / LOG2_E)
     if WITH_GRADIENT:
-        scaled_total = log_total - tl.log2(scale)
-        last = (vocab - 1) // BLOCK * BLOCK
-        for start in range(0, vocab, BLOCK):
-            # From the last block on, which the first pass has left in the cache.
-            columns = last - start + tl.arange(0, BLOCK)
-            x = tl.load(row_ptr + columns, mask=columns < vocab, other=-float("inf"), eviction_policy="evict_first")
-            x = x.to(tl.float32)
-            gradient = tl.exp2(x * LOG2_E - scaled_total)
-            tl.store(gradient_row_ptr + columns, gradient.to(gradient_ptr.dtype.element_ty), mask=columns < vocab)
+        _store_probabilities(row_ptr, gradient_row_ptr, vocab, log_total, scale, BLOCK)
         tl.debug_barrier()  # all of the row is stored before the target's element and the padding are replaced
-        for start in range(unpadded_vocab, vocab, PADDING_BLOCK):
-            padding = start + tl.arange(0, PADDING_BLOCK)
-            nothing = tl.zeros((PADDING_BLOCK,), dtype=tl.float32).to(gradient_ptr.dtype.element_ty)
-            tl.store(gradient_row_ptr + padding, nothing, mask=padding < vocab)
+        _store_zeros(gradient_row_ptr, unpadded_vocab, vocab, PADDING_BLOCK)
         gradient = (tl.exp2(logit - log_total) - 1.0) * scale
         tl.store(gradient_row_ptr + target, gradient.to(gradient_ptr.dtype.element_ty))
 

@@ -71,7 +71,7 @@ def find_reported(name_or_path: str, logdir: str) -> RunDirectory:
             return RunDirectory(folder if folder.name else folder.resolve())
     run = find_run(name_or_path, logdir)
     if run.has_checkpoints:
-        raise UserError(f"run {run.path} is a model only: it was not trained here, so there are no events to report")
+        raise UserError(f"run {run.path} has no events.jsonl: it was imported, or the file is lost; nothing to report")
     raise UserError(f"run {run.path} has no events.jsonl: it has not started yet; train it first")
 
 

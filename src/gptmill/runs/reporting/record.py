@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gptmill.runs.events import (
     CheckpointSaved,
     EvalDone,
     Event,
+    LastStepMoved,
     RunCrashed,
     RunStarted,
     SampleDrawn,
@@ -92,6 +93,8 @@ class Recorder:
             record.evaluation_seconds += _make_positive(event.seconds)
         elif isinstance(event, SampleDrawn):
             self._add_sample(event)
+        elif isinstance(event, LastStepMoved) and record.starts:
+            record.starts[-1] = replace(record.starts[-1], max_steps=event.max_steps)
         elif isinstance(event, CheckpointSaved):
             record.checkpoints[event.step] = (Path(event.path).name, event.size_bytes)
             record.stalled_seconds += _make_positive(event.stalled_seconds)

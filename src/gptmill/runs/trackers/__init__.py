@@ -41,7 +41,9 @@ def open_trackers(
     if config.use_tensorboard:
         trackers.append(TensorBoard(run.tensorboard, resumed_at))
     if config.use_wandb and find_wandb_mode(config) != "disabled":
-        trackers.append(Background("W&B", partial(WeightsAndBiases, run, config), abandon_wandb))
+        trackers.append(
+            Background("W&B", partial(WeightsAndBiases, run, config, is_evaluated=is_evaluated), abandon_wandb)
+        )
     if config.use_trackio:
         trackers.append(Background("Trackio", partial(TrackioProject, run, resumed_at)))
     for name in split_names(config.trackers):

@@ -16,6 +16,7 @@ from gptmill.runs.display import shorten_checksum
 from gptmill.runs.events import (
     EvalDone,
     Event,
+    LastStepMoved,
     RolledBack,
     RunFinished,
     RunStarted,
@@ -64,6 +65,8 @@ class PlainLines:
             self._max_steps = event.max_steps
             self._val_loss = event.val_loss
             self._print(describe_start(event))
+        elif isinstance(event, LastStepMoved):
+            self._max_steps = event.max_steps
         elif isinstance(event, StepLogged):
             now = time.monotonic()
             if now - self._last_line >= PLAIN_SECONDS or event.step == self._max_steps:
@@ -109,6 +112,8 @@ class LiveDisplay:
             self._progress.update(self._task, total=event.max_steps, completed=event.step)
             self._val_loss = event.val_loss
             self._live.start()
+        elif isinstance(event, LastStepMoved):
+            self._progress.update(self._task, total=event.max_steps)
         elif isinstance(event, StepLogged):
             self._progress.update(self._task, completed=event.step, eta=_format_seconds(event.seconds_left))
             self._metrics = Text(describe_step(event, self._val_loss, eta=False))
@@ -148,6 +153,8 @@ class CellDisplay:
         lines = self._incidents.describe(event)
         if isinstance(event, RunStarted):
             self._start, self._max_steps, self._val_loss = describe_start(event), event.max_steps, event.val_loss
+        elif isinstance(event, LastStepMoved):
+            self._max_steps = event.max_steps
         elif isinstance(event, StepLogged):
             self._latest = f"step {event.step}/{self._max_steps} | {describe_step(event, self._val_loss)}"
         elif isinstance(event, EvalDone):

@@ -9,9 +9,18 @@ from pathlib import Path
 
 from gptmill.config.json_text import parse_json
 from gptmill.runs.append_file import AppendOnlyFile
-from gptmill.runs.events import EvalDone, Event, HistogramsTaken, SampleDrawn, ScoresDone, StepLogged, to_json
+from gptmill.runs.events import (
+    EVALUATIONS,
+    EvalDone,
+    Event,
+    HistogramsTaken,
+    SampleDrawn,
+    ScoresDone,
+    StepLogged,
+    to_json,
+)
 
-EVALUATIONS = (EvalDone.__name__, ScoresDone.__name__, SampleDrawn.__name__)
+EVALUATION_NAMES = tuple(kind.__name__ for kind in EVALUATIONS)
 
 
 class JsonLines:
@@ -30,7 +39,7 @@ class JsonLines:
 
         def read_position(line: str) -> tuple[int, bool]:
             record = parse_json(line)  # not an Event: those that a newer version added are kept
-            return int(record["step"]), record["event"] in EVALUATIONS
+            return int(record["step"]), record["event"] in EVALUATION_NAMES
 
         _drop_later_lines(self._file, (step, is_evaluated), read_position)
 

@@ -3,6 +3,7 @@
 W&B cannot take a step back: a step once recorded stays. So after a crash, the steps that a resumed run repeats are not
 sent again, since they repeat exactly; those that the crash kept from W&B are sent from events.jsonl. And a run that
 takes another path than the one recorded, after a rollback or with other options, becomes a new run of the same group.
+An evaluation that a stop interrupted is repeated when its step is recorded already: it is shown one step later.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gptmill.data.files import write_durably
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.display import make_plain
 from gptmill.runs.event_log import read_events
-from gptmill.runs.events import Event, HistogramsTaken, RunFinished, RunStarted, SampleDrawn
+from gptmill.runs.events import EVALUATIONS, Event, HistogramsTaken, RunFinished, RunStarted, SampleDrawn
 from gptmill.runs.histogram_buckets import trim
 from gptmill.runs.trackers.metric_names import describe_incident, list_histograms, list_scalars
 from gptmill.runs.trackers.wandb_file import read_last_step
@@ -37,7 +38,10 @@ def find_wandb_mode(config: TrackingConfig) -> str:
 
 
 def abandon_wandb() -> None:
-    """Kills W&B's own process, for which Python would wait at exit without a limit."""
+    """Kills W&B's own process, for which Python would wait at exit without a limit.
+
+    W&B has no public call for that: `wandb.teardown()` waits just as long.
+    """
     import wandb
 
     with suppress(Exception):
@@ -49,15 +53,19 @@ def abandon_wandb() -> None:
 class WeightsAndBiases:
     """Sends every step once. W&B's own process uploads or stores what it is sent."""
 
-    def __init__(self, run: RunDirectory, config: TrackingConfig) -> None:
+    def __init__(self, run: RunDirectory, config: TrackingConfig, *, is_evaluated: bool = True) -> None:
+        """`is_evaluated` says whether the step that the run resumes from has its evaluation."""
         self._directory = run
         self._config = config
+        self._is_evaluated = is_evaluated
         self._start: RunStarted | None = None
         self._run: Any = None
         self._stored_step = -1
         """The last step that W&B has of earlier processes."""
         self._newest_step = -1
         self._samples: list[list[Any]] = []
+        self._late: dict[str, Any] = {}
+        """Values of the last stored step that W&B takes with the next one only."""
 
     def track(self, event: Event) -> None:
         if isinstance(event, RunStarted):
@@ -75,6 +83,8 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         if self._run is not None:
+            if self._late:
+                self._log({}, self._stored_step + 1)
             self._run.finish()
             self._run = None
 
@@ -111,7 +121,7 @@ class WeightsAndBiases:
             settings=wandb.Settings(silent=True, console="off", reinit="create_new"),
         )
         self._stored_step = self._newest_step = stored if is_offline else self._run.starting_step - 1
-        self._samples = []
+        self._samples, self._late = [], {}
         with suppress(OSError):
             sys.stderr.write(f"W&B: {f'{folder}, for wandb sync' if is_offline else self._run.url}\n")
 
@@ -124,8 +134,14 @@ class WeightsAndBiases:
     def _send(self, event: Event) -> None:
         values = self._make_values(event)
         if values and event.step > self._stored_step:
-            self._run.log(values, step=event.step)
-            self._newest_step = max(self._newest_step, event.step)
+            self._log(values, event.step)
+        elif event.step == self._stored_step and isinstance(event, EVALUATIONS) and not self._is_evaluated:
+            self._late |= values
+
+    def _log(self, values: dict[str, Any], step: int) -> None:
+        self._run.log({**self._late, **values}, step=step)
+        self._newest_step = max(self._newest_step, step)
+        self._late = {}
 
     def _make_values(self, event: Event) -> dict[str, Any]:
         import wandb

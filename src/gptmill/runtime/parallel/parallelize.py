@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from gptmill.runtime.parallel.mesh import REPLICATE, SHARD
+from gptmill.runtime.parallel.mesh import REPLICATE, SHARD, find_gradient_group
 from gptmill.runtime.world import World
 
 
@@ -20,11 +20,13 @@ def parallelize(
     blocks: Sequence[nn.Module] = (),
     methods: Sequence[str] = (),
     compute_dtype: torch.dtype | None = None,
+    experts: Sequence[str] = (),
 ) -> nn.Module:
     """What a training step calls in the place of the model: the model itself on one rank without a process group.
 
     Sharded weights are gathered block by block, in `compute_dtype`, for the forward pass and again for the backward
-    pass; `methods` are those of the model that need its own weights besides `forward`.
+    pass; `methods` are those of the model that need its own weights besides `forward`. `experts` are
+    parameters that ranks hold some of each, and whose gradients are averaged by `average_experts`.
     """
     if not world.is_distributed:
         return model
@@ -32,7 +34,7 @@ def parallelize(
         world.broadcast(model.state_dict().values())
         return model
     if not world.uses_fsdp:
-        return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+        return replicate(model, world, experts)
     _shard(model, find_data_mesh(world), blocks, compute_dtype)
     for name in methods:
         _add_forward_method(model, name)
@@ -56,6 +58,17 @@ def _add_forward_method(model: nn.Module, name: str) -> None:
     from torch.distributed.fsdp import register_fsdp_forward_method
 
     register_fsdp_forward_method(model, name)
+
+
+def replicate(model: nn.Module, world: World, experts: Sequence[str] = ()) -> nn.Module:
+    """DDP over the ranks that compute different summands of the gradients, for all parameters but experts."""
+    group = find_gradient_group(world)
+    if group is not None and group.size() == 1:
+        return model  # the ranks share every layer, and each of them has the whole batch
+    if experts:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(experts))
+    devices = [world.device] if world.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, process_group=group)
 
 
 def find_data_mesh(world: World) -> DeviceMesh:

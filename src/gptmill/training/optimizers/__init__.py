@@ -6,7 +6,7 @@ an update: where this tensor is 1, step() changes no parameter, no optimizer sta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from gptmill.config.optimizer import Lion as LionConfig
 from gptmill.config.optimizer import Muon as MuonConfig
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.config.schema import list_values
+from gptmill.runtime.parallel.layouts import Layout
 from gptmill.runtime.world import World
 from gptmill.training.optimizers.adamw import build_adamw
 from gptmill.training.optimizers.adamw8bit import build_adamw8bit
@@ -24,6 +25,7 @@ from gptmill.training.optimizers.lion import Lion
 from gptmill.training.optimizers.muon import Muon
 from gptmill.training.optimizers.param_groups import list_packed_splits, make_param_groups, uses_muon
 from gptmill.training.optimizers.sharded import ShardedOptimizer
+from gptmill.training.optimizers.split import SplitOptimizer
 
 Members = list[torch.optim.Optimizer]
 Builder = Callable[[nn.Module, OptimizerConfig, torch.device], Members]
@@ -34,12 +36,14 @@ def build_optimizer(
     config: OptimizerConfig,
     device: torch.device,
     world: World | None = None,
+    layouts: Mapping[str, Layout] | None = None,
     *,
     is_exact: bool = False,
 ) -> OptimizerContainer:
     """The configured optimizer for all parameters of the model; with zero1, sharded over the ranks where it can be.
 
-    An exact one rounds the same however the parameters are divided among ranks.
+    Some parameters may be split over ranks by `layouts`. An exact one rounds the same however the parameters are
+    divided among ranks.
     """
     tag = config.optimizer.tag
     members = OPTIMIZERS[tag](model, config, device)
@@ -48,6 +52,8 @@ def build_optimizer(
             member.batches_parameters = not is_exact
     if world is not None and world.strategy == "zero1" and world.size > 1 and tag in PER_PARAMETER:
         return ShardedOptimizer(model, tag, members, world)
+    if layouts:
+        return SplitOptimizer(model, tag, members, layouts)
     return OptimizerContainer(model, tag, members)
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gptmill.config.errors import UserError
-from gptmill.runs.checkpoints.content import Held
-from gptmill.training.sharded_state import Saved, hold, load
+from gptmill.runs.checkpoints.content import Described, Held
+from gptmill.runs.checkpoints.sharded_state import Saved, hold, load
 
 
 class OptimizerContainer:
@@ -109,6 +109,10 @@ class OptimizerContainer:
             for own, value in states.get(parameter, {}).items()
             for key, tensor in _flatten(own, value)
         }
+
+    def describe_state(self) -> Mapping[str, Described]:
+        """The shapes and dtypes of the whole state, also of what other ranks have."""
+        return self.state_tensors()
 
     def hold_state(self) -> dict[str, Held]:
         """The live optimizer state that this rank has, for a checkpoint."""

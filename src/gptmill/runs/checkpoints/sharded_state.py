@@ -8,9 +8,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gptmill.runs.checkpoints.content import Checkpoint, Held, Shard
+from gptmill.runs.checkpoints.content import Checkpoint, Held, Part, Shard
 from gptmill.runs.checkpoints.saved_tensors import SavedTensor
-from gptmill.runs.checkpoints.tiling import Box
+from gptmill.runs.checkpoints.tiling import Box, Extent
+from gptmill.runtime.parallel.layouts import Layout, find_layout
 from gptmill.runtime.parallel.local_shards import find_place, is_sharded, to_local
 from gptmill.runtime.world import World
 
@@ -23,9 +24,13 @@ def saves_jointly(world: World) -> bool:
     return world.size > 1 and (world.shards_weights or world.strategy == "zero1")
 
 
-def hold(tensors: Mapping[str, Tensor]) -> dict[str, Held]:
-    """The live tensors of this rank; of a sharded one (a DTensor), the part that it has."""
-    return {name: _hold(tensor) for name, tensor in tensors.items()}
+def hold(tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout] | None = None) -> dict[str, Held]:
+    """The live tensors of this rank; of one that is sharded (a DTensor) or split by a layout, the part that it has."""
+    found = {name: (tensor, find_layout(name, layouts or {})) for name, tensor in tensors.items()}
+    return {
+        name: _hold_share(tensor, layout) if layout and layout.splits(tensor) else _hold(tensor)
+        for name, (tensor, layout) in found.items()
+    }
 
 
 def hold_alone(tensors: Mapping[str, Tensor]) -> dict[str, Held]:
@@ -73,6 +78,19 @@ def read_whole(saved: Saved) -> Tensor:
 
 def _cut(saved: Tensor | SavedTensor, box: Box) -> Tensor:
     return saved.read_slice(box) if isinstance(saved, SavedTensor) else saved[box.index]
+
+
+def _hold_share(tensor: Tensor, layout: Layout) -> Shard:
+    def place(start: int, length: int) -> tuple[Extent, Extent]:
+        """Offset and shape of a range along the split dimension."""
+        offset, shape = [0] * tensor.dim(), list(tensor.shape)
+        offset[layout.dim], shape[layout.dim] = start, length
+        return tuple(offset), tuple(shape)
+
+    spans = layout.list_spans()
+    parts = [Part(place(span.local_start, 0)[0], Box(*place(span.whole_start, span.length))) for span in spans]
+    _, whole = place(0, layout.whole_length)
+    return Shard(tensor, whole, parts[0].box.offset, layout.is_saved, tuple(parts) if len(parts) > 1 else ())
 
 
 def _hold(tensor: Tensor) -> Held:

@@ -110,7 +110,6 @@ def test_a_host_that_is_cut_off_is_left_behind_and_joins_again(
     hosts: tuple[Host, Host], torchrun: StartOnHost, tmp_path: Path
 ) -> None:
     """Whoever is left names the lost rank and goes on from the checkpoint; so do both, once the cable is back."""
-    pytest.importorskip("gptmill.runtime.rank_watch", reason="no rank watches the others")
     place = [*ELASTIC, f"--rdzv_endpoint={hosts[0].address}:29500"]
     train = ["-m", "gptmill", "train", *ENDLESS, "--run_name", "left", "--resume", "auto"]
 

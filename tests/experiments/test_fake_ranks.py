@@ -35,15 +35,11 @@ def test_weights_gradients_and_optimizer_state_are_placed_as_planned(size: str, 
         assert each.placed.weights == each.planned.weights
     fsdp = plan.placements[1]
     assert fsdp.placed.weights < plan.plan.parameters
+    if size == "tiny-moe":  # four experts on eight ranks cannot be divided: some ranks have none
+        assert fsdp.least_total < 0.95 * fsdp.placed.total
     assert sys.excepthook is excepthook
     assert "LOCAL_WORLD_SIZE" not in os.environ
     assert not dist.is_initialized()
-
-
-def test_experts_that_cannot_be_divided_leave_ranks_with_less() -> None:
-    """Four experts on eight ranks."""
-    (_, fsdp, _) = place("tiny-moe").placements
-    assert fsdp.least_total < 0.95 * fsdp.placed.total
 
 
 def test_a_plan_that_differs_from_the_placement_ends_with_1(

@@ -120,6 +120,38 @@ def test_one_two_and_four_ranks_end_with_the_same_bits_however_they_take_turns(t
         assert_same(train(f"again_{ranks}", ranks, "--resume", "2"), straight[1])
 
 
+BROKEN_RANK = """
+import os
+import sys
+import torch
+from gptmill.cli.main import run_guarded
+from gptmill.training.micro_batch import EagerPass
+
+run, calls = EagerPass.run, []
+
+def flip_a_bit(self, batch, scale):
+    losses = run(self, batch, scale)
+    calls.append(batch)
+    if os.environ["RANK"] == "1" and len(calls) == 1 + 12 + 12 + 2:  # dry run, two steps, an audit, and the next
+        next(self.forward.parameters()).grad.view(torch.int32)[0, 0] ^= 1
+    return losses
+
+EagerPass.run = flip_a_bit
+sys.exit(run_guarded(sys.argv[1:]))
+"""
+
+
+def test_an_audit_names_the_rank_that_computes_wrong_bits(start_ranks: RunRanks) -> None:
+    flags = [*FLAGS, "--data_dir", "words", "--batch_size_warmup", "none", "--audit_freq", "3", "--run_name", "audited"]
+    ranks = start_ranks("train", *flags, program=("-c", BROKEN_RANK))
+    output = "".join(rank.communicate()[0] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [79, 79], output
+    message = "step 3: rank 1 computed wrong gradients"
+    assert message in output
+    entries = map(json.loads, Path("runs/audited/ledger.jsonl").read_text(encoding="utf-8").splitlines())
+    assert any(entry.get("about") == "audit" and message in entry["message"] for entry in entries)
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("way", WAYS)
 def test_the_whole_matrix(train: Train, way: str) -> None:

@@ -11,15 +11,15 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
 
 import torch
 from tiny import make_config
 from torch import Tensor
 
-from gptmill.config.run import ParallelName, RunConfig
+from gptmill.config.run import RunConfig
 from gptmill.runs.checkpoints.content import Held, Shard
 from gptmill.runs.checkpoints.selection import load_chosen
+from gptmill.runs.checkpoints.sharded_state import saves_jointly
 from gptmill.runs.checkpoints.storage import list_step_folders
 from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.parallel.mesh import arrange_ranks
@@ -27,23 +27,18 @@ from gptmill.runtime.world import World, open_world
 from gptmill.training.checkpointing import GROUPS, open_checkpointer
 from gptmill.training.joint_reading import open_jointly
 from gptmill.training.plan import CorpusSize, MachineRate, derive_plan
-from gptmill.training.sharded_state import saves_jointly
 from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.state import TrainState, build_state
-from gptmill.training.strategy import choose_strategy
 
 STEP = 7
 LIMIT_SECONDS = 60.0
-FIELDS = {"optimizer": "muon", "ema_decay": 0.9, "dropout": 0.0, "guard": "rollback"}
+FIELDS = {"num_layers": 1, "optimizer": "muon", "ema_decay": 0.9, "guard": "rollback"}
 
 
 def choose(name: str) -> RunConfig:
-    """one, ddp-2, fsdp-3, exact-2, ...: the strategy and the number of ranks."""
+    """one-1, ddp-2, fsdp-3, ...: the strategy and the number of ranks."""
     strategy = name.partition("-")[0]
-    fields: dict[str, Any] = {"exact_ranks": strategy == "exact"}
-    if strategy in get_args(ParallelName):
-        fields["parallel"] = strategy
-    return make_config(**FIELDS, **fields)
+    return make_config(**FIELDS, exact_ranks=False, parallel="auto" if strategy == "one" else strategy)
 
 
 def make_whole(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -82,7 +77,7 @@ def build(name: str, world: World) -> tuple[RunConfig, TrainState]:
 
 
 def save(config: RunConfig, state: TrainState, run: RunDirectory, world: World) -> None:
-    """Saves as a run does; also takes a snapshot, which a rollback finds on every rank."""
+    """Saves as a run does; and rolls back to a snapshot in memory, then to the checkpoint."""
     is_joint = saves_jointly(world)
     token = check_shared_folder(run.checkpoints, world) if is_joint else ""
     writers = join_writers(token, state.make_checkpoint({}), world) if is_joint else None
@@ -96,6 +91,13 @@ def save(config: RunConfig, state: TrainState, run: RunDirectory, world: World) 
         check(state.make_checkpoint({}).tensors, "a snapshot")
         checkpointer.save(state, [], lambda: None)
         assert checkpointer.finish(lambda: None), checkpointer.collect()
+        world.any_rank(False)  # rank 0 has published what the others have written
+        checkpointer._snapshots.drop_later(0)
+        fill(state.make_checkpoint({}).tensors, is_zero=True)
+        saved = checkpointer.find_older(STEP)
+        assert saved is not None
+        state.restore(saved, "its own checkpoint", is_own=True)
+        check(state.make_checkpoint({}).tensors, "its own checkpoint")
 
 
 def restore(state: TrainState, run: RunDirectory, world: World, *, is_joint: bool) -> None:
@@ -114,7 +116,8 @@ def restore(state: TrainState, run: RunDirectory, world: World, *, is_joint: boo
 
 def main(name: str, folder: Path, others: list[str]) -> None:
     with open_world("cpu") as world:
-        world = arrange_ranks(world, choose_strategy(choose(name), world))
+        strategy = choose(name).machine.parallel
+        world = arrange_ranks(world, "ddp" if strategy == "auto" else strategy)
         config, state = build(name, world)
         fill(state.make_checkpoint({}).tensors)
         save(config, state, RunDirectory(folder / name), world)

@@ -42,13 +42,14 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2": {"ema_decay": 0.9, "histogram_freq": 2, "use_tensorboard": True},
     "llama": {**LLAMA, "tied_head": False, "num_kv_heads": 1, "qk_norm": True, "gradient_checkpointing": "full"},
     "muon": {"optimizer": "muon", "num_layers": 1, "mtp_heads": 1, "gradient_checkpointing": "selective"},
-    "value embeddings": {"optimizer": "muon", "value_embeddings": 1, "dropout": 0.1, "exact_ranks": False},
+    "dropout": {"optimizer": "muon", "value_embeddings": 1, "dropout": 0.1, "exact_ranks": False},
     "lion": {"optimizer": "lion", "max_lr": 1e-3, "num_layers": 1, "embd_size": 18},
     "experts": {"optimizer": "muon", "num_layers": 1, "feed_forward": "moe", "num_experts": 3, "router_aux_loss": 0.1},
     "zeros": {"keep_zeros": True, "zero_init": True, "grad_clip": None, "guard": "off"},
     "fused": {"gradient_checkpointing": "full"},
     "fp16": {"precision": "fp16", "num_layers": 1},
     "bf16": {"precision": "bf16", **LLAMA},
+    "fp8": {"precision": "fp8-emulated", "fp8_layers": "all"},
 }
 FUSED = ("fused", "bf16")
 SUMMED_AT_ONCE = ("experts", "lion")  # gradients of every micro-batch, as if whole ones did not fit
@@ -109,10 +110,11 @@ class Training:
         return first, self.step().read().loss
 
     def read_tensors(self) -> Tensors:
-        """The whole state on rank 0."""
+        """The whole state on rank 0, without what owners alone have."""
         state = self.state
-        state.optimizer.gather_state()
-        groups = {"model": state.model.state_dict(), "optimizer": state.optimizer.state_tensors()}
+        groups = {"model": state.model.state_dict()}
+        if not state.optimizer.is_sharded:
+            groups["optimizer"] = state.optimizer.state_tensors()
         if state.ema is not None:
             groups["ema"] = state.ema.tensors()
         return {

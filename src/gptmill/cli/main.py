@@ -65,7 +65,7 @@ def run_guarded(arguments: list[str]) -> int:
     except UserError as error:
         rank = os.environ.get("RANK")
         sys.stderr.write(f"gptmill{f' (rank {rank})' if rank else ''}: {error}\n")
-        return exit_codes.USER_ERROR
+        return error.exit_code
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -6,9 +6,13 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gptmill.config import exit_codes
+
 
 class UserError(Exception):
     """Says what is wrong, where, and what to do. Printed without a traceback; the process exits with code 2."""
+
+    exit_code = exit_codes.USER_ERROR
 
 
 @dataclass(frozen=True)

@@ -15,5 +15,7 @@ DIVERGED = 76
 """The run diverged: the spike detector used up max_rollbacks."""
 HUNG = 77
 """The hang detector ended a worker that made no progress."""
+CORRUPTED = 79
+"""An audit found a rank that computes wrong numbers."""
 INTERRUPTED = 130
 """Second Ctrl-C; after the first, and after other signals, a run saves and exits with 128 + the signal."""

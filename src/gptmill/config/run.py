@@ -159,6 +159,8 @@ class GuardConfig:
     """Hang detector: kill a worker whose step takes this many times the usual duration ("none" disables it)."""
     hang_seconds: float = 300.0
     """Hang detector: minimum seconds before a step counts as hung."""
+    audit_freq: int | None = None
+    """Steps between audits: another rank recomputes a micro-batch, and its bits must be the same (default: off)."""
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ RANGES = (
     Range("total_batch_size mini_batch_size num_epochs", lambda value: value >= 1, "must be at least 1"),
     Range("steps_per_epoch max_steps eval_freq eval_tokens", lambda value: value >= 1, "must be at least 1"),
     Range("eval_task_freq eval_task_limit", lambda value: value >= 1, "must be at least 1"),
+    Range("audit_freq", lambda value: value >= 1, "must be at least 1"),
     Range("checkpoint_freq keep_checkpoints milestone_freq log_freq", lambda value: value >= 1, "must be at least 1"),
     Range("max_skips snapshot_freq early_stop_patience histogram_freq", lambda value: value >= 1, "must be at least 1"),
     Range(

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gptmill.runs.checkpoints.content import Checkpoint, Held
+from gptmill.runs.checkpoints.sharded_state import keep_whole
 from gptmill.runtime.world import World
-from gptmill.training.sharded_state import keep_whole
 
 
 def broadcast_checkpoint(checkpoint: Checkpoint[Tensor] | None, world: World) -> Checkpoint[Tensor] | None:

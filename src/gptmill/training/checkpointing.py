@@ -17,6 +17,7 @@ from gptmill.runs.checkpoints.background_writer import CheckpointWriter, ShardWr
 from gptmill.runs.checkpoints.content import Checkpoint, Held
 from gptmill.runs.checkpoints.joint_save import Writers
 from gptmill.runs.checkpoints.mirror import Mirror
+from gptmill.runs.checkpoints.sharded_state import Saved, drop_whole, keep_whole
 from gptmill.runs.checkpoints.storage import list_step_folders, load_checkpoint, read_info, read_step
 from gptmill.runs.checkpoints.tiers import BEST, make_epoch_name, make_milestone_name, make_rolling_name
 from gptmill.runs.directory import RunDirectory
@@ -25,7 +26,6 @@ from gptmill.runtime.world import World
 from gptmill.training.broadcast import broadcast_checkpoint, broadcast_json, complete_snapshot
 from gptmill.training.joint_reading import open_jointly
 from gptmill.training.plan import TrainPlan
-from gptmill.training.sharded_state import Saved, drop_whole, keep_whole
 from gptmill.training.snapshots import Snapshot, SnapshotBuffers
 from gptmill.training.state import TrainState
 

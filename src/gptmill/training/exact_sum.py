@@ -97,6 +97,13 @@ def sum_nodes(nodes: Iterable[tuple[Node, list[Tensor]]]) -> list[Tensor]:
     return tree.finish()
 
 
+def sum_bits(tensors: Sequence[Tensor]) -> Tensor:
+    """A checksum of each tensor: the sum of its elements' bits, read as integers, for which no order matters."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    views = (tensor.detach().reshape(-1).view(integers[tensor.element_size()]) for tensor in tensors)
+    return torch.stack([view.sum(dtype=torch.int64) for view in views])
+
+
 def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     torch._foreach_add_(left, right)
     return left

@@ -1,7 +1,7 @@
 """Starts a new run with the weights of another model (--init_from); optimizer, schedule and data start afresh.
 
-Rank 0 reads and checks them, before anything is written, and broadcasts them one at a time. A run with checkpoints of its own never
-reads them again.
+Rank 0 reads and checks them, before anything is written, and broadcasts them one at a time. A run with checkpoints of
+its own never reads them again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gptmill.inference.published_model import PublishedModel, check_finite
 from gptmill.models.gpt import pad_vocab
 from gptmill.models.huggingface.config_import import drop_default_sizes
 from gptmill.runs.checkpoints.content import Checkpoint, check_tensors
+from gptmill.runs.checkpoints.sharded_state import load
 from gptmill.runtime.world import World
 from gptmill.training.broadcast import broadcast_checkpoint, broadcast_json
 from gptmill.training.initial_source import CheckpointWeights, Source, make_pin, read_source, split_pin
 from gptmill.training.plan import TrainPlan
 from gptmill.training.run_request import LOOSE_FIELDS, RunRequest
-from gptmill.training.sharded_state import load
 from gptmill.training.state import TrainState
 
 # Fields of the model that decide what it computes, but not the shape of its weights.

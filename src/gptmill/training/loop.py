@@ -15,11 +15,12 @@ from gptmill.config.run import RunConfig
 from gptmill.data.batches.data_loader import DataLoaderStoppedError
 from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.runs.directory import RunDirectory
-from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFinished
+from gptmill.runs.events import EvalDone, Event, RolledBack, RunCrashed, RunFinished, Warned
 from gptmill.runs.trackers import check_trackers
 from gptmill.runtime.compiling import is_compiler_error
 from gptmill.runtime.memory import read_peak_memory
 from gptmill.runtime.parallel.local_shards import reshard
+from gptmill.training.audit import CorruptionError
 from gptmill.training.checkpointing import list_due_tiers
 from gptmill.training.final_export import check_final_export, export_best
 from gptmill.training.metrics import Metrics
@@ -194,6 +195,8 @@ def handle_error(session: Session, state: TrainState, metrics: Metrics, error: E
         # What ranks hold together is complete only where all of them are at the same step.
         if not (metrics.has_diverged or session.checkpointer.is_joint):
             evaluate_and_save(session, state, metrics)
+        if isinstance(error, CorruptionError):
+            session.trackers.track(Warned(state.step, "audit", str(error)))
         if not is_stop:
             session.trackers.track(RunFinished(state.step, f"stopped: {error}", session.measure_seconds()))
     else:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gptmill.runtime.parallel.split_model import average_experts
 from gptmill.runtime.world import World
-from gptmill.training.exact_sum import Node, TreeSum, list_nodes, list_numbers, sum_nodes
+from gptmill.training.exact_sum import Node, TreeSum, list_nodes, list_numbers, sum_bits, sum_nodes
 from gptmill.training.optimizers.ownership import Ownership, flatten, split_flat
 
 
@@ -93,6 +93,9 @@ class ExactReduction:
         self._gradients, self._totals = TreeSum(), TreeSum()
         self._current: Node | None = None  # the node whose gradients the parameters hold
         self._num_micro_batches = 0
+        self.is_audited = False
+        """Whether to keep the checksums of the first micro-batch's gradients, as `first_bits`."""
+        self.first_bits: Tensor | None = None
 
     def begin_step(self) -> None:
         self._gradients, self._totals = TreeSum(), TreeSum()
@@ -108,6 +111,8 @@ class ExactReduction:
             self._current = leaf
         yield
         _fill_gradients(self._parameters)
+        if self.is_audited and self._num_micro_batches == 0:
+            self.first_bits = self.sum_gradient_bits()
         self._num_micro_batches += 1
 
     def add_totals(self, number: int, totals: Tensor) -> None:
@@ -128,6 +133,17 @@ class ExactReduction:
         pairs = [(node, [rows[i, 1:]]) for own, rows in zip(nodes, received, strict=True) for i, node in enumerate(own)]
         (totals,) = sum_nodes(pairs)
         return torch.cat([stops, totals[:2] / tokens, totals[2:]])
+
+    def sum_gradient_bits(self) -> Tensor:
+        """A checksum of each parameter's gradient."""
+        return sum_bits(_fill_gradients(self._parameters))
+
+    def clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            if self._keeps_gradients and parameter.grad is not None:
+                parameter.grad.zero_()
+            else:
+                parameter.grad = None
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:

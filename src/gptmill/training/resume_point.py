@@ -17,6 +17,7 @@ from gptmill.config.schema import build_config
 from gptmill.config.settings import read_settings
 from gptmill.runs.checkpoints.content import Checkpoint, T
 from gptmill.runs.checkpoints.selection import Chosen, find_candidates, try_candidates
+from gptmill.runs.checkpoints.sharded_state import Saved
 from gptmill.runs.checkpoints.storage import load_checkpoint, read_step
 from gptmill.runs.checkpoints.tiers import (
     BACKUP,
@@ -37,7 +38,6 @@ from gptmill.training.broadcast import broadcast_checkpoint, broadcast_json
 from gptmill.training.checkpointing import GROUPS
 from gptmill.training.joint_reading import open_jointly
 from gptmill.training.run_request import RunRequest
-from gptmill.training.sharded_state import Saved
 
 
 @dataclass(frozen=True)

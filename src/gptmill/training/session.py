@@ -24,6 +24,7 @@ from gptmill.evals.loss import check_validation
 from gptmill.evals.task_evaluator import describe_cropped, load_eval_tasks
 from gptmill.inference.loading import check_size
 from gptmill.runs.checkpoints.disk_space import check_disk_space
+from gptmill.runs.checkpoints.sharded_state import saves_jointly
 from gptmill.runs.directory import RunDirectory, create_run, save_config
 from gptmill.runs.events import Event, Warned
 from gptmill.runs.history import record_crash
@@ -40,6 +41,7 @@ from gptmill.runtime.telemetry import Telemetry, open_telemetry
 from gptmill.runtime.torch_settings import restore_torch_settings
 from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
+from gptmill.training.audit import check_audit
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
 from gptmill.training.dry_run import dry_run, refuse_too_large
 from gptmill.training.initial_weights import (
@@ -58,7 +60,6 @@ from gptmill.training.provenance import describe_run, make_origin
 from gptmill.training.resume_point import ResumePoint, hold_run, read_resume_point
 from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
-from gptmill.training.sharded_state import saves_jointly
 from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.skip_ranges import make_starts
 from gptmill.training.state import TrainState, build_spike_detector, build_state, uses_meta_device
@@ -208,6 +209,7 @@ def open_machine(config: RunConfig, stack: ExitStack) -> World:
         load_compiler()
     world = stack.enter_context(open_world(config.machine.device))
     check_cuda_graphs(config, world)
+    check_audit(config, world.device)
     return world
 
 

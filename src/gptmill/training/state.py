@@ -26,6 +26,7 @@ from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import LossConfig
 from gptmill.models.own_model import build_own_model
 from gptmill.runs.checkpoints.content import Checkpoint, Held, check_tensors
+from gptmill.runs.checkpoints.sharded_state import Saved, hold, load, read_whole
 from gptmill.runtime.compiling import cache_custom_autograd, list_compile_options, load_compiler, raise_recompile_limit
 from gptmill.runtime.parallel.context_parallel import RankRows
 from gptmill.runtime.parallel.expert_parallel import RankExperts
@@ -44,7 +45,6 @@ from gptmill.training.optimizers.fsdp import build_fsdp_optimizer
 from gptmill.training.plan import TrainPlan
 from gptmill.training.reduction import PlainReduction, Reduction, build_reduction
 from gptmill.training.saved_values import read_count, read_dict, read_number, read_spans
-from gptmill.training.sharded_state import Saved, hold, load, read_whole
 from gptmill.training.spike_detector import SpikeDetector
 from gptmill.training.strategy import can_hold_gradients
 

@@ -18,6 +18,7 @@ from gptmill.runtime.seeds import make_step_seed, seed_everything
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.timing import DeviceTimestamp
 from gptmill.runtime.world import CP, World
+from gptmill.training.audit import Audit, is_audit_due
 from gptmill.training.exact_sum import list_numbers
 from gptmill.training.histograms import Histograms, count_gradients, count_weights, send_histograms, share_counts
 from gptmill.training.optimizers import PER_PARAMETER
@@ -51,7 +52,10 @@ def train_step(
     windows = first, first + num_windows
     # No all-reduce needed: which tokens all ranks read follows from the same data position.
     tokens = loader.sampler.count_targets(first, num_windows)
+    audit = Audit(state, loader, config, plan, world, first) if is_audit_due(config, state.step + 1) else None
     num_experts = _accumulate(state, loader, config, plan, world, stop, beat, tokens)
+    if audit is not None:
+        audit.compare()
     reduced = state.reduction.reduce_totals(bool(stop), tokens, world)
     state.reduction.reduce_gradients()
     is_due = is_histogram_due(config.tracking.histogram_freq, state.step + 1)

@@ -83,6 +83,10 @@ class DataLoader:
             prefetched.rows.record_stream(current)
         return prefetched.rows
 
+    def read_batch(self, start: int) -> Rows:
+        """Reads the micro-batch that starts with sample `start`, whichever comes next."""
+        return self._reader.read(self.sampler.find(start)).to(self._device)
+
     def close(self) -> None:
         """Ends the thread, at the latest after the read in progress."""
         self._is_closed = True

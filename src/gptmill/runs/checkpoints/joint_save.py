@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gptmill.config.errors import UserError
 from gptmill.data.files import write_durably
@@ -59,9 +59,11 @@ class JointSave:
         name = f".{make_checkpoint_name(checkpoint.step)}.{writers.token}-{number}"
         self._folder, self._writers, self._checkpoint = folder, writers, checkpoint
         self._partial, self._abandoned = folder / f"{name}.partial", folder / f"{name}.abandoned.partial"
-        self._own: dict[str, FileDigest] | None = None
         self.is_open = False
         """Whether the ranks have begun to write."""
+        self._own: dict[str, FileDigest] | None = None
+        self._others: dict[str, FileDigest] | None = None  # of the other ranks, on rank 0
+        self._is_abandoned = False
         self._patience_ends = float("inf")
 
     def hurry(self, seconds: float) -> None:
@@ -78,9 +80,10 @@ class JointSave:
             remove_leftovers(self._folder, but=self._writers.token)
             self._partial.mkdir(exist_ok=True)
             self.is_open = True
-        self._write_own()
-        assert self._own is not None
-        files = {**self._own, **self._collect_receipts()}
+        files = self._write_own()
+        if self._others is None:
+            self._others = self._collect_receipts()
+        files |= self._others
         self._check(files)
         for rank in range(1, self._writers.size):
             self._find_receipt(rank).unlink(missing_ok=True)
@@ -96,20 +99,25 @@ class JointSave:
         """On the other ranks: writes the files and the receipt; raises OSError or AbandonedError."""
         self._wait_for_folder()
         try:
-            self._write_own()
-            assert self._own is not None
-            self._send({"files": make_digests(self._own)})
+            self._send({"files": make_digests(self._write_own())})
         except FileNotFoundError:
-            raise AbandonedError("rank 0 gave it up") from None
+            self._stop("rank 0 gave it up")
 
     def report_failure(self, reason: str) -> None:
-        """On the other ranks: lets rank 0 know that this rank gives up."""
-        with suppress(OSError):  # rank 0 gives up by itself, later
-            self._send({"error": reason})
+        """On the other ranks: lets rank 0 know that this rank gives up, unless rank 0 has."""
+        if not self._is_abandoned:
+            with suppress(OSError, AbandonedError):  # rank 0 gives up by itself, later
+                self._wait_for_folder()
+                self._send({"error": reason})
 
-    def _write_own(self) -> None:
+    def _write_own(self) -> dict[str, FileDigest]:
         if self._own is None:
             self._own = write_files(self._partial, self._checkpoint, self._writers.rank)
+        return dict(self._own)
+
+    def _stop(self, reason: str) -> NoReturn:
+        self._is_abandoned = True
+        raise AbandonedError(reason)
 
     def _send(self, receipt: dict[str, Any]) -> None:
         write_durably(self._find_receipt(self._writers.rank), json.dumps(receipt))
@@ -120,10 +128,10 @@ class JointSave:
     def _wait_for_folder(self) -> None:
         for _ in self._poll():
             if self._abandoned.exists():
-                raise AbandonedError("rank 0 gave it up")
+                self._stop("rank 0 gave it up")
             if self._partial.is_dir():
                 return
-        raise AbandonedError(f"rank 0 did not start to save it within {JOIN_SECONDS:.0f} s")
+        self._stop(f"rank 0 did not start to save it within {JOIN_SECONDS:.0f} s")
 
     def _collect_receipts(self) -> dict[str, FileDigest]:
         files: dict[str, FileDigest] = {}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gptmill.config.errors import UserError
 from gptmill.runs.checkpoints.content import Described, Held
-from gptmill.training.sharded_state import Saved, hold, load
+from gptmill.runs.checkpoints.sharded_state import Saved, hold, load
 
 
 class OptimizerContainer:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gptmill.runs.checkpoints.content import Held
+from gptmill.runs.checkpoints.sharded_state import hold_alone
 from gptmill.runtime.world import World
 from gptmill.training.optimizers.container import OptimizerContainer
 from gptmill.training.optimizers.ownership import Ownership
-from gptmill.training.sharded_state import hold_alone
 
 
 class ShardedOptimizer(OptimizerContainer):

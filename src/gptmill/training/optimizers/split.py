@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gptmill.runs.checkpoints.content import Described, Held
+from gptmill.runs.checkpoints.sharded_state import hold
 from gptmill.runtime.parallel.layouts import Layout
 from gptmill.runtime.parallel.split_model import clip_gradients
 from gptmill.training.optimizers.container import OptimizerContainer
-from gptmill.training.sharded_state import hold
 
 
 class SplitOptimizer(OptimizerContainer):

@@ -18,10 +18,10 @@ MOE = "--feed_forward moe --num_experts 4 --router_aux_loss 0.1".split()
 WAYS = {
     "tensor": (["--tensor_parallel", "2"], [*LLAMA, "--ema_decay", "0.9"], 2),
     "context": (["--context_parallel", "2"], [*LLAMA, "--documents", "masked", "--attention_windows", "5,full"], 2),
-    "expert": (["--expert_parallel", "2"], MOE, 2),
+    "expert": (["--expert_parallel", "2"], [*MOE, "--optimizer", "muon"], 2),
 }
 COMBINATIONS = {
-    "copies of tensor": (["--tensor_parallel", "2"], LLAMA, 4),
+    "copies of tensor": (["--tensor_parallel", "2"], [*LLAMA, "--optimizer", "muon"], 4),
     "copies of context": (["--context_parallel", "2"], LLAMA, 4),
     "copies of expert": (["--expert_parallel", "2"], MOE, 4),
     "context and tensor": (["--context_parallel", "2", "--tensor_parallel", "2"], LLAMA, 4),

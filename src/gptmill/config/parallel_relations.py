@@ -7,7 +7,7 @@ from gptmill.config.run import MachineConfig
 from gptmill.config.value_syntax import parse_stages
 
 FP8 = ("fp8", "fp8-emulated")
-ELEMENTWISE = ("adamw", "lion")  # optimizers that update a share of a weight as they would the whole
+SPLITTABLE = ("adamw", "lion", "muon")  # optimizers that update a share of a weight as they would the whole
 FIELDS = ("tensor_parallel", "context_parallel", "expert_parallel")
 SHAPE_FIELDS = "embd_size num_heads num_kv_heads ffn_size"
 
@@ -45,8 +45,8 @@ def _check_expert_parallel(values: Values) -> str:
 
 def _check_split_weights(values: Values) -> str:
     """What needs whole weights on one rank."""
-    if values["optimizer"] not in ELEMENTWISE:
-        return f"gives {values['optimizer']} a share of each matrix; use --optimizer {' or '.join(ELEMENTWISE)}"
+    if values["optimizer"] not in SPLITTABLE:
+        return f"gives {values['optimizer']} a share of each weight; use --optimizer {', '.join(SPLITTABLE)}"
     if values["histogram_freq"] is not None:
         return "leaves histograms a share of the weights; remove --histogram_freq"
     if values["evaluators"] is not None:

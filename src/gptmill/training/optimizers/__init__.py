@@ -26,6 +26,7 @@ from gptmill.training.optimizers.muon import Muon
 from gptmill.training.optimizers.param_groups import list_packed_splits, make_param_groups, uses_muon
 from gptmill.training.optimizers.sharded import ShardedOptimizer
 from gptmill.training.optimizers.split import SplitOptimizer
+from gptmill.training.optimizers.split_muon import SplitMuon
 
 Members = list[torch.optim.Optimizer]
 Builder = Callable[[nn.Module, OptimizerConfig, torch.device], Members]
@@ -53,6 +54,8 @@ def build_optimizer(
     if world is not None and world.strategy == "zero1" and world.size > 1 and tag in PER_PARAMETER:
         return ShardedOptimizer(model, tag, members, world)
     if layouts:
+        split = {model.get_parameter(name): layout for name, layout in layouts.items()}
+        members = [SplitMuon(member, split) if isinstance(member, Muon) else member for member in members]
         return SplitOptimizer(model, tag, members, layouts)
     return OptimizerContainer(model, tag, members)
 

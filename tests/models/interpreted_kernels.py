@@ -18,6 +18,7 @@ from gptmill.models.kernels import (
     add_norm_triton,
     bias_gelu,
     bias_gelu_triton,
+    bucket_count,
     bucket_count_triton,
     decode_attention,
     decode_attention_triton,
@@ -33,7 +34,6 @@ from gptmill.models.kernels import (
     triton_launch,
 )
 from gptmill.runs.histogram_buckets import LEVELS, MIN_EXPONENT, PER_OCTAVE
-from gptmill.training import histograms
 
 
 def assert_all_close(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
@@ -78,7 +78,7 @@ def check_bucket_count() -> None:
     values[0, :6] = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1e30])
     for tensor in (values, values.t(), values.bfloat16()):
         found = bucket_count_triton.run_count_buckets(tensor, MIN_EXPONENT, PER_OCTAVE, LEVELS)
-        assert found.tolist() == histograms.count_buckets(tensor).tolist()
+        assert found.tolist() == bucket_count.count_buckets_reference(tensor, MIN_EXPONENT, PER_OCTAVE, LEVELS).tolist()
 
 
 def check_decode_attention() -> None:

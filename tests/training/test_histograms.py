@@ -11,13 +11,13 @@ import torch
 from conftest import TINY_FLAGS, GptMill, RunRanks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gptmill.models.kernels import bucket_count
 from gptmill.runs.histogram_buckets import EDGES, LEVELS, NUM_BUCKETS, trim
-from gptmill.training import histograms
 from gptmill.training.histograms import count_buckets
 
 
 def test_every_value_is_in_the_bucket_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histograms, "CHUNK", 1000)
+    monkeypatch.setattr(bucket_count, "CHUNK", 1000)
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(40, 100, generator=generator) * 10.0 ** torch.randint(-12, 3, (40, 100), generator=generator)
     counts = count_buckets(values).tolist()

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gptmill.models.kernels.support import has_kernels
+from gptmill.models.kernels import bucket_count
 from gptmill.runs.events import HistogramsTaken
 from gptmill.runs.histogram_buckets import LEVELS, MIN_EXPONENT, NUM_BUCKETS, PER_OCTAVE
 from gptmill.runtime.host_memory import send_to_host
 from gptmill.runtime.parallel.local_shards import to_local
 from gptmill.runtime.parallel.mesh import SHARD
 from gptmill.runtime.world import World
-
-CHUNK = 1 << 22  # values counted at a time, which limits the memory that counting takes
-NON_FINITE = NUM_BUCKETS  # an extra bucket that is discarded
 
 
 @dataclass(frozen=True)
@@ -69,25 +66,5 @@ def send_histograms(weights: dict[str, Tensor], gradients: dict[str, Tensor], wo
 
 @torch.no_grad()
 def count_buckets(tensor: Tensor) -> Tensor:
-    """Returns how many values are in each bucket, without a host synchronisation; non-finite ones are left out."""
-    if has_kernels(tensor.device):
-        from gptmill.models.kernels.bucket_count_triton import run_count_buckets  # Triton is not installed everywhere
-
-        return run_count_buckets(tensor.detach(), MIN_EXPONENT, PER_OCTAVE, LEVELS)
-    counts = torch.zeros(NUM_BUCKETS + 1, dtype=torch.int64, device=tensor.device)
-    for chunk in tensor.detach().flatten().split(CHUNK):
-        counts += _count(_find_buckets(chunk.float()))
-    return counts[:NUM_BUCKETS]
-
-
-def _find_buckets(values: Tensor) -> Tensor:
-    level = ((values.abs().log2() - MIN_EXPONENT) * PER_OCTAVE).floor() + 1
-    bucket = level.clamp(0, LEVELS) * values.sign() + LEVELS
-    return torch.where(values.isfinite(), bucket, NON_FINITE).to(torch.int32)
-
-
-def _count(buckets: Tensor) -> Tensor:
-    if buckets.device.type == "cuda":
-        # bincount would read the largest value on the host first. Integers, unlike floats, count deterministically.
-        return torch.histc(buckets, bins=NUM_BUCKETS + 1, min=0, max=NUM_BUCKETS)
-    return torch.bincount(buckets, minlength=NUM_BUCKETS + 1)
+    """How many values are in each bucket; those that are not finite are left out."""
+    return bucket_count.count_buckets(tensor.detach(), MIN_EXPONENT, PER_OCTAVE, LEVELS)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from tiny import make_config, make_reader
 from torch import Tensor
@@ -22,7 +23,8 @@ from gptmill.data.run_corpora import Corpora
 from gptmill.data.shards.opening import open_shards
 from gptmill.evals.loss import ValidationLoss
 from gptmill.evals.samples import Samples
-from gptmill.runtime.parallel.local_shards import gather_whole, reshard
+from gptmill.runs.checkpoints.content import Held, Shard
+from gptmill.runtime.parallel.local_shards import reshard
 from gptmill.runtime.parallel.mesh import arrange_ranks
 from gptmill.runtime.signals import StopFlag
 from gptmill.runtime.world import World, open_world
@@ -110,18 +112,22 @@ class Training:
         return first, self.step().read().loss
 
     def read_tensors(self) -> Tensors:
-        """The whole state on rank 0, without what owners alone have."""
-        state = self.state
-        groups = {"model": state.model.state_dict()}
-        if not state.optimizer.is_sharded:
-            groups["optimizer"] = state.optimizer.state_tensors()
-        if state.ema is not None:
-            groups["ema"] = state.ema.tensors()
-        return {
-            f"{group}/{name}": gather_whole(tensor).clone()
-            for group in groups
-            for name, tensor in groups[group].items()
-        }
+        """The whole state on rank 0, which puts the shards of all ranks together."""
+        groups = self.state.make_checkpoint({}).tensors
+        own = {f"{group}/{name}": item for group, named in groups.items() for name, item in named.items()}
+        every: list[dict[str, Held]] = [own]
+        if self.world.size > 1:
+            every = [{} for _ in range(self.world.size)]
+            dist.gather_object(own, every if self.world.is_main else None)
+        whole: Tensors = {}
+        for name, item in (pair for held in every for pair in held.items()):
+            if not isinstance(item, Shard):
+                whole[name] = item.detach().clone()
+                continue
+            target = whole.setdefault(name, torch.full(item.shape, torch.nan, dtype=item.dtype))
+            ends = (start + length for start, length in zip(item.offset, item.tensor.shape, strict=True))
+            target[tuple(map(slice, item.offset, ends))] = item.tensor
+        return whole
 
 
 def run_case(name: str, corpora: Corpora, world: World, steps: int = STEPS) -> tuple[Outcome, Tensors]:
@@ -140,7 +146,7 @@ def run_case(name: str, corpora: Corpora, world: World, steps: int = STEPS) -> t
     val_losses, sample = training.evaluate()
     losses = [one.loss for one in read] + list(training.go_back())
     after = training.read_tensors()
-    weights = [key for key in after if key.startswith("model/")]
+    weights = [key for key in after if key.startswith("model/")] if world.is_main else []
     still = [key for key in weights if torch.equal(before[key], after[key])]
     counted = sum(int(one.histograms.counts.sum()) for one in stats if one.histograms is not None)
     return Outcome(losses, [one.grad_norm for one in read], val_losses, sample, still, counted), after

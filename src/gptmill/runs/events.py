@@ -71,6 +71,8 @@ class RunStarted(Event):
     """Every option of the run as text, by its name."""
     parts: dict[str, float] = field(default_factory=dict)
     """Parameter counts of the parts of the model that have any."""
+    strategy: str = ""
+    """How several ranks share the model: ddp, zero1, fsdp or hsdp; empty for one rank."""
 
 
 @dataclass(frozen=True)

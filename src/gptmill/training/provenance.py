@@ -81,6 +81,7 @@ def describe_run(
         device=describe_device(world.device),
         precision=", ".join(filter(None, [precision, describe_compiling(config.machine), graphs, kernels])),
         ranks=world.size,
+        strategy=world.strategy if world.size > 1 else "",
         corpus=corpora.name,
         tokenizer=corpora.fingerprint,
         version=gptmill.__version__,

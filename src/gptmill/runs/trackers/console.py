@@ -223,7 +223,7 @@ def describe_start(event: RunStarted) -> str:
         "layout": event.layout,
         "optimizer": event.optimizer,
         "data": f"{event.corpus} ({event.tokenizer})",
-        "device": event.device if event.ranks == 1 else f"{event.ranks} x {event.device}",
+        "device": event.device if event.ranks == 1 else f"{event.ranks} x {event.device} {event.strategy}".rstrip(),
         "steps": f"{event.step:,} to {event.max_steps:,} of {event.tokens_per_step:,} tokens each, {tokens:,} in all",
     }
     shown = {name: text for name, text in rows.items() if text}

@@ -181,12 +181,12 @@ def test_a_slow_rank_is_named_in_the_log_and_in_the_history(tmp_path: Path, star
 from gptmill.training import step
 make_batch = step.make_batch
 def make_slowly(*rest):
-    time.sleep(0.02)
+    time.sleep(0.01)
     return make_batch(*rest)
 step.make_batch = make_slowly
 """.strip()
     at_once = "from gptmill.training import straggler_check; straggler_check.MIN_SECONDS = 0.0\n"
-    flags = [*FLAGS, "--max_steps", "30", "--run_name", "two"]
+    flags = [*FLAGS, "--max_steps", "24", "--run_name", "two"]
     ranks = [start_rank(0, *flags, everywhere=at_once), start_rank(1, *flags, patch=slow)]
     codes, said = finish(ranks)
     assert codes == [0, 0], said

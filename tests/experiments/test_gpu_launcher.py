@@ -65,6 +65,7 @@ def test_each_gpu_gets_a_rank_and_a_mistake_is_said_once(tmp_path: Path, start: 
     assert "\n2 train" in (tmp_path / "runs/two/log.txt").read_text()
 
 
+@pytest.mark.torture  # test_ranks.py has the same without the launcher
 def test_ctrl_c_saves_and_ends_with_the_code_of_the_signal(tmp_path: Path, start: Start, words: list[str]) -> None:
     flags = ["--max_steps", "100000", "--run_name", "two", "--gpus", "2"]
     process = start("train", *words, *FLAGS, *flags, program=("-c", TWO_GPUS))

@@ -68,6 +68,16 @@ def test_several_gpus_are_planned_with_every_strategy(folder: Path, capsys: pyte
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("folder")
+def test_what_a_plan_does_not_know_of_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "gpt2-124m --gpus 8 --gpu h100 --tensor_parallel 2 --mini_batch_size 16 --corpus_tokens 1e10".split()
+    found = plan(capsys, *words)
+    assert found["strategies"] == []
+    assert "does not know --tensor_parallel 2: its memory is" in found["warnings"][-1]["message"]
+    assert run_guarded(["plan", *words, "--simulate"]) == 2
+    assert "not split by --tensor_parallel 2" in capsys.readouterr().err
+
+
 def test_without_a_named_gpu_time_is_unknown_and_the_way_to_know_it_is_named(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

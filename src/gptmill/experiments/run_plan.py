@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
+from gptmill.config.parallel_relations import FIELDS as SPLIT_FIELDS
 from gptmill.config.parallel_relations import count_data_ranks
 from gptmill.config.plan_request import PlanRequest, check_plan_request, count_nodes
+from gptmill.config.relations import join_words
 from gptmill.config.run import RunConfig
 from gptmill.config.validation import check_config
 from gptmill.experiments.child_run import Say
@@ -159,7 +161,7 @@ def make_run_plan(config: RunConfig, request: PlanRequest, say: Say = lambda _: 
         counts=counts,
         time=time,
     )
-    warnings = tuple(find_plan_warnings(checked))
+    warnings = (*find_plan_warnings(checked), *warn_of_splits(config))
     return RunPlan(
         config, plan, corpus, machine, parameters, counts, memory, free, time, measured, warnings, links, strategies,
         placements,
@@ -170,13 +172,30 @@ def compare_strategies(
     config: RunConfig, request: PlanRequest, machine: PlannedMachine, plan: TrainPlan, alone: TimeEstimate | None
 ) -> tuple[Interconnect | None, tuple[StrategyEstimate, ...]]:
     """The links of several GPUs, and what each strategy takes on them; nothing for one GPU or a CPU."""
+    splits = list_splits(config)
     if request.simulate and not machine.is_gpu:
         raise UserError("--simulate places a model on several GPUs; name their kind, e.g. --gpu h100")
-    if request.gpus == 1 or not machine.is_gpu:
+    if request.simulate and splits:
+        raise UserError(f"--simulate places models that are not split by {join_words(splits)}; leave these out")
+    if request.gpus == 1 or not machine.is_gpu or splits:
         return None, ()
     links = find_interconnect(machine.name, request.gpus, count_nodes(request), request.interconnect)
     units = build_units(config, plan)
     return links, estimate_strategies(config, plan, units, links, machine.memory_bytes, alone)
+
+
+def list_splits(config: RunConfig) -> list[str]:
+    """The flags that split every layer, window or mixture among ranks, which no estimate knows."""
+    sizes = {name: getattr(config.machine, name) for name in SPLIT_FIELDS}
+    return [f"--{name} {size}" for name, size in sizes.items() if size > 1]
+
+
+def warn_of_splits(config: RunConfig) -> list[PlanWarning]:
+    """Says what the plan leaves out."""
+    if not (splits := list_splits(config)):
+        return []
+    what = "memory is that of a model that is not split, and communication is not counted"
+    return [PlanWarning("parallel", f"the plan does not know {join_words(splits)}: its {what}")]
 
 
 def estimate_memory(plan: TrainPlan, counts: RunCounts, machine: PlannedMachine) -> int:

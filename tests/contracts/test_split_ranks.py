@@ -79,6 +79,8 @@ def test_two_ranks_train_as_one_and_resume_each_other(way: str, run_ranks: RunRa
     none = [word if word.startswith("--") else "1" for word in parallel]
     train_alone("--resume", "runs/ranks/checkpoints/step_000002", "--run_name", "alone", *none)
     check_last_steps("alone", "one")
+    if way == "expert":
+        return  # experts are read by the same spans as heads
     run_ranks("train", "--resume", "runs/alone/checkpoints/step_000004", "--run_name", "back", *parallel, count=count)
     check_last_steps("back", "one")
 

@@ -52,6 +52,8 @@ LONG = [
     "--checkpoint_freq", "20", "--eval_freq", "80",
 ]  # fmt: skip
 MOST_SECONDS = 600.0
+# Otherwise torchrun's first machine does not tell later ones its address (torch 2.13), and they wait in vain.
+GROWING = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 Train = Callable[..., Path]
 Torchrun = Callable[..., "subprocess.Popen[bytes]"]
@@ -175,7 +177,7 @@ def torchrun() -> Iterator[Torchrun]:
             started.append(
                 subprocess.Popen(
                     [*words, "--run_name", name, "--resume", "auto"],
-                    env=make_environment(), stdout=output, stderr=output, start_new_session=True,
+                    env=make_environment(**GROWING), stdout=output, stderr=output, start_new_session=True,
                 )
             )  # fmt: skip
         return started[-1]

@@ -15,8 +15,9 @@ from tiny import CPU, make_shards
 from gptmill.config.run import ParallelName
 from gptmill.data.run_corpora import Corpora
 
-# How far losses may differ: half precision rounds the weights of embeddings and norms too once they are gathered.
-TOLERANCES = {"fp16": 1e-3, "bf16": 1e-3}
+# How far losses may differ where every number is rounded to a few bits: a rounding that falls the other way grows, with
+# DDP too. Sharded weights of embeddings and norms are rounded as well.
+TOLERANCES = {"fp16": 3e-3, "bf16": 3e-3, "fp8": 3e-3}
 QUICK = ("gpt2", "experts", "fused")
 
 
@@ -67,6 +68,7 @@ def test_two_machines_of_two_ranks_each_train_as_one(corpora: Corpora, run_ranks
 
 
 @pytest.mark.torture
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp", "hsdp"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_over_fifty_steps(

@@ -87,6 +87,17 @@ def test_the_first_failure_is_the_one_that_counts_and_names_its_rank() -> None:
     assert str(Failure(0, "no such file")) == "gptmill: no such file"
 
 
+def test_a_hang_is_announced_unless_a_failure_explains_it() -> None:
+    store = HashStore()
+    one, two = (Ranks(each, RankWatch(each)) for each in (RankStore(store, 0, 3), RankStore(store, 1, 3)))
+    assert not one.is_ending()
+    assert one.announce_hang("rank 0 hangs")
+    assert not two.announce_hang("rank 1 hangs too")
+    assert two.is_ending()
+    two.store.has_noticed_failure = True  # its main thread ends it, unless that hangs
+    assert not two.is_ending()
+
+
 def test_a_rank_that_never_starts_is_named() -> None:
     with pytest.raises(UserError, match=r"3 of 4 ranks did not start within 600 s: 0, 2, 3; see"):
         meet(HashStore(), 1, 4, time.monotonic())

@@ -64,11 +64,16 @@ class Ranks:
         beats, now = self.watch.read_beats(), time.time()
         return {rank: _make_heartbeat(rank, beat, now, rank in silent) for rank, beat in beats.items()}
 
+    def is_ending(self) -> bool:
+        """Whether a rank has failed, and the watch is about to end this process for it."""
+        return self.store.find_failure() is not None and not self.store.has_noticed_failure
+
     def announce_hang(self, sentence: str) -> bool:
         """Ends the others with this sentence; returns whether this rank is the one to print it."""
-        dump_flight_recorder(self.store.rank)
         hang = Failure(self.store.rank, sentence, exit_codes.HUNG)
-        return self.store.publish(hang, is_own=False) == hang and self.store.takes_report()
+        is_first = self.store.publish(hang, is_own=False) == hang
+        dump_flight_recorder(self.store.rank)
+        return is_first and self.store.takes_report()
 
 
 def _make_heartbeat(rank: int, beat: RankBeat | None, now: float, is_silent: bool) -> Heartbeat | None:

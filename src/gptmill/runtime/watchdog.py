@@ -65,6 +65,9 @@ class Peers(Protocol):
     def read_heartbeats(self, silent_seconds: float) -> dict[int, Heartbeat | None]:
         """What each of them is doing; takes that long, to find out who is silent."""
 
+    def is_ending(self) -> bool:
+        """Whether one of them has failed, and this process is about to be ended for it."""
+
     def announce_hang(self, sentence: str) -> bool:
         """Ends them with this sentence; returns whether this rank is the one to print it."""
 
@@ -186,7 +189,7 @@ class _Monitor:
             if now - max(beat.seconds, counted_from) <= limit:
                 continue
             others = _call_within(STORAGE_TIMEOUT_SECONDS, self._read_others) or {}
-            if not any(_makes_progress(other, limit) for other in others.values()):
+            if not any(_makes_progress(other, limit) for other in others.values()) and not self._is_ending():
                 self._report(beat, others)
                 self._exit_process(exit_codes.HUNG)
                 return
@@ -213,6 +216,10 @@ class _Monitor:
         if not _call_within(STORAGE_TIMEOUT_SECONDS, lambda: _write_stacks(path, sentence)):
             with suppress(OSError):
                 faulthandler.dump_traceback(file=2, all_threads=True)
+
+    def _is_ending(self) -> bool:
+        """Whether this process is about to be ended because another rank has failed, which explains the hang."""
+        return self._peers is not None and bool(_call_within(STORAGE_TIMEOUT_SECONDS, self._peers.is_ending))
 
     def _announce(self, hang: str) -> bool:
         """Whether this rank is to print it."""

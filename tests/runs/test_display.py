@@ -128,7 +128,7 @@ class Generator:
             yield SampledTokens([byte] * len(prompts), None)
 
 class Sampler:
-    model = prompts = None
+    model, prompts, request = None, ["Å "], SampleRequest(num_samples=2)
 
     def start_batches(self):
         prompts = ["Å "] * 2

@@ -200,7 +200,7 @@ def test_a_run_without_events_is_explained(tmp_path: Path) -> None:
     folder = tmp_path / "imported"
     (folder / "checkpoints/step_000000").mkdir(parents=True)
     (folder / "config.toml").write_text("")
-    with pytest.raises(UserError, match="is a model only"):
+    with pytest.raises(UserError, match="it was imported, or the file is lost"):
         find_reported("imported", str(tmp_path))
     with pytest.raises(UserError, match="there is no run 'other'"):
         find_reported("other", str(tmp_path))

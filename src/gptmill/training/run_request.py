@@ -143,7 +143,7 @@ def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: 
     location = {"run_name": run.path.name, "logdir": str(run.path.parent)}
     before = build_config(RunConfig, saved)
     flags = _check_source(flags, before, run)
-    config = _set_fp8_layers(layer_config(saved, flags, location), before)
+    config = _keep_recorded(layer_config(saved, flags, location), before)
     changes = _find_changes(before, config, options)
     return RunRequest(config, run, wanted, None, changes, options.allow_changes)
 
@@ -183,7 +183,7 @@ def _branch_from(path: Path, recipe: str | None, flags: dict[str, Any], options:
     settings = add_unrecorded(read_settings(RunConfig, saved, f"checkpoint {path}"))
     settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir", "init_from")}
     before = build_config(RunConfig, settings)
-    config = _name_run(_set_fp8_layers(layer_config(settings, flags), before), make_run_name(recipe))
+    config = _name_run(_keep_recorded(layer_config(settings, flags), before), make_run_name(recipe))
     check_unused(_find_directory(config))
     changes = _find_changes(before, config, options)
     return RunRequest(config, None, "latest", path, changes, options.allow_changes)
@@ -244,6 +244,14 @@ def _set_fp8_layers(config: RunConfig, before: RunConfig | None = None) -> RunCo
     if machine.precision not in FP8 or machine.fp8_layers is not None or was_fp8:
         return config
     return replace(config, machine=replace(machine, fp8_layers="fused"))
+
+
+def _keep_recorded(config: RunConfig, before: RunConfig) -> RunConfig:
+    """What a run has decided by itself stays, also where a whole config leaves it open again."""
+    config = _set_fp8_layers(config, before)
+    if config.machine.exact_ranks is not None:
+        return config
+    return replace(config, machine=replace(config.machine, exact_ranks=before.machine.exact_ranks))
 
 
 def _set_exact_ranks(config: RunConfig) -> RunConfig:

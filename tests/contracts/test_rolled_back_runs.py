@@ -189,9 +189,10 @@ def test_off_and_warn_never_go_back(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "warning: step" in capsys.readouterr().out
 
 
-SPOILED_RANK = """
+SPOILED_RANK = f"""
 import sys
 import pytest
+sys.path.insert(0, {str(Path(__file__).parent)!r})  # the process that this one is forked from may not know the tests
 from test_rolled_back_runs import spoil
 from gptmill.cli.main import run_guarded
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from gptmill.config.errors import UserError
@@ -195,8 +196,7 @@ def _fill(
 ) -> Candidate | None:
     """As many steps of this as fit into a share of the time; None if too few, or too large to know their speed."""
     law, corpus, speed = situation.law, situation.corpus, situation.speed
-    model = build_config(ModelConfig, _select_model({**FAMILY, **shape.list_values(), "context_length": context}))
-    flops = batch * count_flops(model, pad_vocab(option.vocab_size), context)
+    flops = batch * _count_token_flops(shape, context, option.vocab_size)
     if flops > MAX_PROBE_FACTOR * speed.largest_flops:
         return None
     step_seconds = speed.find_seconds(flops)
@@ -214,6 +214,12 @@ def _fill(
     unique = min(usable, trained)
     bits = law.predict(shape.block_weights, trained, unique, option.vocab_size, corpus.difficulty)
     return Candidate(option, shape, context, batch, steps, step_seconds, unique, bits, share)
+
+
+@cache
+def _count_token_flops(shape: Shape, context: int, vocab_size: int) -> float:
+    model = build_config(ModelConfig, _select_model({**FAMILY, **shape.list_values(), "context_length": context}))
+    return count_flops(model, pad_vocab(vocab_size), context)
 
 
 def _select_model(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import make_environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -36,7 +37,7 @@ START = RunStarted(
     0, "runs/a", 20, 128, 12345, "CPU, 1 threads", "fp32", 1, "data/x", "byte:1", "0.1", "2.9", None,
     config={"max_lr": "0.0006", "corpus": "data/x|y", "tokenizer": "None"},
 )  # fmt: skip
-COUNTS = [0] * 100 + [3, 4] + [0] * (NUM_BUCKETS - 102)
+COUNTS = np.array([0] * 100 + [3, 4] + [0] * (NUM_BUCKETS - 102))
 
 # Three more steps than the checkpoint has, and then kill -9: what the background has not written by then is lost.
 KILLED = """

@@ -13,8 +13,6 @@ import pytest
 from conftest import make_environment
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer import event_file_writer
-from tensorboard.summary.writer.record_writer import RecordWriter
 from zygote import Zygote
 
 from gptmill.config.run import RunConfig, TrackingConfig
@@ -37,6 +35,7 @@ from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runs.trackers.console import LiveDisplay, PlainLines, describe_step
 from gptmill.runs.trackers.run_files import JsonLines, SampleFiles, TextLog
 from gptmill.runs.trackers.tensorboard import TensorBoard
+from gptmill.runs.trackers.tensorboard_file import EventFile
 
 START = RunStarted(0, "runs/a", 20, 128, 12345, "CPU, 1 threads", "fp32", 1, "data/x", "byte:1", "0.1", "2.9", None)
 
@@ -283,11 +282,7 @@ def test_tensorboard_of_a_run_begun_again_before_its_first_checkpoint_has_every_
 
 
 @pytest.mark.slow
-def test_tensorboard_of_a_run_that_went_back_has_every_step_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the number of a file comes to have one digit more, and sorts before the file of the same second."""
-    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
+def test_tensorboard_of_a_run_that_went_back_has_every_step_once(tmp_path: Path) -> None:
     tracker = TensorBoard(tmp_path, 0)
     for first, last, back_to in ((1, 20, 10), (11, 14, 12), (13, 15, 0), (1, 20, 20)):
         for event in make_events(first, last):
@@ -300,17 +295,16 @@ def test_tensorboard_of_a_run_that_went_back_has_every_step_once(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writing thread
 def test_tensorboard_has_every_step_once_though_a_write_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker, failures = TensorBoard(tmp_path, 0), [8, 9]
 
-    def flush_badly(writer: RecordWriter) -> None:
+    def flush_badly(file: EventFile) -> None:
         if failures and tracked >= failures[0]:
             raise OSError(5, f"Input/output error {failures.pop(0)}")
-        flush_really(writer)
+        flush_really(file)
 
-    flush_really = RecordWriter.flush
-    monkeypatch.setattr(RecordWriter, "flush", flush_badly)
+    flush_really = EventFile._flush_file
+    monkeypatch.setattr(EventFile, "_flush_file", flush_badly)
     for tracked in range(1, 21):
         tracker.track(make_step(tracked))
         if tracked % 4 == 0:

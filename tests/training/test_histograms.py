@@ -36,10 +36,12 @@ def test_zeros_giants_and_values_that_are_not_finite() -> None:
 
 
 def test_empty_buckets_at_both_ends_are_trimmed() -> None:
-    counts, edges = trim(count_buckets(torch.tensor([1.0, 1.1, 2.0])).tolist())
-    assert counts == [2, 0, 1]
-    assert edges == pytest.approx([1.0, math.sqrt(2), 2.0, math.sqrt(8)])
-    assert trim([0] * NUM_BUCKETS) == ([], [])
+    rows = torch.stack([count_buckets(torch.tensor(values)) for values in ([1.0, 1.1, 2.0], [], [-1e30, 1e30])])
+    (counts, edges), empty, (all_counts, all_edges) = trim(rows.numpy())
+    assert counts.tolist() == [2, 0, 1]
+    assert edges.tolist() == pytest.approx([1.0, math.sqrt(2), 2.0, math.sqrt(8)])
+    assert [len(part) for part in empty] == [0, 0]
+    assert (len(all_counts), len(all_edges)) == (NUM_BUCKETS, NUM_BUCKETS + 1)
 
 
 def read_losses(folder: Path) -> list[float]:

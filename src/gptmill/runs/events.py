@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from gptmill.config.json_text import parse_json
+from gptmill.runs.histogram_buckets import Counts
 
 MAX_INT = 2**63 - 1
 MAX_TIME = 253_402_300_800.0  # the year 10,000, which datetime cannot represent
@@ -152,9 +153,9 @@ class HistogramsTaken(Event):
     For trackers only: events.jsonl leaves it out, since one is as long as hundreds of steps.
     """
 
-    weights: dict[str, list[int]]
+    weights: dict[str, Counts]
     """Counts per bucket, by the name of the parameter."""
-    gradients: dict[str, list[int]]
+    gradients: dict[str, Counts]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from gptmill.runs.events import EvalDone, Event, HistogramsTaken, RolledBack, ScoresDone, StepLogged, Warned
+from gptmill.runs.histogram_buckets import Counts, Edges, trim
 
 FINAL_METRICS = ("loss/train", "loss/val", "perplexity/val", "speed/tokens_per_second", "speed/mfu")
 """What compares runs at a glance."""
@@ -24,10 +27,16 @@ def list_scalars(event: Event) -> dict[str, float]:
     return {}
 
 
-def list_histograms(event: HistogramsTaken) -> dict[str, list[int]]:
-    """Returns the counts per bucket, by name."""
-    weights = {f"weights/{name}": counts for name, counts in event.weights.items()}
-    return {**weights, **{f"gradients/{name}": counts for name, counts in event.gradients.items()}}
+def stack_histograms(event: HistogramsTaken) -> tuple[list[str], Counts]:
+    """Returns the names of all histograms, and their counts as the rows of a matrix."""
+    names = [*(f"weights/{name}" for name in event.weights), *(f"gradients/{name}" for name in event.gradients)]
+    return names, np.array([*event.weights.values(), *event.gradients.values()])
+
+
+def list_histograms(event: HistogramsTaken) -> dict[str, tuple[Counts, Edges]]:
+    """Returns the trimmed counts and their edges by name, of the histograms that have any."""
+    names, rows = stack_histograms(event)
+    return {name: pair for name, pair in zip(names, trim(rows), strict=True) if len(pair[0])}
 
 
 def describe_incident(event: Event) -> str:

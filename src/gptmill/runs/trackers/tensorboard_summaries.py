@@ -6,19 +6,34 @@ The library is imported where it is used: few runs need it, and every program im
 from __future__ import annotations
 
 import time
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gptmill.runs.display import make_plain
-from gptmill.runs.events import Event, HistogramsTaken, RunFinished, RunStarted, SampleDrawn
-from gptmill.runs.histogram_buckets import trim
-from gptmill.runs.trackers.metric_names import FINAL_METRICS, describe_incident, list_histograms, list_scalars
+from gptmill.runs.events import (
+    EVALUATIONS,
+    Event,
+    HistogramsTaken,
+    RolledBack,
+    RunFinished,
+    RunStarted,
+    SampleDrawn,
+    StepLogged,
+    Warned,
+)
+from gptmill.runs.histogram_buckets import EDGES, trim
+from gptmill.runs.trackers.metric_names import FINAL_METRICS, describe_incident, list_scalars, stack_histograms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
     from tensorboard.compat.proto.event_pb2 import Event as Record
     from tensorboard.compat.proto.summary_pb2 import Summary
+
+
+BUCKET_LIMIT, BUCKET = 6, 7  # fields of HistogramProto
+LENGTH_DELIMITED = 2
+SHOWN_EVENTS = (*EVALUATIONS, StepLogged, HistogramsTaken, Warned, RolledBack, RunStarted, RunFinished)
 
 
 def list_records(event: Event) -> list[Record]:
@@ -26,6 +41,13 @@ def list_records(event: Event) -> list[Record]:
     from tensorboard.compat.proto.event_pb2 import Event as Record
 
     return [Record(wall_time=event.time, step=event.step, summary=summary) for summary in _list_summaries(event)]
+
+
+def make_header() -> Record:
+    """Returns the first record of every file."""
+    from tensorboard.compat.proto.event_pb2 import Event as Record
+
+    return Record(wall_time=time.time(), file_version="brain.Event:2")
 
 
 def make_purge(step: int) -> Record:
@@ -40,10 +62,10 @@ def _list_summaries(event: Event) -> list[Summary]:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     values = [Summary.Value(tag=name, simple_value=value) for name, value in list_scalars(event).items()]
+    summary = Summary(value=values)
     if isinstance(event, HistogramsTaken):
-        values += [_make_histogram(name, counts) for name, counts in list_histograms(event).items()]
-    summaries = [Summary(value=values)] if values else []
-    return [*summaries, *_list_texts(event), *_list_hparams(event)]
+        _add_histograms(summary, event)
+    return [*([summary] if summary.value else []), *_list_texts(event), *_list_hparams(event)]
 
 
 def _list_texts(event: Event) -> Iterator[Summary]:
@@ -89,21 +111,22 @@ def _parse_number(value: str) -> float | str:
         return value
 
 
-def _make_histogram(name: str, counts: list[int]) -> Summary.Value:
-    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+def _add_histograms(summary: Summary, event: HistogramsTaken) -> None:
+    names, rows = stack_histograms(event)
+    middles = (EDGES[:-1] + EDGES[1:]) / 2
+    totals, sums, squares = (side.tolist() for side in (rows.sum(axis=1), rows @ middles, rows @ middles**2))
+    for index, (counts, edges) in enumerate(trim(rows)):
+        value = summary.value.add(tag=names[index])
+        value.histo.num, value.histo.sum, value.histo.sum_squares = totals[index], sums[index], squares[index]
+        if len(edges):
+            value.histo.min, value.histo.max = edges[0], edges[-1]
+        value.histo.MergeFromString(_pack(BUCKET_LIMIT, edges[1:]) + _pack(BUCKET, counts))
 
-    filled, edges = trim(counts)
-    middles = [(left + right) / 2 for left, right in pairwise(edges)]
-    histogram = HistogramProto(
-        min=edges[0] if edges else 0.0,
-        max=edges[-1] if edges else 0.0,
-        num=sum(filled),
-        sum=sum(count * middle for count, middle in zip(filled, middles, strict=True)),
-        sum_squares=sum(count * middle**2 for count, middle in zip(filled, middles, strict=True)),
-        bucket_limit=edges[1:],
-        bucket=filled,
-    )
-    return Summary.Value(tag=name, histo=histogram)
+
+def _pack(field: int, numbers: NDArray[Any]) -> bytes:
+    """Returns a repeated field of doubles as Protocol Buffers encode it: ten times as fast as number by number."""
+    data = numbers.astype("<f8").tobytes()
+    return bytes((field << 3 | LENGTH_DELIMITED, len(data) & 0x7F | 0x80, len(data) >> 7)) + data
 
 
 def _make_block(text: str) -> str:

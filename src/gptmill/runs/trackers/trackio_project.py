@@ -18,7 +18,7 @@ from gptmill.runs.directory import RunDirectory
 from gptmill.runs.display import make_plain
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import CheckpointSaved, Event, HistogramsTaken, RunFinished, RunStarted, SampleDrawn
-from gptmill.runs.histogram_buckets import trim
+from gptmill.runs.histogram_buckets import Counts, Edges
 from gptmill.runs.trackers.metric_names import describe_incident, list_histograms, list_scalars
 
 PROJECT = "gptmill"
@@ -75,11 +75,7 @@ class TrackioProject:
             table = Table(columns=["prompt", "text"], data=[row])
             values["sample"] = table._to_dict(PROJECT, self._name, event.step)
         elif isinstance(event, HistogramsTaken):
-            from trackio import Histogram
-
-            for name, counts in list_histograms(event).items():
-                if any(counts):
-                    values[name] = Histogram(np_histogram=trim(counts))._to_dict()
+            values |= {name: _make_histogram(*pair) for name, pair in list_histograms(event).items()}
         return values
 
     def _flush(self) -> None:
@@ -120,6 +116,15 @@ def _open_storage(folder: Path) -> Any:
     if "TRACKIO_DIR" not in os.environ:
         vars(sqlite_storage)["TRACKIO_DIR"] = folder  # else a folder in the user's cache, chosen at import
     return sqlite_storage.SQLiteStorage
+
+
+def _make_histogram(counts: Counts, edges: Edges) -> Any:
+    """Trackio's Histogram as JSON already: its storage looks at every number in Python before it writes JSON."""
+    import orjson
+    from trackio import Histogram
+
+    record = {"_type": Histogram.TYPE, "bins": edges, "values": counts}
+    return orjson.Fragment(orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def _format_time(event: Event) -> str:

@@ -16,15 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gptmill.config.run import TrackingConfig
 from gptmill.data.files import write_durably
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.display import make_plain
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EVALUATIONS, Event, HistogramsTaken, RunFinished, RunStarted, SampleDrawn
-from gptmill.runs.histogram_buckets import trim
 from gptmill.runs.trackers.metric_names import describe_incident, list_histograms, list_scalars
 from gptmill.runs.trackers.wandb_file import read_last_step
 
@@ -152,10 +149,7 @@ class WeightsAndBiases:
             rows = self._samples[-MAX_SAMPLES:]  # a table is stored anew each time
             values["samples"] = wandb.Table(columns=["step", "prompt", "text"], data=rows)
         elif isinstance(event, HistogramsTaken):
-            for name, counts in list_histograms(event).items():
-                if any(counts):
-                    filled, edges = trim(counts)
-                    values[name] = wandb.Histogram(np_histogram=(np.array(filled), np.array(edges)))
+            values |= {name: wandb.Histogram(np_histogram=pair) for name, pair in list_histograms(event).items()}
         return values
 
     def _read_id(self) -> str | None:

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gptmill.config.json_text import parse_json
-from gptmill.runs.histogram_buckets import Counts
+
+if TYPE_CHECKING:  # it imports NumPy, which most readers of events do not need
+    from gptmill.runs.histogram_buckets import Counts
 
 MAX_INT = 2**63 - 1
 MAX_TIME = 253_402_300_800.0  # the year 10,000, which datetime cannot represent

@@ -38,19 +38,17 @@ def compute_crc32c(data: bytes) -> int:
     return int(crc[0]) ^ 0xFFFFFFFF
 
 
+@lru_cache(maxsize=1)
 def _make_pair_table() -> Checksums:
     """The checksums of every pair of bytes."""
     crc: Checksums = np.arange(1 << 16, dtype=np.uint32)
     for _bit in range(16):
-        crc = (crc >> 1) ^ (crc & 1) * POLYNOMIAL
+        crc = (crc >> np.uint32(1)) ^ (crc & np.uint32(1)) * POLYNOMIAL
     return crc
 
 
-PAIR_TABLE = _make_pair_table()
-
-
 def _add_two_zeros(crc: Checksums) -> Checksums:
-    carried: Checksums = PAIR_TABLE[crc & 0xFFFF] ^ (crc >> 16)
+    carried: Checksums = _make_pair_table()[crc & 0xFFFF] ^ (crc >> 16)
     return carried
 
 
@@ -63,10 +61,10 @@ def _carry(crc: Checksums, tables: Checksums) -> Checksums:
 @lru_cache(maxsize=32)
 def _make_carry_tables(level: int) -> Checksums:
     """For each byte of a checksum and each of its values: what it becomes after 2^level parts of zeros."""
-    values = np.arange(256, dtype=np.uint32)
-    carried = np.stack([values << shift for shift in (0, 8, 16, 24)]) if level == 0 else _make_carry_tables(level - 1)
     if level:
-        return _carry(carried, carried)
+        half_way = _make_carry_tables(level - 1)
+        return _carry(half_way, half_way)
+    carried: Checksums = np.arange(256, dtype=np.uint32) << np.array([[0], [8], [16], [24]], np.uint32)
     for _pair in range(PART_BYTES // 2):
         carried = _add_two_zeros(carried)
     return carried

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_QUEUED = 1000  # events that wait for the thread
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.")
 MASK = 0xA282EAD8
+MIN_LONG = 1000  # bytes; up to that, TensorBoard's own checksum is as fast
 
 
 class EventFile:
@@ -89,7 +90,9 @@ class EventFile:
 
 def _make_checksum(data: bytes) -> bytes:
     """The masked CRC-32C of the record format."""
-    crc = compute_crc32c(data)
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c
+
+    crc: int = crc32c(data) if len(data) < MIN_LONG else compute_crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF)
 
 

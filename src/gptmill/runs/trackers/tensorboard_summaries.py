@@ -72,7 +72,7 @@ def _list_texts(event: Event) -> Iterator[Summary]:
     from tensorboard.plugins.text.summary_v2 import text_pb
 
     if isinstance(event, SampleDrawn):
-        yield text_pb("sample", _make_block(event.prompt + event.text))
+        yield text_pb("sample", _make_sample_blocks(event))
     elif isinstance(event, RunStarted) and event.config:
         yield text_pb("config", _make_table(event.config))
     elif incident := describe_incident(event):
@@ -127,6 +127,14 @@ def _pack(field: int, numbers: NDArray[Any]) -> bytes:
     """Returns a repeated field of doubles as Protocol Buffers encode it: ten times as fast as number by number."""
     data = numbers.astype("<f8").tobytes()
     return bytes((field << 3 | LENGTH_DELIMITED, len(data) & 0x7F | 0x80, len(data) >> 7)) + data
+
+
+def _make_sample_blocks(event: SampleDrawn) -> str:
+    """Returns each sample as a block, under its name if there are several."""
+    if not event.more_texts:
+        return _make_block(event.prompt + event.text)
+    blocks = (f"{name}\n\n{_make_block(event.prompt + text)}" for name, text in event.texts.items())
+    return "\n\n".join(blocks)
 
 
 def _make_block(text: str) -> str:

@@ -15,7 +15,8 @@ from zygote import Zygote
 from gptmill.cli.main import run_guarded
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.prepare import prepare_corpus
-from gptmill.models.gpt import GPT, Losses
+from gptmill.models.gpt import GPT
+from gptmill.models.language_model import Losses
 from gptmill.runs.checkpoints.storage import load_checkpoint
 from gptmill.training.metrics import Metrics
 from gptmill.training.step import StepStats

@@ -9,7 +9,7 @@ import torch
 from compositions import ROPE, TINY, VOCAB
 
 from gptmill.config.model import ModelConfig
-from gptmill.models import gpt
+from gptmill.models import transformer
 from gptmill.models.gpt import GPT, build_gpt
 from gptmill.models.masks import can_use_flex_attention
 
@@ -38,7 +38,7 @@ def compute(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The loss and all gradients, with the one form of masks or the other."""
     with monkeypatch.context() as patch:
-        patch.setattr(gpt, "can_use_flex_attention", lambda *_arguments, **_named: use_flex)
+        patch.setattr(transformer, "can_use_flex_attention", lambda *_arguments, **_named: use_flex)
         model.zero_grad()
         loss = model(draw(1), draw(2), documents).objective / (3 * WIDTH)
         loss.backward()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from compositions import COMPOSITIONS, TINY, build_wild, draw_tokens
 
-from gptmill.models import gpt, masks
+from gptmill.models import masks, transformer
 from gptmill.models.masks import can_use_flex_attention, make_cached_mask, make_mask
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -67,7 +67,7 @@ def test_a_model_sees_the_same_through_both_forms(name: str, are_apart: bool, mo
     model, tokens = build_wild(config, std=0.2), draw_tokens(2, WIDTH)
     documents = DOCUMENTS if are_apart else None
     expected = model.hidden_states(tokens, documents_BT=documents)
-    monkeypatch.setattr(gpt, "can_use_flex_attention", lambda *_arguments, **_named: True)
+    monkeypatch.setattr(transformer, "can_use_flex_attention", lambda *_arguments, **_named: True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*flex_attention called without torch.compile")
         torch.testing.assert_close(model.hidden_states(tokens, documents_BT=documents), expected, atol=1e-4, rtol=1e-4)

@@ -14,7 +14,8 @@ from zygote import Zygote
 
 from gptmill.config.errors import UserError
 from gptmill.data.shards.opening import TokenShards
-from gptmill.models.gpt import GPT, Losses
+from gptmill.models.gpt import GPT
+from gptmill.models.language_model import Losses
 from gptmill.runtime.memory import read_host_memory
 from gptmill.training.dry_run import dry_run, refuse_too_large
 

@@ -15,7 +15,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config as load_recipe_config
 from gptmill.data.shards.opening import TokenShards
 from gptmill.models.fused.dispatch import is_small
-from gptmill.models.gpt import Losses
+from gptmill.models.language_model import Losses
 from gptmill.runtime.world import World
 from gptmill.training.micro_batch import WARM_UP, EagerPass, GraphedPass, Replay, check_cuda_graphs, choose_cuda_graphs
 

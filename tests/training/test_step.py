@@ -16,7 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from gptmill.data.batches.data_loader import open_data_loader
 from gptmill.data.shards.opening import TokenShards
 from gptmill.evals.loss import ValidationLoss
-from gptmill.models.gpt import GPT, Losses
+from gptmill.models.gpt import GPT
+from gptmill.models.language_model import Losses
 from gptmill.runtime.signals import StopFlag
 from gptmill.training.schedules import make_lr
 from gptmill.training.step import train_step

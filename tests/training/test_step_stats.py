@@ -7,7 +7,7 @@ import math
 import torch
 
 from gptmill.data.batches.batch import Batch
-from gptmill.models.gpt import Losses
+from gptmill.models.language_model import Losses
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.timing import DeviceTimestamp
 from gptmill.runtime.world import World

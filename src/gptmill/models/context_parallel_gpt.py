@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from gptmill.config.model import SoftmaxAttention
 from gptmill.models.attention import Attention, BlockContext, RowShare
 from gptmill.models.block import Block
-from gptmill.models.gpt import GPT, Losses
+from gptmill.models.gpt import GPT
+from gptmill.models.language_model import Losses
 from gptmill.models.losses import LossConfig, LossSums
 from gptmill.models.masks import can_use_flex_attention, make_mask
 from gptmill.models.rotary import make_rope
@@ -79,11 +80,7 @@ class ContextParallelGPT(GPT):
     _is_shared = False
 
     def forward(
-        self,
-        tokens_BT: Tensor,
-        targets_BT: Tensor,
-        documents_BT: Tensor | None = None,
-        domains_B: Tensor | None = None,
+        self, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None = None, domains_B: Tensor | None = None
     ) -> Losses:
         if self.share is None:
             return super().forward(tokens_BT, targets_BT, documents_BT, domains_B)

@@ -40,11 +40,7 @@ class LanguageModel(nn.Module):
     """Methods besides `forward` that begin a forward pass."""
 
     def forward(
-        self,
-        tokens_BT: Tensor,
-        targets_BT: Tensor,
-        documents_BT: Tensor | None = None,
-        domains_B: Tensor | None = None,
+        self, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None = None, domains_B: Tensor | None = None
     ) -> Losses:
         """The losses of predicting the targets."""
         raise NotImplementedError

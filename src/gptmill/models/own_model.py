@@ -31,11 +31,7 @@ class OwnModel(LanguageModel):
         self.module = ARCHITECTURES[type(config.architecture)](config, padded_vocab_size)
 
     def forward(
-        self,
-        tokens_BT: Tensor,
-        targets_BT: Tensor,
-        documents_BT: Tensor | None = None,
-        domains_B: Tensor | None = None,
+        self, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None = None, domains_B: Tensor | None = None
     ) -> Losses:
         assert documents_BT is None, "document masks need the built-in architecture"
         result = self.module(tokens_BT, targets_BT)

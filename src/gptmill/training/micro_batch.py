@@ -17,7 +17,8 @@ from gptmill.config.errors import UserError
 from gptmill.config.model import Moe
 from gptmill.config.run import PrecisionName, RunConfig
 from gptmill.data.batches.batch import Batch
-from gptmill.models.gpt import GPT, Losses
+from gptmill.models.gpt import GPT
+from gptmill.models.language_model import Losses
 from gptmill.runtime.memory import is_out_of_memory
 from gptmill.runtime.precision import AUTOCAST_DTYPES, make_autocast
 from gptmill.runtime.world import World

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gptmill.data.batches.batch import Batch
-from gptmill.models.gpt import Losses
+from gptmill.models.language_model import Losses
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.timing import DeviceTimestamp
 from gptmill.training.histograms import Histograms

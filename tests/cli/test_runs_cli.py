@@ -14,7 +14,8 @@ import pytest
 from gptmill.cli.main import run_guarded
 from gptmill.config.run import RunConfig
 from gptmill.runs.directory import RunDirectory, create_run
-from gptmill.runs.events import EvalDone, Event, RunFinished, RunStarted, StepLogged, to_json
+from gptmill.runs.event_json import to_json
+from gptmill.runs.events import EvalDone, Event, RunFinished, RunStarted, StepLogged
 from gptmill.runs.run_lock import lock_run
 
 Capture = pytest.CaptureFixture[str]

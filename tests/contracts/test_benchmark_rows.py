@@ -23,7 +23,8 @@ from gptmill.cli.config import run
 from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.prepare import prepare_corpus
-from gptmill.runs.events import RunFinished, StepLogged, to_json
+from gptmill.runs.event_json import to_json
+from gptmill.runs.events import RunFinished, StepLogged
 
 sys.path.append(str(PROJECT / "benchmarks"))
 ARCHITECTURES, PRECISIONS = importlib.import_module("architectures"), importlib.import_module("precisions")

@@ -44,7 +44,8 @@ TRAINING = """
 import json, sys, time
 from pathlib import Path
 
-from gptmill.runs.events import RunStarted, StepLogged, to_json
+from gptmill.runs.event_json import to_json
+from gptmill.runs.events import RunStarted, StepLogged
 
 options = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[2:] if word.startswith("--"))
 name, run = options["run_name"], Path(options["logdir"]) / options["run_name"]

@@ -19,16 +19,8 @@ from gptmill.experiments import child_run
 from gptmill.experiments.probe import probe, read_result
 from gptmill.experiments.trial_plan import plan_trial
 from gptmill.runs.directory import RunDirectory
-from gptmill.runs.events import (
-    CheckpointSaved,
-    EvalDone,
-    Event,
-    RunFinished,
-    RunStarted,
-    SampleDrawn,
-    StepLogged,
-    to_json,
-)
+from gptmill.runs.event_json import to_json
+from gptmill.runs.events import CheckpointSaved, EvalDone, Event, RunFinished, RunStarted, SampleDrawn, StepLogged
 
 PROGRAM = """
 import json, sys

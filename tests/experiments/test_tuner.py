@@ -237,7 +237,8 @@ TRAINING = """
 import os, sys, time
 from pathlib import Path
 
-from gptmill.runs.events import RunStarted, StepLogged, to_json
+from gptmill.runs.event_json import to_json
+from gptmill.runs.events import RunStarted, StepLogged
 
 here = Path(sys.argv[1])
 way = (here / "way").read_text()

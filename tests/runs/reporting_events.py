@@ -7,16 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.runs.directory import RunDirectory
-from gptmill.runs.events import (
-    CheckpointSaved,
-    EvalDone,
-    Event,
-    RunFinished,
-    RunStarted,
-    SampleDrawn,
-    StepLogged,
-    to_json,
-)
+from gptmill.runs.event_json import to_json
+from gptmill.runs.events import CheckpointSaved, EvalDone, Event, RunFinished, RunStarted, SampleDrawn, StepLogged
 
 START = 1_000_000.0
 STEP_SECONDS = 2.0

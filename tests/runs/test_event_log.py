@@ -12,8 +12,9 @@ import pytest
 
 from gptmill.config.run import TrackingConfig
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_json import to_json
 from gptmill.runs.event_log import TAIL_BYTES, read_events, read_last_step, read_recent_events, read_records
-from gptmill.runs.events import EvalDone, Event, RunStarted, SampleDrawn, StepLogged, Warned, to_json
+from gptmill.runs.events import EvalDone, Event, RunStarted, SampleDrawn, StepLogged, Warned
 from gptmill.runs.history_text import describe_history
 from gptmill.runs.terminal_report import make_report
 from gptmill.runs.trackers import open_trackers

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 
 import pytest
 
+from gptmill.runs.event_json import READERS, from_json, to_json
 from gptmill.runs.events import (
     EVENTS,
-    READERS,
     CheckpointSaved,
     EvalDone,
     Event,
@@ -24,8 +24,6 @@ from gptmill.runs.events import (
     StepLogged,
     UpdateSkipped,
     Warned,
-    from_json,
-    to_json,
 )
 
 EXAMPLES: list[Event] = [

@@ -10,7 +10,8 @@ import pytest
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.runs.directory import RunDirectory, create_run
-from gptmill.runs.events import EvalDone, Event, StepLogged, to_json
+from gptmill.runs.event_json import to_json
+from gptmill.runs.events import EvalDone, Event, StepLogged
 from gptmill.runs.run_comparison import MAX_ROWS, compare_runs
 
 

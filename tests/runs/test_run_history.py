@@ -20,6 +20,7 @@ from conftest import TINY_FLAGS, GptMill, Start, make_environment, wait_for_text
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.runs.crash_files import has_crash, write_crash
 from gptmill.runs.directory import RunDirectory, create_run
+from gptmill.runs.event_json import to_json
 from gptmill.runs.events import (
     CheckpointSaved,
     EvalDone,
@@ -31,7 +32,6 @@ from gptmill.runs.events import (
     StepLogged,
     UpdateSkipped,
     Warned,
-    to_json,
 )
 from gptmill.runs.goodput import Goodput, describe_goodput, make_goodput
 from gptmill.runs.history import append_event, find_crash, read_history, record_crash

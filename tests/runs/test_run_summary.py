@@ -9,6 +9,7 @@ import pytest
 
 from gptmill.config.run import RunConfig
 from gptmill.runs.directory import RunDirectory, create_run, list_folders, list_runs
+from gptmill.runs.event_json import to_json
 from gptmill.runs.events import (
     EvalDone,
     Event,
@@ -18,7 +19,6 @@ from gptmill.runs.events import (
     RunStarted,
     SampleDrawn,
     StepLogged,
-    to_json,
 )
 from gptmill.runs.run_lock import lock_run
 from gptmill.runs.run_summary import measure_tree, summarize_run

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_json import to_json
 from gptmill.runs.event_log import read_events
-from gptmill.runs.events import EvalDone, Event, RunFinished, SampleDrawn, StepLogged, to_json
+from gptmill.runs.events import EvalDone, Event, RunFinished, SampleDrawn, StepLogged
 from gptmill.runs.terminal_report import BLANK, draw_chart, make_report
 
 

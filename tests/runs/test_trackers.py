@@ -17,6 +17,7 @@ from zygote import Zygote
 
 from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.runs.directory import RunDirectory, create_run
+from gptmill.runs.event_json import from_json
 from gptmill.runs.events import (
     CheckpointSaved,
     EvalDone,
@@ -29,7 +30,6 @@ from gptmill.runs.events import (
     StepLogged,
     UpdateSkipped,
     Warned,
-    from_json,
 )
 from gptmill.runs.trackers import TrackerGroup, open_trackers
 from gptmill.runs.trackers.console import LiveDisplay, PlainLines, describe_step

@@ -12,7 +12,8 @@ from typing import Any
 
 from gptmill.config.json_text import parse_json
 from gptmill.data.regular_files import open_regular
-from gptmill.runs.events import Event, StepLogged, from_json
+from gptmill.runs.event_json import from_json
+from gptmill.runs.events import Event, StepLogged
 
 TAIL_BYTES = 1 << 16
 REPORTED_LINES = 1000

@@ -15,18 +15,9 @@ from gptmill.data.regular_files import read_regular
 from gptmill.runs.append_file import AppendOnlyFile
 from gptmill.runs.crash_files import find_crash_sentence
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_json import MAX_TIME, to_json
 from gptmill.runs.event_log import read_events, read_recent_events
-from gptmill.runs.events import (
-    MAX_TIME,
-    Event,
-    RolledBack,
-    RunCrashed,
-    RunFinished,
-    RunStarted,
-    UpdateSkipped,
-    Warned,
-    to_json,
-)
+from gptmill.runs.events import Event, RolledBack, RunCrashed, RunFinished, RunStarted, UpdateSkipped, Warned
 
 HISTORY_EVENTS = (RunStarted, RunFinished, RunCrashed, UpdateSkipped, RolledBack, Warned)
 END_EVENTS = (RunFinished, RunCrashed)

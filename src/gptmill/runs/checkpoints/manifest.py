@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.config.json_text import parse_json
+from gptmill.config.json_text import parse_json, replace_non_finite
 from gptmill.runs.checkpoints.content import Checkpoint
 from gptmill.runs.checkpoints.regular_files import open_regular
 from gptmill.runs.checkpoints.tensor_files import FileDigest, write_all
-from gptmill.runs.events import MAX_TIME, replace_non_finite
+from gptmill.runs.event_json import MAX_TIME
 
 FORMAT = "gptmill-checkpoint"
 VERSION = 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gptmill.runs.events import replace_non_finite
+from gptmill.config.json_text import replace_non_finite
 from gptmill.runs.reporting.facts import RunFacts
 from gptmill.runs.reporting.learning import Point
 from gptmill.runs.reporting.series import Series

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gptmill.runs.append_file import AppendOnlyFile
 from gptmill.runs.directory import RunDirectory
-from gptmill.runs.events import Event, to_json
+from gptmill.runs.event_json import to_json
+from gptmill.runs.events import Event
 from gptmill.runs.history import HISTORY_EVENTS, find_crash
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gptmill.config.json_text import parse_json
 from gptmill.runs.append_file import AppendOnlyFile
+from gptmill.runs.event_json import to_json
 from gptmill.runs.events import (
     EVALUATIONS,
     EvalDone,
@@ -18,7 +19,6 @@ from gptmill.runs.events import (
     ScoresDone,
     StepLogged,
     TrainEvalDone,
-    to_json,
 )
 
 EVALUATION_NAMES = tuple(kind.__name__ for kind in EVALUATIONS)

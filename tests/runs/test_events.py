@@ -22,6 +22,7 @@ from gptmill.runs.events import (
     SampleDrawn,
     ScoresDone,
     StepLogged,
+    TrainEvalDone,
     UpdateSkipped,
     Warned,
 )
@@ -33,6 +34,7 @@ EXAMPLES: list[Event] = [
     StepLogged(4, 0.25, 2.5, 6e-4, 1.25, 1000.0, 60.0, telemetry={"gpu_power_watts": 612.5}, time=2.6),
     EvalDone(4, 2.25, 4096, 0.5, {"data/a": 2.0, "data/b": 2.5}, 2.125, time=3.5),
     SampleDrawn(4, "Once ", 'a "fox"\n\u2028\x00 \U0001f98a', time=4.5),
+    TrainEvalDone(5, 3.0, 64, 0.1, {"data/a": 2.5}, time=5.4),
     CheckpointSaved(5, "runs/a/checkpoints/step_000005", 12345, 0.1, time=5.5),
     UpdateSkipped(6, 3.5, 1.5, [40, 48], time=5.6),
     RolledBack(5, 7, "spike", 9.5, 120.0, [48, 64], time=5.7),

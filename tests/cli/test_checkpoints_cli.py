@@ -24,7 +24,8 @@ from gptmill.runs.checkpoints.tiers import (
     read_tiers,
 )
 from gptmill.runs.directory import RunDirectory, create_run
-from gptmill.runs.events import RunStarted, StepLogged, Warned, to_json
+from gptmill.runs.event_json import to_json
+from gptmill.runs.events import RunStarted, StepLogged, Warned
 from gptmill.runs.history import append_event
 from gptmill.runs.run_lock import lock_run
 

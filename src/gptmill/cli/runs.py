@@ -15,6 +15,7 @@ from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.config.requests import RunsRequest
 from gptmill.config.schema import build_config
+from gptmill.runs.reporting.formatting import format_amount
 
 if TYPE_CHECKING:
     from gptmill.runs.directory import RunDirectory
@@ -29,7 +30,6 @@ RUN is the name of a run or the path of its folder."""
 COLUMNS = ("run", "params", "step", "train loss", "val loss", "best", "tokens/s", "state", "age", "MB", "remarks")
 RESULTS = ("run", "state", "step", "tokens", "train loss", "val loss", "best", "tokens/s", "time")
 LEFT_ALIGNED = ("run", "state", "remarks", "option")
-UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 def run(arguments: list[str]) -> int:
@@ -157,14 +157,6 @@ def format_speed(summary: RunSummary) -> str:
 
 def format_progress(summary: RunSummary) -> str:
     return f"{summary.step:,}" + ("" if summary.max_steps is None else f" of {summary.max_steps:,}")
-
-
-def format_amount(number: float) -> str:
-    """A number in three or four digits: 124.4M."""
-    for size, unit in UNITS:
-        if number >= size:
-            return f"{number / size:,.1f}{unit}"
-    return f"{number:,.0f}"
 
 
 def format_runs(number: int) -> str:

@@ -5,7 +5,7 @@ Shape suffixes: B rows, K inputs, N outputs.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,18 @@ from torch import Tensor
 Activation = Literal["none", "gelu", "relu2", "swiglu"]
 Norm = tuple[Tensor, Tensor | None, float, bool]
 """Weight, bias, epsilon, and whether it is an RMSNorm."""
+
+
+class LinearStep(NamedTuple):
+    """activation(norm(x) @ weight^T + bias) + residual, to be written into `result_BN`."""
+
+    x_BK: Tensor
+    weight_NK: Tensor
+    bias_N: Tensor | None
+    result_BN: Tensor
+    norm: Norm | None
+    activation: Activation
+    residual_BN: Tensor | None
 
 
 def decode_linear(
@@ -27,23 +39,18 @@ def decode_linear(
     residual_BN: Tensor | None = None,
 ) -> None:
     """Writes activation(norm(x) @ weight^T + bias) + residual into `result_BN`, which may be the residual itself."""
+    step = LinearStep(x_BK, weight_NK, bias_N, result_BN, norm, activation, residual_BN)
     if x_BK.device.type != "cuda":
-        result_BN.copy_(decode_linear_reference(x_BK, weight_NK, bias_N, norm, activation, residual_BN))
+        result_BN.copy_(compute_reference(step))
         return
     from gptmill.models.kernels.decode_linear_triton import run_decode_linear
 
-    run_decode_linear(x_BK, weight_NK, bias_N, result_BN, norm=norm, activation=activation, residual_BN=residual_BN)
+    run_decode_linear(step)
 
 
-def decode_linear_reference(
-    x_BK: Tensor,
-    weight_NK: Tensor,
-    bias_N: Tensor | None,
-    norm: Norm | None = None,
-    activation: Activation = "none",
-    residual_BN: Tensor | None = None,
-) -> Tensor:
+def compute_reference(step: LinearStep) -> Tensor:
     """Reference implementation, in fp32."""
+    x_BK, weight_NK, bias_N, _, norm, activation, residual_BN = step
     x = x_BK.float()
     if norm is not None:
         weight, bias, eps, is_rms = norm

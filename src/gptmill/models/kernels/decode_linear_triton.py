@@ -21,9 +21,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from gptmill.models.kernels.decode_linear import Activation, Norm
+from gptmill.models.kernels.decode_linear import Activation, LinearStep
 from gptmill.models.kernels.programmatic_launch import allow_next, make_launch_options, wait_for_previous
 
 ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu2": 2, "swiglu": 3}
@@ -161,31 +160,15 @@ def norm_kernel(
     tl.store(result_ptr + offsets, x.to(result_ptr.dtype.element_ty), mask=is_inside)
 
 
-def run_decode_linear(
-    x_BK: Tensor,
-    weight_NK: Tensor,
-    bias_N: Tensor | None,
-    result_BN: Tensor,
-    *,
-    norm: Norm | None = None,
-    activation: Activation = "none",
-    residual_BN: Tensor | None = None,
-) -> None:
-    """Writes the result into `result_BN`."""
-    is_few = len(x_BK) <= MAX_SCALAR_ROWS and x_BK.shape[1] <= MAX_SCALAR_WIDTH
+def run_decode_linear(step: LinearStep) -> None:
+    rows, inputs = step.x_BK.shape
+    is_few = rows <= MAX_SCALAR_ROWS and inputs <= MAX_SCALAR_WIDTH
     launch = _launch_few if is_few else _launch_many
-    launch(x_BK, weight_NK, bias_N, result_BN, norm, activation, residual_BN)
+    launch(step)
 
 
-def _launch_few(
-    x_BK: Tensor,
-    weight_NK: Tensor,
-    bias_N: Tensor | None,
-    result_BN: Tensor,
-    norm: Norm | None,
-    activation: Activation,
-    residual_BN: Tensor | None,
-) -> None:
+def _launch_few(step: LinearStep) -> None:
+    x_BK, weight_NK, bias_N, result_BN, norm, activation, residual_BN = step
     (n_rows, n_inputs), n_outputs = x_BK.shape, result_BN.shape[1]
     norm_weight, norm_bias, eps, is_rms = norm if norm is not None else (None, None, 0.0, False)
     tensors = [x_BK, norm_weight, norm_bias, weight_NK, bias_N, residual_BN, result_BN]
@@ -199,15 +182,8 @@ def _launch_few(
     )  # fmt: skip
 
 
-def _launch_many(
-    x_BK: Tensor,
-    weight_NK: Tensor,
-    bias_N: Tensor | None,
-    result_BN: Tensor,
-    norm: Norm | None,
-    activation: Activation,
-    residual_BN: Tensor | None,
-) -> None:
+def _launch_many(step: LinearStep) -> None:
+    x_BK, weight_NK, bias_N, result_BN, norm, activation, residual_BN = step
     (n_rows, n_inputs), n_outputs = x_BK.shape, result_BN.shape[1]
     if norm is not None:
         weight, bias, eps, is_rms = norm

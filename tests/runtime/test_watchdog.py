@@ -14,15 +14,8 @@ import pytest
 
 from gptmill.config import exit_codes
 from gptmill.runtime import watchdog as module
-from gptmill.runtime.watchdog import (
-    FIRST_STEP_SECONDS,
-    Heartbeat,
-    Watchdog,
-    describe_hang,
-    open_watchdog,
-    read_heartbeat,
-    write_heartbeat,
-)
+from gptmill.runtime.heartbeats import Heartbeat, describe_hang, read_heartbeat, write_heartbeat
+from gptmill.runtime.watchdog import FIRST_STEP_SECONDS, Watchdog, open_watchdog
 
 # A rank whose clock runs twenty times as fast. {body} is what it does once the usual step is known.
 RANK = """

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.runtime.flight_recorder import dump_flight_recorder
+from gptmill.runtime.heartbeats import SILENT_SECONDS, Heartbeat
 from gptmill.runtime.rank_meeting import connect
 from gptmill.runtime.rank_store import LEAVING, Failure, RankFailedError, RankStore
 from gptmill.runtime.rank_watch import RankBeat, RankWatch, describe_lost, open_rank_watch
-from gptmill.runtime.watchdog import SILENT_SECONDS, Heartbeat
 
 SEARCH_SECONDS = 4.0  # several heartbeats: who misses them all is lost
 MAX_REASON = 500

@@ -6,7 +6,6 @@ Knows no torch and no loop: the main thread reports what it is doing and how lon
 from __future__ import annotations
 
 import faulthandler
-import json
 import math
 import os
 import socket
@@ -15,22 +14,28 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import IO, NamedTuple, Protocol, TypeVar
 
 from gptmill.config import exit_codes
-from gptmill.config.json_text import parse_json
+from gptmill.runtime.heartbeats import (
+    BEAT_SECONDS,
+    SILENT_SECONDS,
+    Heartbeat,
+    describe_hang,
+    make_heartbeat_path,
+    makes_progress,
+    read_heartbeat,
+    write_heartbeat,
+)
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = BEAT_SECONDS
 # The limit for the first step, whose duration is unknown and which may compile a large model for minutes.
 FIRST_STEP_SECONDS = 1800.0
 STEP_HISTORY = 50
 PAUSE_POLLS = 10
-SILENT_SECONDS = 4.0  # heartbeats are written every second
 STORAGE_TIMEOUT_SECONDS = 20.0
-MAX_NAMED_RANKS = 4
 T = TypeVar("T")
 
 
@@ -40,23 +45,6 @@ class Beat(NamedTuple):
     seconds: float
     step: int
     doing: str
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """A rank's heartbeat file: what it has been doing, and for how many seconds."""
-
-    rank: int
-    step: int
-    doing: str
-    since: float
-    time: float
-    host: str
-    pid: int
-
-    def measure_silence(self, now: float) -> float:
-        """Seconds since the file was written; at least 0, since the clocks of other machines may be ahead."""
-        return max(0.0, now - self.time)
 
 
 class Peers(Protocol):
@@ -189,7 +177,7 @@ class _Monitor:
             if now - max(beat.seconds, counted_from) <= limit:
                 continue
             others = _call_within(STORAGE_TIMEOUT_SECONDS, self._read_others) or {}
-            if not any(_makes_progress(other, limit) for other in others.values()) and not self._is_ending():
+            if not any(makes_progress(other, limit) for other in others.values()) and not self._is_ending():
                 self._report(beat, others)
                 self._exit_process(exit_codes.HUNG)
                 return
@@ -206,7 +194,7 @@ class _Monitor:
 
     def _report(self, beat: Beat, others: dict[int, Heartbeat | None]) -> None:
         """Prints what hangs, and writes it with all Python stacks into the run's directory."""
-        hang = describe_hang(self._make_heartbeat(beat), others)
+        hang = describe_hang(self._make_heartbeat(beat), others, lag_seconds=2 * POLL_SECONDS)
         sentence = f"gptmill: {hang}\n"
         # Not through sys.stderr, which a live display may have replaced and the hanging thread may have locked.
         if _call_within(STORAGE_TIMEOUT_SECONDS, lambda: self._announce(hang)) is not False:
@@ -234,7 +222,7 @@ class _Monitor:
         if math.isinf(self._watchdog.limit_seconds) or sys.platform != "linux" or _has_terminal():
             return None
         with suppress(OSError):
-            path = _make_path(self._folder, self._rank, "stacks.txt")
+            path = make_heartbeat_path(self._folder, self._rank, "stacks.txt")
             path.parent.mkdir(exist_ok=True)
             return path.open("a", encoding="utf-8")
         return None
@@ -247,73 +235,6 @@ class _Monitor:
         with self._timer_lock:
             if self._stacks_file is not None and not self._closed.is_set():
                 faulthandler.dump_traceback_later(seconds, exit=False, file=self._stacks_file)
-
-
-def describe_hang(own: Heartbeat, others: dict[int, Heartbeat | None]) -> str:
-    """Names the rank that hangs, what it is doing, and the rank that it waits for."""
-    what = f"rank {own.rank} has made no progress for {own.since:.0f} s: after step {own.step} it has been {own.doing}"
-    silent = {rank: other for rank, other in others.items() if other is None or _is_silent(other, own.time)}
-    if silent:
-        return f"{what}; it waits for {_join([_describe_silent(*item, own.time) for item in silent.items()])}"
-    ranks = [own, *(other for other in others.values() if other is not None)]
-    last_step = min(rank.step for rank in ranks)
-    longest = max(rank.since for rank in ranks if rank.step == last_step)
-    # Ranks run in lockstep: all wait for those that are furthest behind. Heartbeats lag by up to a polling interval.
-    behind = [rank for rank in ranks if rank.step == last_step and rank.since >= longest - 2 * POLL_SECONDS]
-    if len(ranks) == 1:
-        return what
-    if len(behind) == len(ranks):
-        return f"{what}; so have all {len(ranks)} ranks: a collective hangs"
-    if own in behind:
-        return f"{what}; the other ranks wait for it"
-    culprits = [
-        f"rank {rank.rank}, {rank.doing} after step {rank.step} for {rank.since + rank.measure_silence(own.time):.0f} s"
-        for rank in behind
-    ]
-    return f"{what}; it waits for {_join(culprits)}"
-
-
-def write_heartbeat(folder: Path, heartbeat: Heartbeat) -> None:
-    """Replaces the rank's file atomically, so that a reader never sees a partial one."""
-    path = _make_path(folder, heartbeat.rank, "json")
-    path.parent.mkdir(exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(asdict(heartbeat)), encoding="utf-8")
-    partial.replace(path)
-
-
-def read_heartbeat(folder: Path, rank: int) -> Heartbeat | None:
-    """The rank's last heartbeat; None if there is none or it is malformed."""
-    try:
-        heartbeat = Heartbeat(**parse_json(_make_path(folder, rank, "json").read_text(encoding="utf-8")))
-        return replace(heartbeat, rank=rank, since=float(heartbeat.since), time=float(heartbeat.time))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _make_path(folder: Path, rank: int, suffix: str) -> Path:
-    return folder / "heartbeat" / f"rank_{rank:05d}.{suffix}"
-
-
-def _makes_progress(other: Heartbeat | None, limit: float) -> bool:
-    return other is not None and other.since + other.measure_silence(time.time()) <= limit
-
-
-def _is_silent(other: Heartbeat, now: float) -> bool:
-    return other.measure_silence(now) > SILENT_SECONDS
-
-
-def _describe_silent(rank: int, last: Heartbeat | None, now: float) -> str:
-    if last is None:
-        return f"rank {rank}, which has sent no heartbeat"
-    silence = f"no heartbeat for {last.measure_silence(now):.0f} s"
-    process = f"its process {last.pid} on {last.host} may be dead"
-    return f"rank {rank} ({silence}, {process}), last seen {last.doing} after step {last.step}"
-
-
-def _join(texts: list[str]) -> str:
-    named = "; ".join(texts[:MAX_NAMED_RANKS])
-    return f"{named}; and {len(texts) - MAX_NAMED_RANKS} more" if len(texts) > MAX_NAMED_RANKS else named
 
 
 def _write_stacks(path: Path, sentence: str) -> bool:

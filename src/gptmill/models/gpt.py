@@ -109,6 +109,11 @@ class GPT(Transformer):
         """Whether all attention can continue from a KV cache; that of a plug-in can if it derives from `Attention`."""
         return all(isinstance(block.attention, Attention) for block in self.blocks)
 
+    @property
+    def takes_branches(self) -> bool:
+        """Whether all attention keeps to a dense mask with positions of its own; that of a plug-in may not."""
+        return type(self) is GPT and self.has_kv_cache
+
     def _begin_decoding(
         self, tokens_BT: Tensor, positions: Tensor, num_positions: int, is_filled: bool
     ) -> tuple[Tensor, list[BlockContext]]:

@@ -5,7 +5,7 @@ Shape suffixes: B batch, T sequence, C channels, V vocabulary, W width of value 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,7 +20,7 @@ from gptmill.models.attention import BlockContext, find_value_table
 from gptmill.models.block import Block
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import LossConfig, VocabShare
-from gptmill.models.masks import can_use_flex_attention, make_mask
+from gptmill.models.masks import Branches, can_use_flex_attention, make_branch_mask, make_mask
 from gptmill.models.mixture_of_experts import RouterStats
 from gptmill.models.norms import build_norm
 from gptmill.models.rotary import make_rope
@@ -72,13 +72,21 @@ class Transformer(LanguageModel):
             self.block_class(config, config.num_layers + ahead) for ahead in range(config.mtp_heads)
         )
 
-    def hidden_states(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+    def hidden_states(
+        self, tokens_BT: Tensor, documents_BT: Tensor | None = None, branches: Branches | None = None
+    ) -> Tensor:
         """The final hidden states, behind the last norm.
 
         `documents_BT` holds, for each token, the position in the row at which its document begins. Documents then do
-        not attend to each other, and learned positions count from their beginnings.
+        not attend to each other, and learned positions count from their beginnings. `branches` are for models that
+        take them, instead of documents.
         """
-        return self._normalise(self._run_blocks(tokens_BT, documents_BT).x_BTC)
+        if branches is None:
+            return self._normalise(self._run_blocks(tokens_BT, documents_BT).x_BTC)
+        rope = make_rope(branches.positions_BT, self.config)
+        contexts = {window: BlockContext(rope, make_branch_mask(window, branches)) for window in self.list_masks()}
+        x_BTC = self._embed(tokens_BT, branches.positions_BT)
+        return self._normalise(self._run_layers(tokens_BT, x_BTC, contexts).x_BTC)
 
     def lm_head(self, x_BTC: Tensor) -> Tensor:
         """Logits: the product with the token embedding, or with a matrix of its own, and the soft-cap."""
@@ -130,6 +138,9 @@ class Transformer(LanguageModel):
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         contexts = self._make_contexts(tokens_BT, documents_BT, counts_BT)
         x_BTC = self._embed(tokens_BT, positions_T if documents_BT is None else positions_T - documents_BT)
+        return self._run_layers(tokens_BT, x_BTC, contexts)
+
+    def _run_layers(self, tokens_BT: Tensor, x_BTC: Tensor, contexts: Mapping[int | None, BlockContext]) -> Backbone:
         stats: list[RouterStats] = []
         for layer, block in enumerate(self.blocks):
             values_BTW = self._embed_values(tokens_BT, layer)

@@ -61,10 +61,8 @@ def main() -> int:
 def check_checkpoints(*, is_tiny: bool) -> bool:
     """Whether saves and snapshots cost less than their limit."""
     cadence = TINY_CADENCE if is_tiny else Cadence()
-    if is_tiny:
-        events = train_with_saves(TINY_STEPS, TINY_FLAGS, cadence, TINY_TOKENS)
-    else:
-        events = train_with_saves(STEPS, [])
+    sizes = (TINY_STEPS, TINY_FLAGS, cadence, TINY_TOKENS) if is_tiny else (STEPS, [], cadence)
+    events = train_with_saves(*sizes)
     print("```text")
     share = report_stalls(events, cadence)
     print("```")

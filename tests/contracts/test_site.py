@@ -48,6 +48,13 @@ def test_the_navigation_lists_every_page_once() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_one_title_and_it_comes_first(page: Path) -> None:
+    text = read_prose(page)
+    assert text.startswith("# ")
+    assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_list_is_nested_by_less_than_four_spaces(page: Path) -> None:
     """GitHub takes two for a level; Python-Markdown, which makes the site, takes such an item for text."""
     assert not re.search(r"^ {1,3}(- |\d+\. )", read_prose(page), re.MULTILINE)

@@ -87,9 +87,7 @@ def test_the_table_is_complete() -> None:
 def test_the_counts_are_those_of_the_rows() -> None:
     states = Counter((item.number[:3], item.state) for item in list_items())
     rows = re.findall(r"^\| (00\d|all) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", read_page(), re.MULTILINE)
-    counted = {
-        document: (count, *(states[document, state] for state in STATES)) for document, count in ITEMS.items()
-    }
+    counted = {document: (count, *(states[document, state] for state in STATES)) for document, count in ITEMS.items()}
     counted["all"] = tuple(map(sum, zip(*counted.values(), strict=True)))
     assert {document: tuple(map(int, numbers)) for document, *numbers in rows} == counted
 

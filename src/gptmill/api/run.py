@@ -49,11 +49,14 @@ class CheckpointEntry:
 
 @dataclass(frozen=True)
 class Sample:
-    """A text that the model wrote at an evaluation."""
+    """What the model wrote at an evaluation."""
 
     step: int
     prompt: str
     text: str
+    """The first sample of rank 0."""
+    more_texts: tuple[str, ...] = ()
+    """Its other samples, then those of the other ranks."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,7 +106,7 @@ class Run:
     def samples(self) -> list[Sample]:
         """What the model wrote at the evaluations."""
         drawn = [event for event in self.events if isinstance(event, SampleDrawn)]
-        return [Sample(event.step, event.prompt, event.text) for event in drawn]
+        return [Sample(event.step, event.prompt, event.text, tuple(event.more_texts)) for event in drawn]
 
     @property
     def checkpoints(self) -> list[CheckpointEntry]:

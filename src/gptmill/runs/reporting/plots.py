@@ -13,7 +13,7 @@ from gptmill.runs.reporting.formatting import format_amount, format_number
 from gptmill.runs.reporting.series import Series
 from gptmill.runs.reporting.style import STYLES
 from gptmill.runs.reporting.svg import Axis, Chart, Line, Points, make_axis
-from gptmill.runs.terminal_report import draw_chart
+from gptmill.runs.text_chart import draw_chart
 
 WIDE, WIDE_HEIGHT = 736.0, 320.0
 NARROW, NARROW_HEIGHT = 356.0, 250.0

@@ -37,7 +37,7 @@ def open_trackers(
         SampleFiles(run.samples, resumed_at),
     ]
     if not is_quiet:
-        trackers.append(build_console())
+        trackers.append(build_console(config.print_freq))
     if config.use_tensorboard:
         trackers.append(TensorBoard(run.tensorboard, resumed_at))
     if config.use_wandb and find_wandb_mode(config) != "disabled":

@@ -148,4 +148,4 @@ def test_every_size_goes_with_every_tier_and_wins(tier: str, monkeypatch: pytest
 
 def test_a_tier_leaves_no_width_of_a_recipe_s_model(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, None)
-    assert resolve("custom-300m", PresetOptions(hardware="8gb")).model.hidden_size == 1408
+    assert resolve("custom-300m-modern", PresetOptions(hardware="8gb")).model.hidden_size == 1408

@@ -21,7 +21,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.config.serialization import dump_toml, format_flags
 from gptmill.config.validation import check_config
-from gptmill.data.corpus_preparation import find_data_dir, needs_preparing
+from gptmill.data.corpus_preparation import find_data_dir, make_prepare_command, needs_preparing
 from gptmill.experiments.child_run import Say
 from gptmill.experiments.trial_plan import TrialPlan, plan_trial
 from gptmill.experiments.trials import UNTRACKED, TrialError, Trials, open_trials_folder
@@ -136,8 +136,7 @@ def _check(config: RunConfig, steps: int, ranks: int) -> None:
     if config.data.mixture is None and needs_preparing(config.data):
         raise UserError(
             f"a probe trains on the prepared corpus, and {find_data_dir(config.data)} holds none; prepare it first: "
-            f"gptmill prepare {config.data.corpus} --tokenizer {config.data.tokenizer or 'gpt2'} "
-            f"--val_fraction {config.data.val_fraction}"
+            f"{make_prepare_command(config.data)}"
         )
 
 

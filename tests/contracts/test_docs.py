@@ -197,7 +197,10 @@ def test_every_flag_exists(page: Path) -> None:
         names |= set(re.findall(r'add_argument\(\s*"--(\w+)"', read(benchmark)))
     for example in (PROJECT / "examples").glob("*.py"):  # options of plug-ins
         names |= set(re.findall(r"^    (\w+): (?:int|float|str|bool) = ", read(example), re.MULTILINE))
-    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", read(page))}
+    text = read(page)
+    if page.name.startswith("from-"):  # their names are in the first column of each table
+        text = re.sub(r"^\|.*?\|", "|", text, flags=re.MULTILINE)
+    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     assert named <= names
 
 

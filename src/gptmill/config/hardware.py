@@ -50,17 +50,17 @@ HARDWARE_PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 GIB = 1 << 30
+SMALLEST_GPU_GB = {"8gb": 8, "12gb": 10, "24gb": 24, "80gb": 80}
 MIN_REPORTED_SHARE = 0.9  # of the nominal memory: error correction (ECC) takes some of it
 USABLE_SHARE = 0.9  # of the reported memory: the CUDA context, fragmentation and the display take the rest
 
 
 def choose_preset(memory_bytes: int) -> str:
     """The largest preset for a GPU with this much memory; raises UserError if all are larger."""
-    sizes = {name: MIN_REPORTED_SHARE * GIB * int(name.removesuffix("gb")) for name in HARDWARE_PRESETS}
-    fitting = [name for name, size_bytes in sizes.items() if size_bytes <= memory_bytes]
+    fitting = [name for name, size in SMALLEST_GPU_GB.items() if MIN_REPORTED_SHARE * GIB * size <= memory_bytes]
     if not fitting:
         raise UserError(
-            f"this GPU has {memory_bytes / GIB:.1f} GB, less than the smallest preset, {next(iter(sizes))}; "
+            f"this GPU has {memory_bytes / GIB:.1f} GB, less than the smallest preset, {next(iter(SMALLEST_GPU_GB))}; "
             "set sizes without --hardware, e.g. --num_layers 6 --embd_size 384 --num_heads 6 --mini_batch_size 8"
         )
     return fitting[-1]

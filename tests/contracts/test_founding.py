@@ -119,9 +119,19 @@ def list_commands() -> dict[str, list[tuple[str, Shown]]]:
     for item in list_items():
         for shown in list_shown(item):
             is_run = shown.command.startswith("gptmill ") and not shown.command.startswith(NOT_RUN)
-            if is_run and not shown.needs_gpu and shown.command not in elsewhere:
+            if is_run and not shown.needs_gpu and (shown.printed or shown.command not in elsewhere):
                 commands.setdefault(shown.command, []).append((item.number, shown))
     return commands
+
+
+def test_what_is_not_run_here_is_run_elsewhere_or_needs_a_gpu() -> None:
+    run, elsewhere = list_commands().keys(), list_documented_commands().keys()
+    for item in list_items():
+        for shown in list_shown(item):
+            is_run = shown.command in run
+            is_excused = shown.needs_gpu or shown.command.startswith(("python benchmarks/", *NOT_RUN))
+            assert is_run or is_excused or shown.command in elsewhere, f"{item.number}: {shown.command}"
+            assert is_run or not (shown.printed or shown.code), f"{item.number}: nobody checks {shown.printed}"
 
 
 def test_every_command_does_what_its_rows_say(

@@ -150,7 +150,7 @@ def asks_to_resume(recipe: str | None, flags: dict[str, Any]) -> bool:
 
 def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     """Prints the report and what to try next; of a run that was stopped, the summary and how to resume."""
-    from gptmill.runs.terminal_report import make_report, make_summary
+    from gptmill.runs.reporting.terminal_report import make_report, make_summary
 
     program, encoding = find_program(), sys.stdout.encoding or "utf-8"
     logdir = outcome.config.tracking.logdir

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 from typing import Literal, NamedTuple
 
@@ -16,7 +15,6 @@ from gptmill.runs.events import (
     StepLogged,
     TrainEvalDone,
 )
-from gptmill.runs.reporting.formatting import format_perplexity
 
 MAX_SAMPLE_CHARS = 240  # of one sample; samples/ has them whole
 
@@ -42,7 +40,7 @@ def list_learning(event: StepLogged, val_loss: float | None) -> list[str]:
     parts = [
         f"epoch {event.epoch:.2f}",
         f"loss {event.loss:.4f}",
-        f"ppl {_format_finite_perplexity(event.perplexity)}",
+        f"ppl {_format_short(event.perplexity)}",
         f"val {val_loss:.4f}" if val_loss is not None else "",
         f"lr {event.lr:.2e}",
         f"norm {event.grad_norm:.3f}",
@@ -149,8 +147,10 @@ def _join_lines(text: str, encoding: str) -> str:
     return make_plain(text, encoding).replace("\t", " ").replace("\n", mark)
 
 
-def _format_finite_perplexity(perplexity: float) -> str:
-    return format_perplexity(perplexity) if math.isfinite(perplexity) else f"{perplexity}"
+def _format_short(perplexity: float) -> str:
+    if perplexity < 100:
+        return f"{perplexity:,.2f}"
+    return f"{perplexity:,.0f}" if perplexity < 1e6 else f"{perplexity:.3g}"
 
 
 def _format_long(perplexity: float) -> str:

@@ -8,8 +8,8 @@ from gptmill.runs.directory import RunDirectory
 from gptmill.runs.display import make_plain, make_writable
 from gptmill.runs.events import SampleDrawn
 from gptmill.runs.reporting.facts import RunFacts, collect_facts
-from gptmill.runs.terminal_summary import describe_summary, make_title
-from gptmill.runs.text_chart import Points, draw_chart
+from gptmill.runs.reporting.terminal_summary import describe_summary, make_title
+from gptmill.runs.reporting.text_chart import Points, draw_chart
 
 CURVE_POINTS = 120
 MAX_DRAWN = 1e9  # a larger loss would flatten the curve

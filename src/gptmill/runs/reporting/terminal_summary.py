@@ -72,7 +72,7 @@ def _list_totals(facts: RunFacts) -> list[str]:
     record, speed = facts.record, facts.speed
     if not record.logged_steps:
         return []
-    steps = f"{round(record.tokens):,} in {record.last_step:,} steps"
+    steps = f"{record.tokens:,.0f} in {record.last_step:,} steps"
     rates = [
         f"{format_number(speed.mean_tokens_per_second)} tokens/s" if speed.mean_tokens_per_second else "",
         f"{format_number(speed.samples_per_second)} samples/s" if speed.samples_per_second else "",

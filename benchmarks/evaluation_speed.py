@@ -5,7 +5,8 @@
 
 gptmill runs as a process of its own, so its time includes the imports, reading weights and data, and encoding;
 "scoring" is encoding and scoring alone. The harness (pip install 'lm-eval[hf]') runs in this process with the same
-weights in transformers, in bf16 on a GPU; its time is that of its loglikelihood call, which encodes and scores.
+weights in transformers, in bf16 on a GPU; its time is that of its loglikelihood call, which encodes and scores, after
+a short one, since gptmill loads the GPU's libraries beforehand, too.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ def time_harness(model: GPT, tokenizer: Tokenizer, options: argparse.Namespace) 
     on_gpu = torch.cuda.is_available()
     theirs = theirs.to("cuda" if on_gpu else "cpu", torch.bfloat16 if on_gpu else torch.float32).eval()
     harness = HFLM(pretrained=theirs, tokenizer=build_hf_tokenizer(), batch_size=options.harness_batch)
+    harness.loglikelihood(instances[: options.harness_batch], disable_tqdm=True)
     started = time.perf_counter()
     found = harness.loglikelihood(instances, disable_tqdm=True)
     seconds = time.perf_counter() - started

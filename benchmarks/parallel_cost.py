@@ -63,13 +63,14 @@ def main() -> int:
         data_dir = options.data_dir or make_corpus(folder, "gpt2" if on_gpu else "byte")
         check_corpus(data_dir)
         flags = [*(ON_GPU if on_gpu else ON_CPU).split(), "--data_dir", make_absolute(data_dir), *options.flags.split()]
-        print(f"{describe_machine()}; {options.recipe}, {options.ranks} rank(s)\n\n| round | {' | '.join(speeds)} |")
-        print(f"|---|{'---:|' * len(speeds)}", flush=True)
+        print(f"{describe_machine()}; {options.recipe}, {options.ranks} rank(s)\n\n| round | way | tokens/s |")
+        print("|---|---|---:|", flush=True)
         for number in range(1, options.rounds + 1):
             for way, found in speeds.items():
                 found.append(measure(way, options, flags, folder / f"{way}-{number}"))
-            print(f"| {number} | {' | '.join(f'{found[-1]:,.0f}' for found in speeds.values())} |", flush=True)
+                print(f"| {number} | {way} | {found[-1]:,.0f} |", flush=True)
     means = [statistics.fmean(found) for found in speeds.values()]
+    print(f"\n| | {' | '.join(speeds)} |\n|---|{'---:|' * len(speeds)}")
     print(f"| mean tokens/s | {' | '.join(f'{mean:,.0f}' for mean in means)} |")
     print(f"| against {options.ways[0]} | {' | '.join(f'{mean / means[0] - 1:+.1%}' for mean in means)} |")
     return 0

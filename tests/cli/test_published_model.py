@@ -112,6 +112,8 @@ def run_harness(source: Path, examples: Path, folder: Path) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(source, **place)
     language_model = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=16, max_length=1024)
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    results = lm_eval.simple_evaluate(language_model, ["local_hellaswag"], task_manager=manager, bootstrap_iters=0)
+    results = lm_eval.simple_evaluate(
+        language_model, tasks=["local_hellaswag"], task_manager=manager, bootstrap_iters=0
+    )
     scores: dict[str, Any] = results["results"]["local_hellaswag"]
     return scores

@@ -198,7 +198,7 @@ def test_an_empty_continuation_is_refused(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("fixed_shapes", [False, True])
-def test_batches_hold_every_sequence_once_in_few_shapes(fixed_shapes: bool) -> None:
+def test_batches_hold_every_sequence_once_with_little_padding_or_in_few_shapes(fixed_shapes: bool) -> None:
     lengths: NDArray[np.int64] = np.random.default_rng(0).integers(1, 301, 500)
     batches = plan_batches(lengths, 300, 1000, fixed_shapes=fixed_shapes)
     assert sorted(np.concatenate([batch.members for batch in batches]).tolist()) == [*range(500)]
@@ -206,9 +206,11 @@ def test_batches_hold_every_sequence_once_in_few_shapes(fixed_shapes: bool) -> N
         assert len(batch.members) <= batch.height
         assert lengths[batch.members].max() <= batch.width
         assert batch.height * batch.width <= 1000 or batch.height == 1
-    assert {batch.width for batch in batches} <= {*list_widths(300)}
     if fixed_shapes:
+        assert {batch.width for batch in batches} <= {*list_widths(300)}
         assert len({(batch.height, batch.width) for batch in batches}) <= len(list_widths(300))
+    else:
+        assert sum(batch.height * batch.width for batch in batches) < 1.05 * lengths.sum()
 
 
 def test_no_width_exceeds_the_context() -> None:

@@ -33,6 +33,7 @@ from gptmill.inference.opening import load_source
 from gptmill.runs.checkpoints.storage import list_step_folders, read_step
 from gptmill.runs.directory import RunDirectory, find_run
 from gptmill.runtime.compiling import list_compile_options, raise_recompile_limit
+from gptmill.runtime.gpu_warm_up import start_warm_up
 from gptmill.runtime.world import World, open_world
 
 Scores = TaskScores | TextScores | DiversityScores
@@ -58,13 +59,14 @@ def evaluate(
     check_request(request)
     if request.all or request.every is not None:
         raise UserError("evaluate takes one checkpoint; for several, call it for each of open_run(…).checkpoints")
-    inputs = Inputs(request)
     if isinstance(model, Model):
-        world = World(0, 1, model.device)
+        world, inputs = World(0, 1, model.device), Inputs(request)
         loaded = LoadedModel(model.module, model.tokenizer, model.step)
         found = list(score_model(loaded, inputs, world, progress=progress))
     else:
         with open_world(request.loading.device) as world:
+            start_warm_up(world.device)
+            inputs = Inputs(request)
             found = list(score_source(os.fspath(model), inputs, world, progress=progress))
     return {scored.scores.name: scored.scores for scored in found}
 

@@ -36,13 +36,16 @@ def run(arguments: list[str]) -> int:
     command.check_words(parsed.words, 1, 1)
     check_output(request.json)
     from gptmill.api.evaluation import Inputs, check_request, score_source
+    from gptmill.runtime.gpu_warm_up import start_warm_up
     from gptmill.runtime.world import open_world
 
     check_request(request)
     if request.harness is not None:
         return print_harness(parsed.words[0], request)
-    inputs, found = Inputs(request), list["Scored"]()
+    found = list["Scored"]()
     with open_world(request.loading.device) as world:
+        start_warm_up(world.device)
+        inputs = Inputs(request)
         try:
             for scored in score_source(parsed.words[0], inputs, world):
                 found.append(scored)

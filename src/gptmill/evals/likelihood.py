@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from gptmill.config.run import PrecisionName
 from gptmill.data.batches.batch import find_documents
 from gptmill.data.tokenizers import Tokenizer
-from gptmill.evals.length_batches import LengthBatch, plan_batches
+from gptmill.evals.length_batches import plan_batches
 from gptmill.evals.prompts import Request
 from gptmill.evals.request_encoding import Sequences, encode_requests
+from gptmill.evals.sequence_table import ScoredBatch, SequenceTable
 from gptmill.models.gpt import GPT
 from gptmill.models.language_model import LanguageModel
 from gptmill.runtime.precision import choose_precision, make_autocast
@@ -130,50 +131,37 @@ class LikelihoodScorer:
 
         Ranks fill in their own columns, and the sum over the ranks is exact: all other summands are 0.
         """
-        world, ends = self._world, np.cumsum(sequences.scored)
-        found = torch.zeros(2, int(ends[-1]), device=world.device)
+        world = self._world
+        found = torch.zeros(2, int(sequences.scored.sum()), device=world.device)
         lengths = np.array([len(ids) - 1 for ids in sequences.ids], dtype=np.int64)
         context = self._model.config.context_length
         batches = plan_batches(lengths, context, self._batch_tokens, fixed_shapes=self._fixed_shapes)
+        table = SequenceTable(sequences, batches, world.device)
         # Where a forward pass needs all ranks, each runs as many, some of them for nothing.
         num_spare = -len(batches) % world.data_size if world.shards_weights else 0
-        num_batches, done = len(batches), 0
-        for number, batch in enumerate([*batches, *batches[-1:] * num_spare]):
-            done = min(done + len(batch.members), len(sequences.ids))
+        done = 0
+        for number in range(len(batches) + num_spare):
+            is_spare = number >= len(batches)
+            done += 0 if is_spare else len(batches[number].members)
             if number % world.data_size != world.data_rank:
                 continue
             if is_stopped():
                 break  # but still join the all-reduce: other ranks may not have been stopped
-            self._score_batch(sequences, batch, ends, found if number < num_batches else torch.zeros_like(found))
+            self._score_batch(table.cut(min(number, len(batches) - 1)), torch.zeros_like(found) if is_spare else found)
             report(done)
         return found
 
-    def _score_batch(self, sequences: Sequences, batch: LengthBatch, ends: NDArray[np.int64], found: Tensor) -> None:
+    def _score_batch(self, batch: ScoredBatch, found: Tensor) -> None:
         """Writes the log-probability of each scored token to its place in `found`, and whether it is the likeliest."""
-        members, width = batch.members, batch.width
-        counts = sequences.scored[members]
-        ids = [sequences.ids[member] for member in members]
-        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))[:, None]
-        columns = np.arange(width + 1)
-        whole = np.zeros((batch.height, width + 1), dtype=np.int64)
-        rows = whole[: len(ids)]
-        rows[columns < lengths] = np.concatenate(ids)
-        is_scored = (columns < lengths) & (columns >= lengths - counts[:, None])
-        # Of each scored token: its id, the position whose logits predict it, and its place among the results.
-        targets = rows[is_scored]
-        positions = (np.arange(len(ids))[:, None] * width + columns - 1)[is_scored]
-        places = np.repeat(ends[members] - np.cumsum(counts), counts) + np.arange(len(targets))
-        np.put_along_axis(rows, lengths - 1, 0, axis=1)  # nothing is predicted from the last
-        tokens_BT = np.ascontiguousarray(whole[:, :-1])
-        positions_K, targets_K, places_K = map(self._send, (positions, targets, places))
         with make_autocast(self._precision, self._world.device):
-            x_KC, lm_head = self._compute(self._send(tokens_BT), positions_K)
-            for chunk in range(0, len(targets_K), self._logit_chunk):
+            x_KC, lm_head = self._compute(batch.tokens_BT, batch.positions_K)
+            for chunk in range(0, len(x_KC), self._logit_chunk):
                 part = slice(chunk, chunk + self._logit_chunk)
-                logits_KV = lm_head(x_KC[part])[:, : self._tokenizer.vocab_size].float()
-                chosen_K = logits_KV.gather(1, targets_K[part, None]).squeeze(1)
-                found[0, places_K[part]] = chosen_K - logits_KV.logsumexp(dim=1)
-                found[1, places_K[part]] = (logits_KV.argmax(dim=1) == targets_K[part]).float()
+                logits_KV, targets_K, places_K = lm_head(x_KC[part]), batch.targets_K[part], batch.places_K[part]
+                logits_KV[:, self._tokenizer.vocab_size :] = -torch.inf  # the vocabulary's padding
+                logprobs_KV = logits_KV.log_softmax(dim=1, dtype=torch.float32)
+                found[0, places_K] = logprobs_KV.gather(1, targets_K[:, None]).squeeze(1)
+                found[1, places_K] = (logits_KV.argmax(dim=1) == targets_K).float()
 
     def _compute(self, tokens_BT: Tensor, positions_K: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """What the LM head makes logits of, at the scored positions only; a model without a head gives logits."""
@@ -182,13 +170,6 @@ class LikelihoodScorer:
             x_BTC = self._model.hidden_states(tokens_BT, documents_BT)
             return x_BTC.flatten(0, 1)[positions_K], self._model.lm_head
         return self._model.logits(tokens_BT).flatten(0, 1)[positions_K], nn.Identity()
-
-    def _send(self, array: NDArray[np.int64]) -> Tensor:
-        """To the device, without waiting for the work that it still has to do."""
-        tensor = torch.from_numpy(array)
-        if self._world.device.type != "cuda":
-            return tensor.to(self._world.device)
-        return tensor.pin_memory().to(self._world.device, non_blocking=True)
 
 
 def _report_after(report: Report, done_before: int, total: int, done: int) -> None:

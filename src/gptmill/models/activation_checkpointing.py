@@ -32,7 +32,8 @@ def run_block(block: nn.Module, mode: ActivationCheckpointing, *arguments: Any) 
 
 def run_forward(block: nn.Module, mode: ActivationCheckpointing, *arguments: Any) -> Any:
     """The same without the block's hooks, to be called within them."""
-    return _call(partial(type(block).forward, block), mode if block.training else "none", arguments)
+    # Without a bound method or a partial, which torch 2.11 cannot compile here.
+    return _call(type(block).forward, mode if block.training else "none", (block, *arguments))
 
 
 def _call(block: Callable[..., Any], mode: ActivationCheckpointing, arguments: Sequence[Any]) -> Any:

@@ -1,15 +1,14 @@
 """Writes docs/reference.md: every verb with its options, from the docstrings that also feed --help.
 
-    python docs/site/reference.py
+python docs/site/reference.py
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from gptmill.cli.flags import Command, describe_default
@@ -40,24 +39,13 @@ max_steps = 200
 """
 
 
-class CommandFound(Exception):
-    """Carries the command line that a verb is about to parse."""
-
-    def __init__(self, command: Command) -> None:
-        self.command = command
-
-
 def find_command(verb: str) -> Command:
-    def stop(command: Command, *_: Any) -> None:
-        raise CommandFound(command)
-
+    """The command line that a verb is about to parse when it is asked for help."""
     module = importlib.import_module(f"gptmill.cli.{MODULES.get(verb, verb.replace('-', '_'))}")
-    with patch.object(Command, "parse", stop):
-        try:
-            module.run(["--help"])
-        except CommandFound as found:
-            return found.command
-    raise AssertionError(f"gptmill {verb} --help parses nothing")
+    with patch.object(Command, "parse", autospec=True, side_effect=SystemExit) as parse, suppress(SystemExit):
+        module.run(["--help"])
+    command: Command = parse.call_args.args[0]
+    return command
 
 
 def write_reference() -> str:
@@ -80,13 +68,13 @@ def describe_verb(command: Command) -> str:
 
 
 def describe_fields(fields: list[Field]) -> str:
-    return "\n".join(["| Option | Default | |", "|---|---|---|", *map(describe_field, fields), ""])
+    return "\n".join(["| Option | What it does |", "|---|---|", *map(describe_field, fields), ""])
 
 
 def describe_field(field: Field) -> str:
     value = "" if field.kind is bool else " " + ("\\|".join(field.choices) or name_value(field.kind))
-    default = describe_default(field.default).strip(" []")
-    return f"| `--{field.name}{value}` | {f'`{default}`' if default else ''} | {escape(field.help)} |"
+    default = "on" if field.default is True else describe_default(field.default).strip(" []")
+    return f"| `--{field.name}{value}` | {escape(field.help)}{f' Default: `{default}`.' if default else ''} |"
 
 
 def name_value(kind: type) -> str:

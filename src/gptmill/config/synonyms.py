@@ -44,7 +44,9 @@ NAMES_ELSEWHERE = {
     "num_experts": "num_local_experts n_experts",
     "size": "model model_name model_size model_type flavor",
     "eval_freq": "eval_interval eval_steps eval_strategy eval_every evaluation_interval val_every val_interval",
-    "checkpoint_freq": "save_steps save_strategy save_every save_interval save_freq checkpoint_interval checkpoint_every",
+    "checkpoint_freq": (
+        "save_steps save_strategy save_every save_interval save_freq checkpoint_interval checkpoint_every"
+    ),
     "keep_checkpoints": "save_total_limit keep_latest_k max_checkpoints",
     "log_freq": "log_interval logging_steps log_every log_steps",
     "use_tensorboard": "tensorboard use_tb tensorboard_dir tensorboard_log_dir",
@@ -113,7 +115,7 @@ ADVICE = {
     "auto_find_batch_size": "--hardware auto sets sizes for this GPU; gptmill tune measures them",
     "torch_empty_cache_steps": "PyTorch reuses its memory; lower --mini_batch_size if it does not suffice",
     "eval_on_start": "the start and the end are always evaluated, besides every --eval_freq steps",
-    "val_data_path": "--val_fraction holds out a part of the corpus; gptmill prepare takes a validation text of its own",
+    "val_data_path": "--val_fraction holds out a part of the corpus; gptmill prepare takes a text of its own",
     "load_best_model_at_end": "best_model has the lowest validation loss; --export_best exports it at the end",
     "push_to_hub": "--export_best hf writes a Hugging Face folder at the end, for you to upload",
     "always_save_checkpoint": "every --checkpoint_freq steps and the end are saved, whatever the loss",

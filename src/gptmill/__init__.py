@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gptmill.runs.events import Event
     from gptmill.runs.trackers.protocol import Tracker
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Attention",
     "Batch",

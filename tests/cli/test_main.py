@@ -66,6 +66,7 @@ CONFIGS = {
     "plan": (PlanRequest, PresetOptions, RunConfig),
     "tune": (TuneRequest, PresetOptions, RunConfig),
     "bench": (BenchRequest, PresetOptions, RunConfig),
+    "completion": (),
 }
 FOUNDING_FLAGS = (
     "total_batch_size mini_batch_size context_length num_layers embd_size num_heads max_lr min_lr warmup_steps "
@@ -137,6 +138,8 @@ def test_the_help_of_a_verb_groups_all_its_flags_and_loads_no_torch(verb: str) -
         assert f"\n{title}:\n" in answer.stdout
     for field in fields:
         assert "".join(field.help.split()) in read_flag(answer.stdout, field.name)
+    headings = re.findall(r"^(\w.*):$", answer.stdout, re.MULTILINE)
+    assert headings[headings.index("Help") + 1] == "Examples"
 
 
 def test_the_help_of_train_has_the_founding_flags_and_the_recipes(gptmill: GptMill) -> None:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from gptmill.cli.help_text import describe_examples
 from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.schema import Field, list_fields, parse_value
 from gptmill.config.synonyms import suggest_option
 
 MAX_HELP_WIDTH = 120
+ASK = "\0command"  # no shell can pass this word
 SWITCH_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -41,7 +43,9 @@ class Command:
         `defaults`, the values of a recipe, replace the classes' defaults in the help. Raises ConfigError with all
         unknown flags and invalid values, and with what `find_more_problems` then finds in words and values.
         """
-        fields = {field.name: field for config in self.configs for field in list_fields(config)}
+        if arguments == [ASK]:
+            raise AskedCommand(self)
+        fields = self.list_fields()
         aliases = {**RENAMED_FIELDS, **self.aliases}
         shows_help = any(argument.startswith(("-h", "--help")) for argument in arguments)
         parser = _build_parser(self, fields, defaults or {}, shows_help)
@@ -63,12 +67,37 @@ class Command:
             raise ConfigError(problems + more)
         return Parsed(words, values)
 
+    def list_fields(self) -> dict[str, Field]:
+        """The fields behind the flags, by name."""
+        return {field.name: field for config in self.configs for field in list_fields(config)}
+
+    def list_usages(self) -> list[str]:
+        """Every form of the command, as in `gptmill runs compare RUN RUN [RUN ...] [flags]`."""
+        return [" ".join(filter(None, ["gptmill", self.verb, form, "[flags]"])) for form in self.words.split(" | ")]
+
     def check_words(self, words: list[str], least: int, most: int) -> None:
         """Raises UserError unless the number of positional words is right."""
         if not least <= len(words) <= most:
             given = " ".join(["gptmill", self.verb, *words])
             usage = " ".join(filter(None, ["gptmill", self.verb, self.words, "[flags]"]))
             raise UserError(f"{given}: the usage is {usage}")
+
+
+class AskedCommand(Exception):  # noqa: N818
+    """Carries the command of a verb to the one who asked the verb for it with `ASK`."""
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(command.verb)
+        self.command = command
+
+
+def ask_command(run: Callable[[list[str]], int]) -> Command:
+    """The command of a verb, given the function that runs it."""
+    try:
+        run([ASK])
+    except AskedCommand as answer:
+        return answer.command
+    raise AssertionError("a verb begins by parsing its arguments")
 
 
 @dataclass(frozen=True)
@@ -100,11 +129,13 @@ def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str
     width = min(shutil.get_terminal_size().columns, MAX_HELP_WIDTH)
     parser = _Parser(
         prog=f"gptmill {command.verb}",
-        usage=f"gptmill {command.verb} {command.words} [flags]",
+        usage="\n       ".join(command.list_usages()),
         description=command.summary,
+        epilog=describe_examples(command.verb),
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=width),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
+        add_help=False,
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     groups = {
@@ -123,6 +154,7 @@ def _build_parser(command: Command, fields: dict[str, Field], defaults: dict[str
         else:
             metavar = "|".join(field.choices) or {int: "N", float: "X", str: "TEXT"}[field.kind]
             group.add_argument(f"--{field.name}", metavar=metavar, help=text)
+    parser.add_argument_group("Help").add_argument("-h", "--help", action="help", help="Show this text and exit.")
     return parser
 
 
@@ -192,10 +224,10 @@ def _is_number(text: str) -> bool:
 
 
 def _describe(field: Field, default: Any) -> str:
-    return field.help.replace("%", "%%") + _describe_default(default)
+    return field.help.replace("%", "%%") + describe_default(default)
 
 
-def _describe_default(value: Any) -> str:
+def describe_default(value: Any) -> str:
     if value is None or value is False or value == "":
         return ""
     if isinstance(value, str) and not value.isprintable():

@@ -13,33 +13,46 @@ from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import gptmill
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.plugins import load_installed_plugins, load_plugins
 
-VERBS = {
-    "prepare": "tokenize text files, folders, datasets or named corpora into shards",
-    "tokenizer": "train a BPE tokenizer, or inspect one",
-    "train": "train a model from a recipe, or resume a run",
-    "sample": "generate text with a trained model",
-    "eval": "evaluate a model: tasks such as HellaSwag, loss and bits per byte of a split or a text",
-    "import": "make a run of a published model: Hugging Face, GGUF, llm.c or nanoGPT",
-    "export": "write a trained model for transformers, llama.cpp or ONNX Runtime",
-    "compress": "quantize or prune a trained model, and show size, speed and loss before and after",
-    "data": "inspect and verify a prepared corpus, score its documents",
-    "runs": "list, compare and remove runs",
-    "report": "report what a run did, or compare several, as a page, Markdown or JSON",
-    "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",
-    "tensorboard": "show runs in TensorBoard",
-    "verify-resume": "check on this machine that a killed run resumes bit-identically",
-    "plan": "print what a run will take: tokens, memory, disk, time and cost, with warnings",
-    "tune": "find the fastest micro-batch size and compile mode for a recipe",
-    "bench": "benchmark training throughput, and ablate each optimization",
-    "doctor": "try out what training needs of this machine, and say how to fix what fails",
-    "config": "list recipes and model sizes, show resolved configs",
+VERB_GROUPS = {
+    "Data": {
+        "prepare": "tokenize text files, folders, datasets or named corpora into shards",
+        "tokenizer": "train a BPE tokenizer, or inspect one",
+        "data": "inspect and verify a prepared corpus, score its documents",
+    },
+    "Training": {
+        "train": "train a model from a recipe, or resume a run",
+        "plan": "print what a run will take: tokens, memory, disk, time and cost, with warnings",
+        "tune": "find the fastest micro-batch size and compile mode for a recipe",
+        "bench": "benchmark training throughput, and ablate each optimization",
+        "verify-resume": "check on this machine that a killed run resumes bit-identically",
+    },
+    "Runs": {
+        "runs": "list, compare and remove runs",
+        "report": "report what a run did, or compare several, as a page, Markdown or JSON",
+        "checkpoints": "list, verify, prune and compare a run's checkpoints; show its history",
+        "tensorboard": "show runs in TensorBoard",
+    },
+    "Models": {
+        "sample": "generate text with a trained model",
+        "eval": "evaluate a model: tasks such as HellaSwag, loss and bits per byte of a split or a text",
+        "import": "make a run of a published model: Hugging Face, GGUF, llm.c or nanoGPT",
+        "export": "write a trained model for transformers, llama.cpp or ONNX Runtime",
+        "compress": "quantize or prune a trained model, and show size, speed and loss before and after",
+    },
+    "Setup": {
+        "doctor": "try out what training needs of this machine, and say how to fix what fails",
+        "config": "list recipes and model sizes, show resolved configs",
+        "completion": "print a script that completes commands in bash, zsh or fish",
+    },
 }
+VERBS = {verb: summary for group in VERB_GROUPS.values() for verb, summary in group.items()}
 MODULES = {"import": "import_model"}  # a module cannot be called import
 RANKED_VERBS = ("train", "eval")  # which torchrun may start
 
@@ -113,9 +126,12 @@ def run_module(verb: str, arguments: list[str]) -> int:
         load_installed_plugins()
     for names in find_plugin_flags(arguments):
         load_plugins(names)  # before the flags are parsed: their options are flags too
-    module = importlib.import_module(f"gptmill.cli.{MODULES.get(verb, verb.replace('-', '_'))}")
-    code: int = module.run(arguments)
+    code: int = import_verb(verb).run(arguments)
     return code
+
+
+def import_verb(verb: str) -> ModuleType:
+    return importlib.import_module(f"gptmill.cli.{MODULES.get(verb, verb.replace('-', '_'))}")
 
 
 def find_plugin_flags(arguments: list[str]) -> list[str]:
@@ -126,16 +142,8 @@ def find_plugin_flags(arguments: list[str]) -> list[str]:
 
 def describe_verbs() -> str:
     width = max(map(len, VERBS)) + 2
-    lines = [f"  {verb:<{width}}{summary}" for verb, summary in VERBS.items()]
-    return "\n".join(
-        [
-            "gptmill: text in, trained GPT out",
-            "",
-            "usage: gptmill VERB [flags]",
-            "",
-            *lines,
-            "",
-            "gptmill VERB --help shows the options of a verb. Start with: gptmill train demo",
-            "",
-        ]
-    )
+    lines = ["gptmill: text in, trained GPT out", "", "usage: gptmill VERB [flags]", ""]
+    for title, verbs in VERB_GROUPS.items():
+        lines += [f"{title}:", *(f"  {verb:<{width}}{summary}" for verb, summary in verbs.items()), ""]
+    lines += ["gptmill VERB --help shows the options of a verb, and examples. Start with: gptmill train demo", ""]
+    return "\n".join(lines)

@@ -44,7 +44,16 @@ def _check_batch_size(batch: int, values: Values) -> str:
     below = batch // quantum * quantum
     nearest = join_numbers([size for size in (below, below + quantum) if size])
     product = f"mini_batch_size {windows} x context_length {window} x {world_size} rank(s) = {quantum:,} tokens"
-    return f"is not a multiple of {product}; the nearest are {nearest}"
+    return f"is not a multiple of {product}; the nearest are {nearest}{_suggest_mini_batch_size(batch, values)}"
+
+
+def _suggest_mini_batch_size(batch: int, values: Values) -> str:
+    """The largest smaller one that divides the batch among the ranks, where there is one."""
+    windows, rest = divmod(batch, values["context_length"] * values["world_size"])
+    if rest or not windows:
+        return ""
+    fitting = next(size for size in range(min(windows, values["mini_batch_size"]), 0, -1) if windows % size == 0)
+    return f"; or keep it, with --mini_batch_size {fitting}"
 
 
 def _check_batch_size_warmup(values: Values) -> str:

@@ -60,10 +60,12 @@ def train_step(
     state.reduction.reduce_gradients()
     is_due = is_histogram_due(config.tracking.histogram_freq, state.step + 1)
     takes_histograms = is_due and (world.is_main or world.shards_weights or state.optimizer.is_sharded)
+    state.is_updating = True
     norm_and_scale, histograms = _update(state, config, world, reduced[1:3], takes_histograms=takes_histograms)
     state.step += 1
     state.windows_jumped += first - state.windows_read
     state.windows_read = windows[1]
+    state.is_updating = False
     values = send_to_host(torch.cat([norm_and_scale, reduced]))
     return StepStats(
         state.step,

@@ -155,13 +155,9 @@ def _check_parallel(values: Values) -> str:
 
 
 def _check_exact_ranks(values: Values) -> str:
-    if not values["exact_ranks"]:
+    if not values["exact_ranks"] or values["parallel"] in ("auto", "zero1"):
         return ""
-    if values["parallel"] not in ("auto", "zero1"):
-        return f"adds up gradients in its own way, not that of --parallel {values['parallel']}; remove one of them"
-    axes = ("tensor_parallel", "context_parallel", "expert_parallel")
-    divided = [f"--{name}" for name in axes if values.get(name, 1) != 1]
-    return f"divides the batch among ranks, not the model by {join_words(divided)}; remove one" if divided else ""
+    return f"adds up gradients in its own way, not that of --parallel {values['parallel']}; remove one of them"
 
 
 def join_words(words: Sequence[str]) -> str:

@@ -82,6 +82,16 @@ def _check_exact_ranks(values: Values) -> str:
     return f"adds in one order on any number of ranks, but {shared[0]} has another; use --no_exact_ranks"
 
 
+def list_split_flags(machine: MachineConfig) -> list[str]:
+    """The flags by which ranks share layers, windows or experts."""
+    return [f"--{name} {getattr(machine, name)}" for name in FIELDS if getattr(machine, name) > 1]
+
+
+def count_sharing_ranks(machine: MachineConfig) -> int:
+    """How many ranks have one copy of the model together."""
+    return machine.tensor_parallel * machine.context_parallel * machine.expert_parallel
+
+
 def shares_more_than_data(machine: MachineConfig) -> bool:
     """Whether ranks share layers, windows or experts."""
     return any(getattr(machine, name) > 1 for name in FIELDS)

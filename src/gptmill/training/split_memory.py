@@ -74,7 +74,7 @@ def estimate_split_memory(config: RunConfig, plan: TrainPlan, own: ShardedUnits)
 def make_rank_model(model: ModelConfig, machine: MachineConfig) -> ModelConfig:
     """The model whose activations one rank has: some heads and hidden units, of some positions."""
     size = machine.tensor_parallel
-    feed_forward = replace(model.feed_forward, ffn_size=model.hidden_size // size)  # type: ignore[call-arg]
+    feed_forward = replace(model.feed_forward, ffn_size=model.hidden_size // size)
     return replace(
         model,
         num_heads=model.num_heads // size,

@@ -23,6 +23,7 @@ from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.flight_recorder import set_up_flight_recorder
+from gptmill.runtime.host_allocator import keep_freed_memory
 from gptmill.runtime.memory import read_device_memory
 from gptmill.runtime.parallel.mesh import arrange_ranks
 from gptmill.runtime.precision import set_matmul_precision
@@ -183,6 +184,8 @@ def open_machine(config: RunConfig, stack: ExitStack) -> World:
         prefix = Path(config.tracking.logdir, config.tracking.run_name or "", "flight_recorder_rank_")
         stack.enter_context(set_up_flight_recorder(prefix))
     world = stack.enter_context(open_world(config.machine.device))
+    if world.device.type == "cpu":
+        stack.enter_context(keep_freed_memory())
     check_cuda_graphs(config, world)
     check_audit(config, world.device)
     return world

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from gptmill.config.value_syntax import parse_mixture, parse_stages
 
 # Whose state is a number per number of a parameter, or whole where a matrix is. What a plug-in does is not known.
 SHARDABLE_OPTIMIZERS = ("adamw", "muon", "lion")
+MOST_WINDOWS = 10**8  # of a step on one rank whose divisors are worth the search
 
 Values = dict[str, Any]
 """The values of all fields by name; "world_size", the number of ranks that read different data; "own_parts", fields
@@ -50,9 +52,11 @@ def _check_batch_size(batch: int, values: Values) -> str:
 def _suggest_mini_batch_size(batch: int, values: Values) -> str:
     """The largest smaller one that divides the batch among the ranks, where there is one."""
     windows, rest = divmod(batch, values["context_length"] * values["world_size"])
-    if rest or not windows:
+    if rest or not 1 <= windows <= MOST_WINDOWS:
         return ""
-    fitting = next(size for size in range(min(windows, values["mini_batch_size"]), 0, -1) if windows % size == 0)
+    small = [size for size in range(1, math.isqrt(windows) + 1) if windows % size == 0]
+    divisors = [*small, *(windows // size for size in small)]
+    fitting = max(size for size in divisors if size <= values["mini_batch_size"])
     return f"; or keep it, with --mini_batch_size {fitting}"
 
 

@@ -27,7 +27,7 @@ from runs import SHOWN_CHARACTERS, check_corpus, make_absolute, read_run, run_gu
 from gptmill.config.errors import UserError
 
 WAYS = {
-    "plain": "",
+    "plain": "--no_exact_ranks",
     "ddp": "--parallel ddp --no_exact_ranks",
     "zero1": "--parallel zero1 --no_exact_ranks",
     "fsdp": "--parallel fsdp --no_exact_ranks",

@@ -147,6 +147,12 @@ def test_what_does_not_go_with_a_budget_is_refused(recipe: str | None, given: di
         check_given(recipe, given)
 
 
+def test_ranks_which_would_each_choose_their_last_step_get_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="--budget plans for one process; run it without torchrun"):
+        check_given(None, {"corpus": "my.txt"})
+
+
 def test_missing_and_tiny_texts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         read_sample(str(tmp_path / "none.txt"))

@@ -69,13 +69,19 @@ def test_several_gpus_are_planned_with_every_strategy(folder: Path, capsys: pyte
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_a_plan_does_not_know_of_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_share_layers_are_planned_as_copies(capsys: pytest.CaptureFixture[str]) -> None:
     words = "gpt2-124m --gpus 8 --gpu h100 --tensor_parallel 2 --mini_batch_size 16 --corpus_tokens 1e10".split()
     found = plan(capsys, *words)
-    assert found["strategies"] == []
-    assert "does not know --tensor_parallel 2: its memory is" in found["warnings"][-1]["message"]
-    assert run_guarded(["plan", *words, "--simulate"]) == 2
-    assert "not split by --tensor_parallel 2" in capsys.readouterr().err
+    (copies,) = found["strategies"]
+    assert found["memory_bytes"] == copies["memory_bytes"]["total"]
+    assert copies["sent_bytes"]["all_reduce"] > 0
+    assert copies["memory_bytes"]["weights"] < 0.51 * 4 * found["parameters"]["total"]
+    assert run_guarded(["plan", *words]) == 0
+    assert "--tensor_parallel 2, with 4 copies of the model: the plan above is for it" in capsys.readouterr().out
+    assert run_guarded(["plan", *words, "--gpus", "3"]) == 2
+    assert "--tensor_parallel 2 takes 2 GPUs or a multiple of them, not 3; add --gpus 2" in capsys.readouterr().err
+    found = plan(capsys, *TINY_FLAGS, "--corpus_tokens", "1e6", "--gpus", "2", "--tensor_parallel", "2")
+    assert "on a CPU the plan does not know --tensor_parallel 2" in found["warnings"][-1]["message"]
 
 
 def test_without_a_named_gpu_time_is_unknown_and_the_way_to_know_it_is_named(

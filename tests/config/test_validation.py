@@ -102,7 +102,7 @@ def test_the_batch_sizes_suggested_are_valid_and_the_nearest(
     assume(batch % quantum)
     values = {"mini_batch_size": micro, "context_length": window}
     (problem,) = find(world_size, total_batch_size=batch, **values)
-    suggestions = read_suggestions(problem)
+    suggestions = read_suggestions(problem.partition("; or keep it")[0])
     assert problem.startswith(f"total_batch_size = {batch}: ")
     assert len(suggestions) == (2 if batch > quantum else 1)
     for size in suggestions:
@@ -131,7 +131,17 @@ def test_the_number_of_ranks_counts() -> None:
     fits = {"total_batch_size": 2 * 64, "mini_batch_size": 4, "context_length": 16}
     assert find(2, **fits) == []
     (problem,) = find(3, **fits)
-    assert "3 rank(s) = 192 tokens; the nearest are 192" in problem
+    assert problem.endswith("3 rank(s) = 192 tokens; the nearest are 192")
+
+
+@pytest.mark.parametrize(("ranks", "fitting"), [(4, 2), (8, 1), (12, None)])
+def test_a_batch_for_fewer_ranks_names_the_micro_batch_that_keeps_it(ranks: int, fitting: int | None) -> None:
+    fields = {"total_batch_size": 128, "mini_batch_size": 4, "context_length": 16}
+    (problem,) = find(ranks, **fields)
+    assert problem.endswith("" if fitting is None else f"; or keep it, with --mini_batch_size {fitting}")
+    assert ("or keep it" in problem) == (fitting is not None)
+    if fitting is not None:
+        assert find(ranks, **fields | {"mini_batch_size": fitting}) == []
 
 
 def test_a_wrong_field_hides_no_conflict_between_others() -> None:

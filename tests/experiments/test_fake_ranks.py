@@ -42,6 +42,24 @@ def test_weights_gradients_and_optimizer_state_are_placed_as_planned(size: str, 
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("size", "flags", "ranks"),
+    [
+        ("tiny-llama", {"tensor_parallel": 2, "value_embeddings": 1, "ema_decay": 0.99}, 5),
+        ("tiny-moe", {"expert_parallel": 4, "optimizer": "muon"}, 5),
+    ],
+    ids=["tensor", "experts-muon"],
+)
+def test_shares_of_layers_and_experts_are_placed_as_planned(size: str, flags: dict[str, Any], ranks: int) -> None:
+    plan = place(size, **flags)
+    (placement,) = plan.placements
+    assert placement.ranks == ranks
+    assert placement.placed.weights == placement.planned.weights
+    assert placement.error < 1e-5  # step counts
+    assert placement.placed.weights < 4 * plan.plan.parameters
+    assert placement.least_total == placement.placed.total
+
+
 def test_a_plan_that_differs_from_the_placement_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ from gptmill.runs.checkpoints.storage import list_step_folders
 from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.parallel.mesh import arrange_ranks
 from gptmill.runtime.world import World, open_world
-from gptmill.training.checkpointing import GROUPS, open_checkpointer
+from gptmill.training.checkpointing import GROUPS, Checkpointer
 from gptmill.training.joint_reading import open_jointly
 from gptmill.training.plan import CorpusSize, MachineRate, derive_plan
 from gptmill.training.shared_folder import check_shared_folder, join_writers
@@ -82,7 +82,7 @@ def save(config: RunConfig, state: TrainState, run: RunDirectory, world: World) 
     is_joint = saves_jointly(world)
     token = check_shared_folder(run.checkpoints, world) if is_joint else ""
     writers = join_writers(token, state.make_checkpoint({}), world) if is_joint else None
-    with open_checkpointer(run, config, {}, world, STEP, writers) as checkpointer:
+    with Checkpointer(run, config, {}, world, STEP, writers) as checkpointer:
         state.step = STEP
         checkpointer.take_snapshot(state)
         fill(state.make_checkpoint({}).tensors, is_zero=True)

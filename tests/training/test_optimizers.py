@@ -13,8 +13,10 @@ from gptmill.config.model import Moe
 from gptmill.config.optimizer import AdamW, Lion, Muon, OptimizerConfig
 from gptmill.config.run import ModelConfig
 from gptmill.models.gpt import build_gpt
+from gptmill.runtime.world import World
 from gptmill.training.ema import EmaWeights
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
+from gptmill.training.optimizers.sharded import ShardedOptimizer
 from gptmill.training.schedules import make_lr
 
 CPU = torch.device("cpu")
@@ -291,3 +293,25 @@ def test_experts_are_decayed() -> None:
     named = dict(model.named_parameters())
     assert decays[named["blocks.0.mlp.gate_up"]] == decays[named["blocks.0.mlp.down_proj"]] == 0.25
     assert decays[named["blocks.0.mlp_norm.weight"]] == 0.0
+
+
+def test_a_rank_of_zero1_never_holds_more_than_its_share_of_the_state() -> None:
+    model = build_gpt(ModelConfig(num_layers=4, embd_size=32, num_heads=2, context_length=16), 64, seed=0)
+    whole = build_optimizer(model, CONFIG, CPU)
+    whole.init_state()
+    state_bytes = sum(tensor.nbytes for tensor in whole.state_tensors().values())
+    for rank in range(4):
+        world = World(rank, 4, CPU, strategy="zero1")
+        optimizer = build_optimizer(model, CONFIG, CPU, world)
+        assert isinstance(optimizer, ShardedOptimizer)
+        held = []
+
+        def step_and_weigh(optimizer: ShardedOptimizer = optimizer, held: list[int] = held) -> None:
+            OptimizerContainer.step(optimizer)
+            held.append(sum(tensor.nbytes for tensor in optimizer.own_state().values()))
+
+        object.__setattr__(optimizer, "step", step_and_weigh)
+        optimizer.init_state()
+        assert len(held) == 4
+        assert max(held) < 1.2 * state_bytes / 4
+        assert optimizer.own_state().keys() < optimizer.state_tensors().keys() == whole.state_tensors().keys()

@@ -16,7 +16,7 @@ from gptmill.runtime.interconnects import Interconnect, find_interconnect
 from gptmill.training.communication import Collective, StepCommunication, plan_communication
 from gptmill.training.plan import CorpusSize, MachineRate, TrainPlan, derive_plan
 from gptmill.training.run_counts import count_run
-from gptmill.training.strategy_estimate import StrategyEstimate, choose_estimate, estimate_strategies
+from gptmill.training.strategy_estimate import PlannedCluster, StrategyEstimate, choose_estimate, estimate_strategies
 from gptmill.training.strategy_memory import ShardedUnits, build_units, estimate_strategy_memory
 from gptmill.training.time_estimate import estimate_time
 
@@ -36,7 +36,7 @@ def estimate(network: str = "infiniband", gpu: str = "H100", **flags: Any) -> di
     units = build_units(config, plan)
     counts = count_run(config, plan, count_parameters(config.model, plan.padded_vocab_size))
     alone = estimate_time(config, plan, counts)
-    found = estimate_strategies(config, plan, units, links, find_gpu(gpu).memory_bytes, alone)
+    found = estimate_strategies(config, plan, units, PlannedCluster(links, find_gpu(gpu).memory_bytes, alone))
     return {each.strategy: each for each in found}
 
 
@@ -147,7 +147,7 @@ def test_gradients_are_summed_once_a_step_where_there_is_memory_for_them() -> No
 def test_one_machine_has_no_hybrid() -> None:
     config, links = make_config("gpt2-124m", {}), find_interconnect("H100", 8, 1, "infiniband")
     plan = plan_on(config, links)
-    found = estimate_strategies(config, plan, build_units(config, plan), links, None, None)
+    found = estimate_strategies(config, plan, build_units(config, plan), PlannedCluster(links, None, None))
     assert [each.strategy for each in found] == ["ddp", "zero1", "fsdp"]
     assert {each.fits for each in found} == {None}
     assert {each.time for each in found} == {None}

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from gptmill.cli.output import format_table
 from gptmill.config.durations import format_duration
+from gptmill.config.parallel_relations import count_sharing_ranks, list_split_flags
 
 if TYPE_CHECKING:
     from gptmill.experiments.fake_ranks import Placement
     from gptmill.experiments.run_plan import RunPlan
+    from gptmill.training.communication import CollectiveKind
     from gptmill.training.strategy_estimate import StrategyEstimate
 
 GB = 1e9
@@ -57,13 +59,19 @@ def _list_memory(plan: RunPlan) -> list[str]:
 
 
 def _list_steps(plan: RunPlan) -> list[str]:
-    columns = ["", "all-reduce", "reduce-scatter", "all-gather"]
+    kinds = _list_kinds(plan)
+    columns = ["", *(kind.replace("_", "-") for kind in kinds)]
     columns += ["compute", "communication", "exposed", "step", "tokens/s", "MFU", "run", "cost"]
-    return format_table(columns, [_make_step_row(plan, each) for each in plan.strategies], {""})
+    return format_table(columns, [_make_step_row(plan, each, kinds) for each in plan.strategies], {""})
 
 
-def _make_step_row(plan: RunPlan, each: StrategyEstimate) -> list[str]:
-    sent = [f"{size / GB:,.2f}" for size in each.sent_bytes.values()]
+def _list_kinds(plan: RunPlan) -> list[CollectiveKind]:
+    """The collectives that any strategy needs."""
+    return [kind for kind in plan.strategies[0].sent_bytes if any(each.sent_bytes[kind] for each in plan.strategies)]
+
+
+def _make_step_row(plan: RunPlan, each: StrategyEstimate, kinds: list[CollectiveKind]) -> list[str]:
+    sent = [f"{each.sent_bytes[kind] / GB:,.2f}" for kind in kinds]
     time = each.time
     if time is None:
         return [each.strategy, *sent, *["?"] * 8]
@@ -83,6 +91,14 @@ def _make_step_row(plan: RunPlan, each: StrategyEstimate) -> list[str]:
 def _describe_choice(plan: RunPlan) -> str:
     chosen, wanted = plan.strategy, plan.config.machine.parallel
     assert chosen is not None
+    machine = plan.config.machine
+    flags = " ".join(list_split_flags(machine))
+    if flags and chosen.fits is False:
+        return f"{flags} does not fit: share a copy of the model among more GPUs, or use --gradient_checkpointing full"
+    if flags:
+        copies = plan.plan.ranks // count_sharing_ranks(machine)
+        known = "one copy" if copies == 1 else f"{copies} copies"
+        return f"{flags}, with {known} of the model: the plan above is for it"
     if wanted != "auto":
         asked = "as asked for" if chosen.strategy == wanted else f"which {wanted} is on these machines"
         return f"--parallel {chosen.strategy}, {asked}: the plan above is for it"

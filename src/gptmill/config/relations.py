@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from gptmill.config.value_syntax import parse_mixture, parse_stages
 
 # Whose state is a number per number of a parameter, or whole where a matrix is. What a plug-in does is not known.
 SHARDABLE_OPTIMIZERS = ("adamw", "muon", "lion")
+MOST_WINDOWS = 10**8  # of a step on one rank whose divisors are worth the search
 
 Values = dict[str, Any]
 """The values of all fields by name; "world_size", the number of ranks that read different data; "own_parts", fields
@@ -44,7 +46,18 @@ def _check_batch_size(batch: int, values: Values) -> str:
     below = batch // quantum * quantum
     nearest = join_numbers([size for size in (below, below + quantum) if size])
     product = f"mini_batch_size {windows} x context_length {window} x {world_size} rank(s) = {quantum:,} tokens"
-    return f"is not a multiple of {product}; the nearest are {nearest}"
+    return f"is not a multiple of {product}; the nearest are {nearest}{_suggest_mini_batch_size(batch, values)}"
+
+
+def _suggest_mini_batch_size(batch: int, values: Values) -> str:
+    """The largest smaller one that divides the batch among the ranks, where there is one."""
+    windows, rest = divmod(batch, values["context_length"] * values["world_size"])
+    if rest or not 1 <= windows <= MOST_WINDOWS:
+        return ""
+    small = [size for size in range(1, math.isqrt(windows) + 1) if windows % size == 0]
+    divisors = [*small, *(windows // size for size in small)]
+    fitting = max(size for size in divisors if size <= values["mini_batch_size"])
+    return f"; or keep it, with --mini_batch_size {fitting}"
 
 
 def _check_batch_size_warmup(values: Values) -> str:
@@ -146,13 +159,9 @@ def _check_parallel(values: Values) -> str:
 
 
 def _check_exact_ranks(values: Values) -> str:
-    if not values["exact_ranks"]:
+    if not values["exact_ranks"] or values["parallel"] in ("auto", "zero1"):
         return ""
-    if values["parallel"] not in ("auto", "zero1"):
-        return f"adds up gradients in its own way, not that of --parallel {values['parallel']}; remove one of them"
-    axes = ("tensor_parallel", "context_parallel", "expert_parallel")
-    divided = [f"--{name}" for name in axes if values.get(name, 1) != 1]
-    return f"divides the batch among ranks, not the model by {join_words(divided)}; remove one" if divided else ""
+    return f"adds up gradients in its own way, not that of --parallel {values['parallel']}; remove one of them"
 
 
 def join_words(words: Sequence[str]) -> str:

@@ -22,13 +22,16 @@ from torch.testing._internal.distributed import fake_pg as fake_pg  # the import
 
 from gptmill.config.durations import format_duration
 from gptmill.config.errors import UserError
+from gptmill.config.parallel_relations import count_sharing_ranks, shares_more_than_data
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.experiments.child_run import Say
 from gptmill.models.gpt import GPT, build_meta_gpt
 from gptmill.runtime.interconnects import Interconnect
+from gptmill.runtime.parallel.layouts import Layout
 from gptmill.runtime.parallel.local_shards import to_local
 from gptmill.runtime.parallel.mesh import arrange_ranks
 from gptmill.runtime.parallel.parallelize import parallelize
+from gptmill.runtime.parallel.split_model import split_model
 from gptmill.runtime.world import World
 from gptmill.training.optimizers import OptimizerContainer, build_optimizer
 from gptmill.training.optimizers.fsdp import build_fsdp_optimizer
@@ -91,7 +94,8 @@ def simulate(
     if config.model.own_parts:
         raise UserError("--simulate places the built-in models, without memory; leave parts of plug-ins out")
     simulation = Simulation(config, plan, links, say)
-    return tuple(simulation.place(estimate) for estimate in estimates if estimate.strategy != "ddp")
+    is_split = shares_more_than_data(config.machine)
+    return tuple(simulation.place(estimate) for estimate in estimates if is_split or estimate.strategy != "ddp")
 
 
 class Simulation:
@@ -115,30 +119,34 @@ class Simulation:
                 self._say(f"placed {estimate.strategy} on {done} of {len(ranks)} fake ranks, {left} left")
                 said = now
             with open_fake_rank(rank, self._links) as world:
-                found.append(self._place_rank(arrange_ranks(world, estimate.strategy)))
+                found.append(self._place_rank(arrange_ranks(world, estimate.strategy, self._config.machine)))
         memory = estimate.memory
         planned = PlacedBytes(memory.weights, memory.gradients, memory.optimizer)
         most = max(found, key=lambda each: each.total)
         return Placement(estimate.strategy, len(ranks), planned, most, min(each.total for each in found))
 
     def _list_ranks(self, strategy: ParallelName) -> list[int]:
-        """All of them; of machines that replicate another, the first rank."""
-        ranks, per_node = range(self._links.gpus), self._links.gpus_per_node
-        return [rank for rank in ranks if strategy != "hsdp" or rank < per_node or rank % per_node == 0]
+        """All that hold the first copy of the model; of other copies, the first rank."""
+        copies = {"hsdp": self._links.gpus_per_node, "ddp": count_sharing_ranks(self._config.machine)}
+        sharing = copies.get(strategy, self._links.gpus)
+        return [rank for rank in range(self._links.gpus) if rank < sharing or rank % sharing == 0]
 
     def _build(self) -> GPT:
         return build_meta_gpt(self._config.model, self._plan.padded_vocab_size)
 
     def _place_rank(self, world: World) -> PlacedBytes:
         """What this rank holds of the model after it was shared among the ranks."""
-        model = self._whole
+        model, layouts = self._whole, {}
         if world.uses_fsdp:
             model = self._build()
             parallelize(model, world, model.list_blocks())
+        elif world.strategy == "ddp":
+            model = self._build()
+            layouts = split_model(model, world)
         local = {name: to_local(parameter) for name, parameter in model.named_parameters()}
         shapes = tuple(tuple(piece.shape) for piece in local.values())
         if shapes not in self._states:
-            self._states[shapes] = measure_state(model, self._config, world)
+            self._states[shapes] = measure_state(model, self._config, world, layouts)
         owned = set(local)
         if world.strategy == "zero1":
             owners = Ownership(model, world).owners
@@ -149,12 +157,14 @@ class Simulation:
         return PlacedBytes(weights, weights, state + average)
 
 
-def measure_state(model: nn.Module, config: RunConfig, world: World) -> Mapping[str, int]:
+def measure_state(
+    model: nn.Module, config: RunConfig, world: World, layouts: Mapping[str, Layout]
+) -> Mapping[str, int]:
     """Bytes of the optimizer's state by parameter, on the meta device."""
     if world.uses_fsdp:
         optimizer: OptimizerContainer = build_fsdp_optimizer(model, config.optimizer, replace(world, device=META))
     else:
-        optimizer = build_optimizer(model, config.optimizer, META)
+        optimizer = build_optimizer(model, config.optimizer, META, layouts=layouts)
     optimizer.init_state()
     sizes: Counter[str] = Counter()
     for name, tensor in optimizer.state_tensors().items():

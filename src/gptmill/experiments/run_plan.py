@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.config.parallel_relations import FIELDS as SPLIT_FIELDS
-from gptmill.config.parallel_relations import count_data_ranks
+from gptmill.config.parallel_relations import count_data_ranks, count_sharing_ranks, list_split_flags
 from gptmill.config.plan_request import PlanRequest, check_plan_request, count_nodes
 from gptmill.config.relations import join_words
 from gptmill.config.run import RunConfig
@@ -24,7 +23,7 @@ from gptmill.training.plan_checks import PlannedRun, PlanWarning, find_plan_warn
 from gptmill.training.planned_corpus import PlannedCorpus, read_planned_corpus
 from gptmill.training.planned_machine import PlannedMachine, find_planned_machine
 from gptmill.training.run_counts import RunCounts, count_run
-from gptmill.training.strategy_estimate import StrategyEstimate, choose_estimate, estimate_strategies
+from gptmill.training.strategy_estimate import PlannedCluster, StrategyEstimate, choose_estimate, estimate_strategies
 from gptmill.training.strategy_memory import build_units
 from gptmill.training.time_estimate import TimeEstimate, estimate_time
 
@@ -127,6 +126,7 @@ class RunPlan:
 def make_run_plan(config: RunConfig, request: PlanRequest, say: Say = lambda _: None) -> RunPlan:
     """Plans a run; only `request.probe` trains, for some steps. Raises UserError for a run that cannot be planned."""
     check_plan_request(request)
+    check_sharing_ranks(config, request.gpus)
     check_config(config, count_data_ranks(config.machine, request.gpus))
     machine = find_planned_machine(config, request.gpu, request.gpus, request.price_per_hour)
     corpus = read_planned_corpus(config, request.corpus_tokens)
@@ -161,7 +161,7 @@ def make_run_plan(config: RunConfig, request: PlanRequest, say: Say = lambda _: 
         counts=counts,
         time=time,
     )
-    warnings = (*find_plan_warnings(checked), *warn_of_splits(config))
+    warnings = (*find_plan_warnings(checked), *warn_of_splits(config, machine))
     return RunPlan(
         config, plan, corpus, machine, parameters, counts, memory, free, time, measured, warnings, links, strategies,
         placements,
@@ -172,30 +172,29 @@ def compare_strategies(
     config: RunConfig, request: PlanRequest, machine: PlannedMachine, plan: TrainPlan, alone: TimeEstimate | None
 ) -> tuple[Interconnect | None, tuple[StrategyEstimate, ...]]:
     """The links of several GPUs, and what each strategy takes on them; nothing for one GPU or a CPU."""
-    splits = list_splits(config)
     if request.simulate and not machine.is_gpu:
         raise UserError("--simulate places a model on several GPUs; name their kind, e.g. --gpu h100")
-    if request.simulate and splits:
-        raise UserError(f"--simulate places models that are not split by {join_words(splits)}; leave these out")
-    if request.gpus == 1 or not machine.is_gpu or splits:
+    if request.gpus == 1 or not machine.is_gpu:
         return None, ()
     links = find_interconnect(machine.name, request.gpus, count_nodes(request), request.interconnect)
     units = build_units(config, plan)
-    return links, estimate_strategies(config, plan, units, links, machine.memory_bytes, alone)
+    return links, estimate_strategies(config, plan, units, PlannedCluster(links, machine.memory_bytes, alone))
 
 
-def list_splits(config: RunConfig) -> list[str]:
-    """The flags that split every layer, window or mixture among ranks, which no estimate knows."""
-    sizes = {name: getattr(config.machine, name) for name in SPLIT_FIELDS}
-    return [f"--{name} {size}" for name, size in sizes.items() if size > 1]
+def check_sharing_ranks(config: RunConfig, gpus: int) -> None:
+    """Raises UserError unless the GPUs hold whole copies of the model."""
+    needed = count_sharing_ranks(config.machine)
+    if gpus % needed:
+        flags = join_words(list_split_flags(config.machine))
+        raise UserError(f"{flags} takes {needed} GPUs or a multiple of them, not {gpus}; add --gpus {needed}")
 
 
-def warn_of_splits(config: RunConfig) -> list[PlanWarning]:
+def warn_of_splits(config: RunConfig, machine: PlannedMachine) -> list[PlanWarning]:
     """Says what the plan leaves out."""
-    if not (splits := list_splits(config)):
+    if machine.is_gpu or not (flags := list_split_flags(config.machine)):
         return []
     what = "memory is that of a model that is not split, and communication is not counted"
-    return [PlanWarning("parallel", f"the plan does not know {join_words(splits)}: its {what}")]
+    return [PlanWarning("parallel", f"on a CPU the plan does not know {join_words(flags)}: its {what}")]
 
 
 def estimate_memory(plan: TrainPlan, counts: RunCounts, machine: PlannedMachine) -> int:

@@ -69,17 +69,20 @@ class Interconnect:
     def gpus_per_node(self) -> int:
         return self.gpus // self.nodes
 
-    def find_ring(self, ranks: int) -> Ring:
-        """The ring over so many neighbouring GPUs: it leaves each machine once, by all of its ports."""
-        crossings = 0 if ranks <= self.gpus_per_node else ranks // self.gpus_per_node
-        rate = min(self.link_rate, self.network_rate) if crossings else self.link_rate
+    def find_ring(self, ranks: int, stride: int = 1) -> Ring:
+        """The ring over so many GPUs, each `stride` behind the one before.
+
+        It leaves each machine once; the rings of the GPUs in between share the ports with it.
+        """
+        in_machine = max(1, self.gpus_per_node // stride)
+        crossings = 0 if ranks <= in_machine else ranks // in_machine
+        rate = min(self.link_rate, self.network_rate / min(stride, self.gpus_per_node)) if crossings else self.link_rate
         latency = (ranks - crossings) * LINK_SECONDS + crossings * NETWORK_SECONDS
         return Ring(ranks, rate, latency)
 
     def find_ring_across(self) -> Ring:
         """The ring over one GPU of each machine, while the other GPUs have theirs."""
-        rate = min(self.link_rate, self.network_rate / self.gpus_per_node)
-        return Ring(self.nodes, rate, self.nodes * NETWORK_SECONDS)
+        return self.find_ring(self.nodes, self.gpus_per_node)
 
 
 def find_interconnect(device_name: str, gpus: int, nodes: int, network: str) -> Interconnect:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -78,6 +78,14 @@ class Checkpointer:
             self._writer = CheckpointWriter(run.checkpoints, config.checkpoints, self._mirror, writers)
         elif writers is not None:
             self._writer = ShardWriter(run.checkpoints, config.checkpoints, writers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Finishes the current save if training fails, but not if the user interrupts it."""
+        if kind is not None and issubclass(kind, Exception):
+            self.finish(lambda: None, PATIENCE_SECONDS)
 
     @property
     def write_seconds(self) -> float:
@@ -177,24 +185,6 @@ class Checkpointer:
             return False
         self._snapshots.allocate(self._choose_own(state.make_checkpoint({})))
         return self._being_written.buffer is self._snapshots.find_next_buffer()
-
-
-@contextmanager
-def open_checkpointer(
-    run: RunDirectory,
-    config: RunConfig,
-    origin: dict[str, Any],
-    world: World,
-    step: int,
-    writers: Writers | None = None,
-) -> Iterator[Checkpointer]:
-    """Finishes the current save if training fails, but not if the user interrupts it."""
-    checkpointer = Checkpointer(run, config, origin, world, step, writers)
-    try:
-        yield checkpointer
-    except Exception:
-        checkpointer.finish(lambda: None, PATIENCE_SECONDS)
-        raise
 
 
 def _build_mirror(config: RunConfig) -> Mirror | None:

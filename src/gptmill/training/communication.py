@@ -20,8 +20,8 @@ REACHED_SHARE = 0.8  # of a nominal rate: between H100s, 376 of 450 GB/s are kno
 BUCKET_BYTES = 25 << 20  # DDP sums gradients in buckets of this size; the last one has nothing left to hide behind
 FORWARD_SHARE = 1 / 3  # of the time of a micro-batch
 
-CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
-RINGS: dict[CollectiveKind, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+RINGS: dict[CollectiveKind, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,9 @@ class StepCommunication:
     after: tuple[Collective, ...] = ()
     """After all computation."""
 
+    def add_after(self, collective: Collective) -> StepCommunication:
+        return replace(self, after=(*self.after, collective))
+
     def count_sent(self, kind: CollectiveKind, micro_batches: int) -> float:
         """Bytes that each rank sends in a step."""
         each, once = (*self.forward, *self.backward), (*self.last_backward, *self.after)
@@ -94,6 +97,9 @@ class StepCommunication:
         return exposed + _sum_seconds(self.after)
 
 
+NOTHING = StepCommunication()
+
+
 def plan_communication(
     strategy: ParallelName,
     units: ShardedUnits,
@@ -107,18 +113,19 @@ def plan_communication(
     `holds_gradients`: see `estimate_strategy_memory`.
     """
     if strategy == "ddp":
-        return _plan_ddp(units, links)
+        return plan_bucketed_sum(units.total, links.find_ring(links.gpus))
     if strategy == "zero1":
         return _plan_zero1(units, links)
     gathers = _plan_gathers(strategy, units, number_bytes, links)
     return _add_sums(gathers, strategy, units, links, holds_gradients=holds_gradients)
 
 
-def _plan_ddp(units: ShardedUnits, links: Interconnect) -> StepCommunication:
-    """One all-reduce of all gradients, in the last micro-batch."""
-    size, ring = FP32 * units.total, links.find_ring(links.gpus)
+def plan_bucketed_sum(numbers: int, ring: Ring, inner: StepCommunication = NOTHING) -> StepCommunication:
+    """DDP: one all-reduce of all gradients, in the last micro-batch, besides what the ranks send in all of them."""
+    size = FP32 * numbers
     buckets = max(1, round(size / BUCKET_BYTES))
-    return StepCommunication(
+    return replace(
+        inner,
         last_backward=(Collective("all_reduce", size, *ring, buckets),),
         last_end=(Collective("all_reduce", min(size, BUCKET_BYTES), *ring),),
     )

@@ -219,7 +219,7 @@ def handle_error(session: Session, state: TrainState, metrics: Metrics, error: E
         if metrics.verdict.kind == "rollback" and session.world.size == 1:
             roll_back(session, state, metrics)
         # What ranks hold together is complete only where all of them are at the same step.
-        if not (metrics.has_diverged or session.checkpointer.is_joint):
+        if not (metrics.has_diverged or session.checkpointer.is_joint or state.is_updating):
             evaluate_and_save(session, state, metrics)
         if isinstance(error, CorruptionError):
             session.trackers.track(Warned(state.step, "audit", str(error)))

@@ -82,6 +82,7 @@ class Pacer:
 
 def keep_pace(pacer: Pacer, session: Session, state: TrainState, metrics: Metrics) -> Session:
     """The session with the last step that the deadline allows; a change is recorded, and saved for a resumed run."""
+    assert session.world.size == 1, "every rank has its own clock, and would choose its own last step"
     pacer.note_step(read_clock())
     plan, config, schedule = session.plan, session.config, session.config.optimizer.schedule
     # Once the learning rate has fallen to half, more steps would raise it again by too much.

@@ -76,6 +76,8 @@ class TrainState:
     """How parameters are split over ranks, by name; those that are not here are whole."""
     reduces_every_micro_batch: bool = False
     """Whether sharded gradients are summed over the ranks at once, where whole ones do not fit until the last."""
+    is_updating: bool = False
+    """Whether an update has begun and not ended: some weights are those of the next step, and saving would mix both."""
 
     def no_sync(self, *, is_last: bool) -> AbstractContextManager[object]:
         """Skips the gradients' all-reduce in all micro-batches but the last. Must wrap the forward pass too."""
@@ -147,6 +149,7 @@ class TrainState:
         self.step, self.windows_read, self.windows_jumped, self.skipped_windows = checkpoint.step, read, jumped, spans
         self.epochs_done, self.evaluated_at = epochs, evaluated_at
         self.train_loss, self.val_loss = train_loss, val_loss
+        self.is_updating = False
 
     def _has_same_optimizer(self, values: dict[str, Any]) -> bool:
         """Whether the checkpoint was saved with the same kind of optimizer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gptmill.config.run import RunConfig
 from gptmill.config.value_syntax import find_stage
-from gptmill.data.batches.batch import make_batch
+from gptmill.data.batches.batch import Batch, make_batch
 from gptmill.data.batches.data_loader import DataLoader
 from gptmill.models.losses import IGNORE_INDEX
 from gptmill.runtime.host_memory import send_to_host
@@ -53,17 +53,22 @@ def train_step(
     # No all-reduce needed: which tokens all ranks read follows from the same data position.
     tokens = loader.sampler.count_targets(first, num_windows)
     audit = Audit(state, loader, config, plan, world, first) if is_audit_due(config, state.step + 1) else None
-    num_experts = _accumulate(state, loader, config, plan, world, stop, beat, tokens)
+    count, is_exact = plan.count_micro_batches(state.step + 1), state.reduction.is_exact
+    numbers = list_numbers(count, world.data_rank, world.data_size, is_exact=is_exact)
+    batches = _read_batches(loader, numbers, plan, state.step + 1, stop, beat)
+    num_experts = _accumulate(state, batches, numbers, config, plan, world, tokens)
     if audit is not None:
         audit.compare()
     reduced = state.reduction.reduce_totals(bool(stop), tokens, world)
     state.reduction.reduce_gradients()
     is_due = is_histogram_due(config.tracking.histogram_freq, state.step + 1)
     takes_histograms = is_due and (world.is_main or world.shards_weights or state.optimizer.is_sharded)
+    state.is_updating = True
     norm_and_scale, histograms = _update(state, config, world, reduced[1:3], takes_histograms=takes_histograms)
     state.step += 1
     state.windows_jumped += first - state.windows_read
     state.windows_read = windows[1]
+    state.is_updating = False
     values = send_to_host(torch.cat([norm_and_scale, reduced]))
     return StepStats(
         state.step,
@@ -81,22 +86,29 @@ def train_step(
     )
 
 
+def _read_batches(
+    loader: DataLoader, numbers: range, plan: TrainPlan, step: int, stop: StopFlag, beat: Callable[[str], None]
+) -> Iterator[tuple[int, Batch]]:
+    """The micro-batches of a step that this rank computes, each with its global number."""
+    width = find_stage(plan.context_warmup, step)
+    for number in numbers:
+        beat("waiting for data")
+        batch = make_batch(loader.next_batch(lambda: bool(stop)), IGNORE_INDEX, plan.separator, width)
+        beat("computing")
+        yield number, batch
+
+
 def _accumulate(
     state: TrainState,
-    loader: DataLoader,
+    batches: Iterator[tuple[int, Batch]],
+    numbers: range,
     config: RunConfig,
     plan: TrainPlan,
     world: World,
-    stop: StopFlag,
-    beat: Callable[[str], None],
     tokens: int,
 ) -> int:
     """Runs this rank's micro-batches, whose gradients and losses go to the reduction; returns the number of experts."""
     seed, reduction, num_experts = config.training.seed, state.reduction, 0
-    numbers = list_numbers(
-        plan.count_micro_batches(state.step + 1), world.data_rank, world.data_size, is_exact=reduction.is_exact
-    )
-    width = find_stage(plan.context_warmup, state.step + 1)
     # DDP and FSDP average gradients over ranks, while the loss is divided by the tokens of all ranks.
     scale = (world.gradient_size if reduction.is_averaged else 1) / tokens
     # Runs from before the option drew the random numbers of a step one after the other.
@@ -106,10 +118,7 @@ def _accumulate(
     rows, row = world.axis_size(CP), world.axis_rank(CP)  # ranks that share windows draw for different tokens
     state.micro_batch_runner.begin_step()
     reduction.begin_step()
-    for number in numbers:
-        beat("waiting for data")
-        batch = make_batch(loader.next_batch(lambda: bool(stop)), IGNORE_INDEX, plan.separator, width)
-        beat("computing")
+    for number, batch in batches:
         if seeds_each:
             seed_everything(make_step_seed(seed, state.step, number * rows + row), world.device)
         with state.no_sync(is_last=number == numbers[-1]), reduction.micro_batch(number):

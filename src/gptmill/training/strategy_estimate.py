@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gptmill.config.hardware import USABLE_SHARE
+from gptmill.config.parallel_relations import shares_more_than_data
 from gptmill.config.relations import SHARDABLE_OPTIMIZERS
 from gptmill.config.run import ParallelName, RunConfig
 from gptmill.runtime.interconnects import Interconnect
-from gptmill.training.communication import RINGS, CollectiveKind, plan_communication
+from gptmill.training.communication import RINGS, CollectiveKind, StepCommunication, plan_communication
 from gptmill.training.memory_estimate import FP32, HALF, HALF_PRECISIONS
 from gptmill.training.plan import TrainPlan
+from gptmill.training.split_communication import plan_split_communication
+from gptmill.training.split_memory import estimate_split_memory, split_units
 from gptmill.training.strategy_memory import ShardedUnits, StrategyMemory, estimate_strategy_memory
 from gptmill.training.time_estimate import TimeEstimate
 
@@ -69,17 +73,29 @@ class StrategyEstimate:
         }
 
 
+@dataclass(frozen=True)
+class PlannedCluster:
+    """Where a run is planned to train."""
+
+    links: Interconnect
+    memory_bytes: int | None
+    """Of one GPU; None if unknown."""
+    alone: TimeEstimate | None
+    """The run's time without communication; None if unknown."""
+
+    @property
+    def usable_bytes(self) -> float:
+        return math.inf if self.memory_bytes is None else USABLE_SHARE * self.memory_bytes
+
+
 def estimate_strategies(
-    config: RunConfig,
-    plan: TrainPlan,
-    units: ShardedUnits,
-    links: Interconnect,
-    memory_bytes: int | None,
-    alone: TimeEstimate | None,
+    config: RunConfig, plan: TrainPlan, units: ShardedUnits, cluster: PlannedCluster
 ) -> tuple[StrategyEstimate, ...]:
-    """Every strategy that these GPUs can use; `alone` is the run's time without communication."""
-    names = _list_strategies(links, can_shard=config.optimizer.optimizer.tag in SHARDABLE_OPTIMIZERS)
-    return tuple(_estimate(name, config, plan, units, links, memory_bytes, alone) for name in names)
+    """Every strategy that these GPUs can use; only copies where ranks share layers, windows or experts."""
+    if shares_more_than_data(config.machine):
+        return (_estimate_split(config, plan, units, cluster),)
+    names = _list_strategies(cluster.links, can_shard=config.optimizer.optimizer.tag in SHARDABLE_OPTIMIZERS)
+    return tuple(_estimate(name, config, plan, units, cluster) for name in names)
 
 
 def _list_strategies(links: Interconnect, *, can_shard: bool) -> list[ParallelName]:
@@ -90,26 +106,41 @@ def _list_strategies(links: Interconnect, *, can_shard: bool) -> list[ParallelNa
 
 
 def _estimate(
-    strategy: ParallelName,
-    config: RunConfig,
-    plan: TrainPlan,
-    units: ShardedUnits,
-    links: Interconnect,
-    memory_bytes: int | None,
-    alone: TimeEstimate | None,
+    strategy: ParallelName, config: RunConfig, plan: TrainPlan, units: ShardedUnits, cluster: PlannedCluster
 ) -> StrategyEstimate:
+    links = cluster.links
     shards = links.gpus_per_node if strategy == "hsdp" else links.gpus
-    usable = None if memory_bytes is None else USABLE_SHARE * memory_bytes
     savers = shards if strategy in ("fsdp", "hsdp") else 1
     # Whole gradients of a sharded model are summed once per step where there is memory for them.
     holds = strategy in ("fsdp", "hsdp") and plan.micro_batches > 1
     memory = estimate_strategy_memory(strategy, config, plan, units, shards, holds_gradients=holds)
-    if holds and usable is not None and memory.total > usable:
+    if holds and memory.total > cluster.usable_bytes:
         holds = False
         memory = estimate_strategy_memory(strategy, config, plan, units, shards)
     number = HALF if plan.precision in HALF_PRECISIONS else FP32
     sent = plan_communication(strategy, units, number, links, holds_gradients=holds)
-    time = None
+    return _make_estimate(strategy, plan, memory, sent, savers, cluster)
+
+
+def _estimate_split(
+    config: RunConfig, plan: TrainPlan, units: ShardedUnits, cluster: PlannedCluster
+) -> StrategyEstimate:
+    own = split_units(units, config.machine)
+    memory = estimate_split_memory(config, plan, own)
+    sent = plan_split_communication(config, plan, own, cluster.links)
+    savers = config.machine.tensor_parallel * config.machine.expert_parallel
+    return _make_estimate("ddp", plan, memory, sent, savers, cluster)
+
+
+def _make_estimate(
+    strategy: ParallelName,
+    plan: TrainPlan,
+    memory: StrategyMemory,
+    sent: StepCommunication,
+    savers: int,
+    cluster: PlannedCluster,
+) -> StrategyEstimate:
+    time, alone = None, cluster.alone
     if alone is not None:
         compute = plan.tokens_per_step / alone.tokens_per_second
         exposed = sent.count_exposed_seconds(compute, plan.micro_batches)
@@ -117,7 +148,7 @@ def _estimate(
     return StrategyEstimate(
         strategy,
         memory,
-        None if usable is None else memory.total <= usable,
+        None if cluster.memory_bytes is None else memory.total <= cluster.usable_bytes,
         {kind: sent.count_sent(kind, plan.micro_batches) for kind in RINGS},
         savers,
         time,

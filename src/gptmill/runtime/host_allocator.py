@@ -1,0 +1,42 @@
+"""Settings of the C library's allocator while a process trains on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc's limit, which it reaches by itself as large blocks are freed
+USUAL_TRIM_THRESHOLD = 2 * LARGEST_MMAP_THRESHOLD  # as glibc would have it then
+KEPT_BYTES = 1 << 30
+
+
+@contextmanager
+def keep_freed_memory() -> Iterator[None]:
+    """Keeps memory that a step frees for the next one, instead of returning it to the system and faulting it in again.
+
+    Gradients come and go in every micro-batch. Does nothing where the user has tuned malloc, or the library is another.
+    """
+    library = None if _is_tuned() else _find_glibc()
+    if library is None:
+        yield
+        return
+    library.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
+    library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    try:
+        yield
+    finally:
+        library.mallopt(M_TRIM_THRESHOLD, USUAL_TRIM_THRESHOLD)
+        library.malloc_trim(0)
+
+
+def _is_tuned() -> bool:
+    is_named = any(name.startswith("MALLOC_") for name in os.environ)
+    return is_named or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+
+
+def _find_glibc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None

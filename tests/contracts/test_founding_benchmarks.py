@@ -113,6 +113,8 @@ def test_000_is_judged_by_its_events(capsys: pytest.CaptureFixture[str]) -> None
     early = make_run(1300, 20.0, [10.9, 5.0, 4.7, 4.75], "stopped early: the validation loss has not fallen")
     assert HEADLINE.report([whole, early]) == 0
     output = capsys.readouterr().out
-    assert "| lowest validation loss (perplexity) | 4.74 (115) at step 1,600 | 4.70 (110) at step 200 |" in output
+    assert (
+        "| lowest validation loss (perplexity) | 4.74 (115), flat from step 1,300 | 4.70 (110) at step 200 |" in output
+    )
     assert HEADLINE.report([make_run(1610, 31.0, [10.9, 4.7], "finished"), early]) == MISSED
     assert HEADLINE.report([whole, None]) == MISSED

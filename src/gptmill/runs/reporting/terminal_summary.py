@@ -81,8 +81,8 @@ def _list_totals(facts: RunFacts) -> list[str]:
         f"MFU {format_percent(speed.mfu)}" if speed.mfu is not None else "",
         f"GPU {format_percent(speed.gpu_utilization)} busy" if speed.gpu_utilization is not None else "",
     ]
-    rows = {"tokens": steps, "mean speed": ", ".join(filter(None, rates)), "time": _describe_time(facts)}
-    return ["", *(f"{name:<12}{text}" for name, text in rows.items() if text)]
+    rows = {"tokens": steps, "mean speed": ", ".join(filter(None, rates)), "training time": _describe_time(facts)}
+    return ["", *(f"{name:<15}{text}" for name, text in rows.items() if text)]
 
 
 def _describe_time(facts: RunFacts) -> str:

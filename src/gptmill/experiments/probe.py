@@ -28,12 +28,11 @@ from gptmill.experiments.trials import UNTRACKED, TrialError, Trials, open_trial
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import (
+    EVALUATIONS,
     CheckpointSaved,
-    EvalDone,
     Event,
     RunFinished,
     RunStarted,
-    SampleDrawn,
     ScoresDone,
     StepLogged,
 )
@@ -223,7 +222,7 @@ class _Evaluation(NamedTuple):
 
 def _read_evaluation(events: list[Event], step: int) -> _Evaluation:
     """How long the evaluation at a step took; it starts when the step is logged, or the run."""
-    done = [event for event in events if event.step == step and isinstance(event, EvalDone | SampleDrawn | ScoresDone)]
+    done = [event for event in events if event.step == step and isinstance(event, EVALUATIONS)]
     started = [event.time for event in events if event.step == step and isinstance(event, StepLogged | RunStarted)]
     if not done or not started:
         return _Evaluation(0.0, 0.0, 0.0)

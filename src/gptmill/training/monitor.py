@@ -9,10 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gptmill.config.run import RunConfig
-from gptmill.runs.events import EvalDone, Event, RolledBack, RunStarted, SampleDrawn, ScoresDone, StepLogged, Warned
+from gptmill.runs.events import (
+    EvalDone,
+    Event,
+    RolledBack,
+    RunStarted,
+    SampleDrawn,
+    ScoresDone,
+    StepLogged,
+    TrainEvalDone,
+    Warned,
+)
 from gptmill.training.learning_checks import Check, GradNormCheck, OverfittingCheck, PlateauCheck
 from gptmill.training.machine_checks import (
     DataWaitCheck,
+    EvaluationTimeCheck,
     MemoryCheck,
     TemperatureCheck,
     ThrottlingCheck,
@@ -42,7 +53,7 @@ class Monitor:
             return self._ask(event, lambda check: check.see_step(event)) if self._is_usual(event) else []
         elif isinstance(event, EvalDone):
             return self._ask(event, lambda check: check.see_eval(event))
-        elif isinstance(event, ScoresDone | SampleDrawn):
+        elif isinstance(event, TrainEvalDone | ScoresDone | SampleDrawn):
             return self._ask(event, lambda check: check.see_pause(event.time))
         return []
 
@@ -92,6 +103,7 @@ def build_monitor(
     by_limit: list[tuple[Callable[[float], Check], float | None]] = [
         (OverfittingCheck, options.warn_overfitting),
         (ThroughputCheck, options.warn_throughput),
+        (EvaluationTimeCheck, options.warn_eval_time),
         (DataWaitCheck, options.warn_data_wait),
         (TemperatureCheck, options.warn_temperature),
         (ThrottlingCheck, options.warn_throttling),

@@ -70,8 +70,9 @@ def estimate_time(
         assumed, basis = mfu, f"assumes an MFU of {mfu:.0%}, as given"
     rate = plan.ranks * plan.peak_flops_per_second * assumed
     evaluation = config.evaluation
-    flops = evaluation.eval_tokens * plan.flops_per_token * FORWARD_SHARE
-    once = flops / rate + evaluation.sample_tokens * SAMPLE_TOKEN_SECONDS
+    flops = (1 + evaluation.eval_train) * evaluation.eval_tokens * plan.flops_per_token * FORWARD_SHARE
+    decode_steps = evaluation.sample_tokens if evaluation.num_samples else 0  # of all samples at once
+    once = flops / rate + decode_steps * SAMPLE_TOKEN_SECONDS
     startup = STARTUP_SECONDS + COMPILE_SECONDS * config.machine.compile
     return TimeEstimate(
         training=plan.count_flops() / rate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gptmill.experiments.bench.ablations import ALL_KEY, BF16_KEY, NAIVE_KEY, PLAIN_KEY
 from gptmill.experiments.bench.measurement import Measurement, RowResult
-from gptmill.runs.trackers.console import format_rate
+from gptmill.runs.trackers.event_lines import format_rate
 
 HEADER = ("", "tokens/s", "speed", "memory GB", "memory", "MFU")
 UNKNOWN = "-"

@@ -103,6 +103,8 @@ def test_000_is_judged_by_its_events(capsys: pytest.CaptureFixture[str]) -> None
         events: list[dict[str, Any]] = [
             {"event": "EvalDone", "step": 100 * number, "val_loss": loss} for number, loss in enumerate(losses)
         ]
+        events += [{"event": "TrainEvalDone", "step": 0, "train_loss": 11.0}]
+        events += [{"event": "TrainEvalDone", "step": steps, "train_loss": 3.3}]
         events += [
             {"event": "StepLogged", "step": step, "loss": 11.0 - step / 200, "seconds": 0.01} for step in (1, steps)
         ]

@@ -78,7 +78,7 @@ FOUNDING: dict[str, dict[str, Any]] = {
     "books-000": {
         **{"num_layers": 12, "embd_size": 768, "num_heads": 12, "context_length": 256, "total_batch_size": 8 * 256},
         **{"max_steps": 5 * 322, "max_lr": 5e-4, "schedule": "constant", "eval_freq": 100, "eval_tokens": 5 * 8 * 256},
-        **{"early_stop_patience": 3, "checkpoint_freq": 1000, "val_fraction": 0.15},
+        **{"eval_train": True, "early_stop_patience": 3, "checkpoint_freq": 1000, "val_fraction": 0.15},
     },
     "custom-300m": {
         **{"num_layers": 24, "embd_size": 1024, "context_length": 2048, "total_batch_size": 512 * 2048},

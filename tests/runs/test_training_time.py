@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reporting_events import START, make_start, make_step
+from reporting_events import START, make_start, make_step, write_run
 
-from gptmill.runs.events import Event, to_json
+from gptmill.runs.events import Event
 from gptmill.runs.training_time import read_training_clock
 
 # Steps 6 and later of the first process were lost: the log was cut back to step 5 before the second one started.
@@ -25,9 +25,7 @@ EVENTS: list[Event] = [
     [(-1.0, None), (0.0, 0.0), (8.0, 8.0), (1000.0, 10.0), (1002.0, 12.0), (5000.0, 12.0), (5007.0, 19.0)],
 )
 def test_processes_add_up(tmp_path: Path, moment: float, seconds: float | None) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_text("".join(to_json(event) + "\n" for event in EVENTS), encoding="utf-8")
-    assert read_training_clock(path).measure(START + moment) == seconds
+    assert read_training_clock(write_run(tmp_path, EVENTS).events).measure(START + moment) == seconds
 
 
 @pytest.mark.parametrize(

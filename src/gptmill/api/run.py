@@ -25,7 +25,7 @@ from gptmill.runs.checkpoints.storage import list_step_folders, read_info
 from gptmill.runs.checkpoints.tiers import read_tiers
 from gptmill.runs.directory import RunDirectory, find_run
 from gptmill.runs.event_log import read_events
-from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged
+from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged, make_perplexity
 from gptmill.runs.run_summary import RunState, summarize_run
 from gptmill.runtime.device import choose_device
 
@@ -45,6 +45,11 @@ class CheckpointEntry:
     val_loss: float | None
     tiers: tuple[str, ...]
     """The names that link to it, such as latest and best_model."""
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the validation loss; None if the step was not evaluated."""
+        return None if self.val_loss is None else make_perplexity(self.val_loss)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from gptmill.runs.display import make_writable
@@ -113,6 +115,9 @@ class LiveDisplay:
             self._print(self._narrator.describe_step(event))
 
     def _print(self, line: Line) -> None:
+        if line.kind == "start":
+            self._console.print(make_grid(make_writable(line.text, self._console.encoding)))
+            return
         text = Text(make_writable(line.text, self._console.encoding), STYLES.get(line.kind, ""))
         if line.num_faint:
             text.stylize("dim", 0, line.num_faint)
@@ -120,6 +125,15 @@ class LiveDisplay:
 
     def _render(self) -> Group:
         return Group(self._progress, self._metrics)
+
+
+def make_grid(text: str) -> Table:
+    """The rows of a start, of which long ones are continued below their beginning."""
+    grid = Table.grid(padding=(0, 2))
+    for row in text.splitlines():
+        name, *content = re.split(" {2,}", row, maxsplit=1)
+        grid.add_row(Text(name, "cyan"), Text("".join(content)))
+    return grid
 
 
 def is_print_due(print_freq: int, event: StepLogged, max_steps: int) -> bool:

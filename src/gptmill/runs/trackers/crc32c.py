@@ -48,7 +48,7 @@ def _make_pair_table() -> Checksums:
 
 
 def _add_two_zeros(crc: Checksums) -> Checksums:
-    carried: Checksums = _make_pair_table().take(crc & 0xFFFF, mode="wrap") ^ (crc >> 16)  # the fastest mode
+    carried: Checksums = _make_pair_table().take(crc & np.uint32(0xFFFF), mode="wrap") ^ (crc >> np.uint32(16))
     return carried
 
 

@@ -48,7 +48,7 @@ def _make_pair_table() -> Checksums:
 
 
 def _add_two_zeros(crc: Checksums) -> Checksums:
-    carried: Checksums = _make_pair_table()[crc & 0xFFFF] ^ (crc >> 16)
+    carried: Checksums = _make_pair_table().take(crc & np.uint32(0xFFFF), mode="wrap") ^ (crc >> np.uint32(16))
     return carried
 
 

@@ -22,7 +22,7 @@ from gptmill.runs.histogram_buckets import Counts, Edges
 from gptmill.runs.trackers.metric_names import describe_incident, list_histograms, list_scalars
 
 PROJECT = "gptmill"
-FLUSH_SECONDS = 2.0  # a transaction costs as much as a hundred rows
+FLUSH_SECONDS = 5.0  # a transaction costs as much as a hundred rows
 LOCK_SECONDS = 30.0
 
 

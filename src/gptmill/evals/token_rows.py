@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gptmill.evals.request_encoding import Sequences
+from gptmill.evals.request_encoding import Ids, Sequences
 
 MIN_SHARED = 8  # tokens of a context: fewer are not worth a mask
 
@@ -45,7 +44,7 @@ def lay_out_rows(sequences: Sequences, max_length: int, *, shares_contexts: bool
     counts = sequences.scored
     sizes = np.fromiter(map(len, sequences.ids), dtype=np.int64, count=len(sequences.ids)) - counts  # of the contexts
     firsts = list(_list_first_requests(sequences, sizes, max_length)) if shares_contexts else [*range(len(counts))]
-    parts: list[NDArray[np.integer[Any]]] = []
+    parts: list[Ids] = []
     part_branches: list[int] = []
     for first, end in pairwise([*firsts, len(counts)]):
         size = sizes[first]
@@ -76,8 +75,10 @@ def lay_out_rows(sequences: Sequences, max_length: int, *, shares_contexts: bool
 
 def _list_first_requests(sequences: Sequences, sizes: Ints, max_length: int) -> Iterator[int]:
     """The first request of every row."""
-    length, context = max_length + 1, np.array([], dtype=np.int64)
-    for number, (ids, size, count) in enumerate(zip(sequences.ids, sizes, sequences.scored, strict=True)):
+    length = max_length + 1
+    context: Ids = np.array([], dtype=np.int64)
+    triples = zip(sequences.ids, sizes.tolist(), sequences.scored.tolist(), strict=True)
+    for number, (ids, size, count) in enumerate(triples):
         length += count - 1
         is_long = length > max_length or size < MIN_SHARED
         if is_long or not np.array_equal(ids[:size], context):

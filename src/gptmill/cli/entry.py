@@ -1,12 +1,12 @@
 """Where the program starts: a Ctrl-C while modules are imported ends it without a traceback.
 
-Imports as little as possible itself.
+Imports as little as possible itself: what Python has loaded already.
 """
 
 from __future__ import annotations
 
+import _signal as signal  # signal itself imports enum
 import os
-import signal
 
 INTERRUPTED = 130  # as in config.exit_codes, which is not imported yet
 

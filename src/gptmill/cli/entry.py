@@ -5,7 +5,7 @@ Imports as little as possible itself: what Python has loaded already.
 
 from __future__ import annotations
 
-import _signal as signal  # signal itself imports enum
+import _signal as signal  # type: ignore[import-not-found]  # signal itself imports enum
 import os
 
 INTERRUPTED = 130  # as in config.exit_codes, which is not imported yet

@@ -35,8 +35,9 @@ from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.flight_recorder import set_up_flight_recorder
-from gptmill.runtime.memory import read_device_memory
-from gptmill.runtime.parallel.mesh import SHARD, arrange_ranks
+from gptmill.runtime.host_usage import read_available_memory
+from gptmill.runtime.memory import read_device_memory, read_host_memory
+from gptmill.runtime.parallel.mesh import arrange_ranks
 from gptmill.runtime.precision import set_matmul_precision
 from gptmill.runtime.ranks import has_ranks
 from gptmill.runtime.signals import StopFlag, listen_for_stop
@@ -47,6 +48,7 @@ from gptmill.runtime.world import World, open_world
 from gptmill.training.audit import check_audit
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers, open_checkpointer
 from gptmill.training.dry_run import dry_run, refuse_too_large
+from gptmill.training.host_memory_check import check_state_fits
 from gptmill.training.initial_weights import (
     InitialWeights,
     broadcast_initial_weights,
@@ -67,7 +69,7 @@ from gptmill.training.run_request import RunRequest
 from gptmill.training.schedule_warnings import warn_of_schedule
 from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.skip_ranges import make_starts
-from gptmill.training.state import TrainState, build_spike_detector, build_state, uses_meta_device
+from gptmill.training.state import TrainState, build_spike_detector, build_state
 from gptmill.training.straggler_check import make_busy_reader
 from gptmill.training.strategy import choose_strategy
 from gptmill.training.thread_warning import warn_of_threads
@@ -153,6 +155,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         no_validation = check_validation(config, corpora)
         tasks = load_eval_tasks(config, corpora.tokenizer)
         check_same_data(world.ranks, corpora.sha256, corpora.name)
+        host_room = read_available_memory() or read_host_memory()  # before any rank has built its model
     strategy = choose_strategy(
         config, world, lambda: make_plan(config, sampler, corpora.tokenizer, world, corpora.names)
     )
@@ -168,12 +171,14 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         weights = broadcast_initial_weights(source, request, corpora, plan, world)
     request = record_source(request, weights)
     config = request.config
+    with world.together():
+        check_state_fits(config, plan, world, host_room)
     state, plan = build_or_restore(request, plan, world, corpora, resume_point, weights)
     if config.machine.compile:
         stack.callback(forget_compiled)
     shows_progress = world.is_main and not request.is_quiet
     with say_if_slow(describe_dry_run(config)) if shows_progress else nullcontext():
-        dry_run(state, config, plan, world)
+        dry_run(state, config, plan, world, host_room)
     evaluators = build_evaluators(config, corpora, world, tasks, plan.max_steps)
     reader = build_reader(config, corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))
@@ -239,8 +244,7 @@ def build_or_restore(
     if resume_point is not None:
         tensors = resume_point.checkpoint.tensors["model"]
         check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
-    held = plan.parameters // (world.axis_size(SHARD) if uses_meta_device(config, world) else 1)
-    with refuse_too_large(held, world.device):
+    with refuse_too_large(world.device):
         check_step_time(plan, world)
         state = build_state(config, plan, world)
         if resume_point is not None:

@@ -70,9 +70,9 @@ def test_the_start_of_an_older_or_resumed_run_tells_what_it_knows() -> None:
 
 
 def test_a_step_tells_time_tokens_samples_perplexity_and_the_share_of_memory() -> None:
-    step = make_step(12, seconds=0.5, steps=2, samples_per_second=31.25, memory_gb=35.25)
+    step = make_step(12, seconds=0.5, steps=2, samples_per_second=31.25, memory_gb=35.25, data_wait=0.12)
     parts = describe_step(step, None, device_memory_gb=141.0).split(" | ")
-    assert {"ppl 8,103", "250 ms", "500 tok/s", "31.2 samples/s", "35.2 of 141 GB (25%)"} <= set(parts)
+    assert {"ppl 8,103", "250 ms", "500 tok/s", "31.2 samples/s", "35.2 of 141 GB (25%)", "data wait 12%"} <= set(parts)
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,8 @@ def test_the_summary_tells_losses_perplexities_tokens_speed_time_and_phases(tmp_
     assert find_row(summary, "training windows") == "9.0000 1.5000 −83.3 % 1.5000 at step 100 8,103 → 4.48"
     assert find_row(summary, "training  ").startswith("9.8750 1.8333 −81.4 %")
     assert find_row(summary, "tokens") == "100,000 in 100 steps"
-    assert find_row(summary, "mean speed") == "500 tokens/s, 25 samples/s, 2,000 ms per step, MFU 20 %"
-    assert find_row(summary, "time") == "3 min 20 s (steps 100 %)"
+    assert find_row(summary, "mean speed") == "500 tokens/s, 25 samples/s, 0.5 steps/s, 2,000 ms per step, MFU 20 %"
+    assert find_row(summary, "training time") == "3 min 20 s (steps 100 %)"
     phases = {name: find_row(summary, name) for name in ("warm-up", "main", "decay")}
     assert phases["warm-up"].startswith("1-10 0.0001 → 0.001 ")
     assert phases["main"].split()[0] == "11-80"

@@ -11,6 +11,7 @@ from gptmill.runs.events import EvalDone, Event
 from gptmill.training.learning_checks import Check
 from gptmill.training.machine_checks import (
     DataWaitCheck,
+    EvaluationTimeCheck,
     MemoryCheck,
     TemperatureCheck,
     ThrottlingCheck,
@@ -102,3 +103,22 @@ def test_samples_of_an_evaluation_say_nothing_of_training() -> None:
         busy = 0.1 if step % 5 < 2 else 0.97
         events.append(make_step(step, telemetry={"gpu_utilization": busy}))
     assert show(UtilizationCheck(0.7), events) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told_at"),
+    [
+        ([1.4, 1.4, 1.5, 12.2, 12.2, 12.2], [5]),
+        ([1.4, 1.4, 1.5, 12.2, 1.4, 12.2, 1.4], []),
+        ([1.4, 12.2, 12.2, 12.2], []),
+        ([0.01, 0.01, 0.01, 0.5, 0.5, 0.5], []),
+        ([1.0, 1.0, 1.0, 2.9, 2.9, 2.9], []),
+    ],
+    ids=["slow for good", "slow now and then", "no usual yet", "too short to matter", "a little slower"],
+)
+def test_evaluations_that_take_much_longer_are_told_of_once(seconds: list[float], told_at: list[int]) -> None:
+    events: list[Event] = [EvalDone(step, 2.0, 64, each, time=1000.0 * step) for step, each in enumerate(seconds, 1)]
+    warnings = show(EvaluationTimeCheck(3.0), events)
+    assert [warning.step for warning in warnings] == told_at
+    for warning in warnings:
+        assert "took 12.2 s, 8.7 times its usual 1.4 s" in warning.message

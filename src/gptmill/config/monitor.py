@@ -19,6 +19,8 @@ class MonitorConfig:
     """Warn if the validation loss keeps this fraction above its best while the training loss falls."""
     warn_throughput: float | None = 0.7
     """Warn if tokens per second stay below this fraction of their usual value."""
+    warn_eval_time: float | None = 3.0
+    """Warn if two evaluations in a row take more than this many times their usual time."""
     warn_straggler: float | None = 1.3
     """Warn if a rank's own part of a step keeps taking this many times as long as that of the other ranks."""
     warn_data_wait: float | None = 0.1

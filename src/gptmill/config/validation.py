@@ -128,7 +128,9 @@ RANGES = (
         'must be finite and greater than 0, or "none"',
     ),
     Range(
-        "warn_grad_norm_rise warn_straggler", lambda value: 1 < value < math.inf, 'must be greater than 1, or "none"'
+        "warn_grad_norm_rise warn_straggler warn_eval_time",
+        lambda value: 1 < value < math.inf,
+        'must be greater than 1, or "none"',
     ),
     Range("warn_plateau_steps", lambda value: value >= 20, 'must be at least 20, or "none"'),
     Range("val_fraction", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),

@@ -242,7 +242,7 @@ class Warned(Event):
 
     about: str
     """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, plan, schedule, tasks or validation; of the
-    monitor: grad_norm, plateau, overfitting, throughput, straggler, data_wait, memory or gpu."""
+    monitor: grad_norm, plateau, overfitting, throughput, eval_time, straggler, data_wait, memory or gpu."""
     message: str
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gptmill.runs.events import StepLogged
+from collections import deque
+from statistics import median
+
+from gptmill.runs.events import EvalDone, StepLogged
 from gptmill.training.alarm import Alarm, Recent, Usual
 from gptmill.training.learning_checks import Check
 
@@ -15,6 +18,9 @@ FINE_CELSIUS = 3.0
 FINE_THROTTLING = 0.2
 FINE_UTILIZATION = 1.1
 SLOW_SECONDS = 60.0  # shorter dips come from neighbours and checkpoints, and cost nothing worth a warning
+USUAL_EVALUATIONS = 8
+MIN_EVALUATIONS = 3
+MIN_DELAY_SECONDS = 1.0  # above the usual time
 SETTLING_SECONDS = 3.0  # after an evaluation, until no sample of it is left
 
 
@@ -46,6 +52,36 @@ class ThroughputCheck(Check):
             f"throughput has been {now:,.0f} tokens/s for {self._recent.seconds:.0f} s, {now / usual:.0%} of its "
             f"usual {usual:,.0f}{_describe_machine(event)}; look for other programs on this machine, "
             f"slow storage and a hot GPU"
+        )
+
+
+class EvaluationTimeCheck(Check):
+    """Whether evaluations take longer than they did; two in a row, since a neighbour may slow one down."""
+
+    about = "eval_time"
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._usual: deque[float] = deque(maxlen=USUAL_EVALUATIONS)
+        self._slow_in_a_row = 0
+        self._alarm = Alarm()
+
+    def reset(self) -> None:
+        self._usual.clear()
+        self._slow_in_a_row = 0
+
+    def see_eval(self, event: EvalDone) -> str:
+        usual = median(self._usual) if len(self._usual) >= MIN_EVALUATIONS else None
+        is_slow = usual is not None and event.seconds > max(self._factor * usual, usual + MIN_DELAY_SECONDS)
+        self._slow_in_a_row = self._slow_in_a_row + 1 if is_slow else 0
+        if not is_slow:
+            self._usual.append(event.seconds)
+        is_bad = self._slow_in_a_row >= 2
+        if usual is None or not self._alarm.check(is_bad=is_bad, is_fine=not is_slow, time=event.time):
+            return ""
+        return (
+            f"the evaluation took {event.seconds:.1f} s, {event.seconds / max(usual, 1e-9):.1f} times its usual "
+            f"{usual:.1f} s; look for other programs on this machine, slow storage and a hot GPU"
         )
 
 

@@ -23,6 +23,7 @@ from gptmill.runs.events import (
 from gptmill.training.learning_checks import Check, GradNormCheck, OverfittingCheck, PlateauCheck
 from gptmill.training.machine_checks import (
     DataWaitCheck,
+    EvaluationTimeCheck,
     MemoryCheck,
     TemperatureCheck,
     ThrottlingCheck,
@@ -102,6 +103,7 @@ def build_monitor(
     by_limit: list[tuple[Callable[[float], Check], float | None]] = [
         (OverfittingCheck, options.warn_overfitting),
         (ThroughputCheck, options.warn_throughput),
+        (EvaluationTimeCheck, options.warn_eval_time),
         (DataWaitCheck, options.warn_data_wait),
         (TemperatureCheck, options.warn_temperature),
         (ThrottlingCheck, options.warn_throttling),

@@ -76,12 +76,13 @@ def _list_totals(facts: RunFacts) -> list[str]:
     rates = [
         f"{format_number(speed.mean_tokens_per_second)} tokens/s" if speed.mean_tokens_per_second else "",
         f"{format_number(speed.samples_per_second)} samples/s" if speed.samples_per_second else "",
+        f"{format_number(1 / speed.step_seconds)} steps/s" if speed.step_seconds else "",
         f"{format_number(1000 * speed.step_seconds)} ms per step" if speed.step_seconds else "",
         f"MFU {format_percent(speed.mfu)}" if speed.mfu is not None else "",
         f"GPU {format_percent(speed.gpu_utilization)} busy" if speed.gpu_utilization is not None else "",
     ]
-    rows = {"tokens": steps, "mean speed": ", ".join(filter(None, rates)), "time": _describe_time(facts)}
-    return ["", *(f"{name:<12}{text}" for name, text in rows.items() if text)]
+    rows = {"tokens": steps, "mean speed": ", ".join(filter(None, rates)), "training time": _describe_time(facts)}
+    return ["", *(f"{name:<15}{text}" for name, text in rows.items() if text)]
 
 
 def _describe_time(facts: RunFacts) -> str:

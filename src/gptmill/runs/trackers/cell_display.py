@@ -9,7 +9,7 @@ from gptmill.runs.trackers.event_lines import Line
 from gptmill.runs.trackers.narration import Narrator
 from gptmill.runtime.interactive import CellText
 
-MAX_CELL_LINES = 12
+MAX_CELL_LINES = 10
 
 
 class CellDisplay:

@@ -16,6 +16,7 @@ from gptmill.runs.events import (
     TrainEvalDone,
 )
 
+NOTABLE_WAIT = 0.01
 MAX_SAMPLE_CHARS = 240  # of one sample; samples/ has them whole
 
 LineKind = Literal["start", "step", "evaluation", "sample", "incident", "end"]
@@ -58,6 +59,7 @@ def list_speed(event: StepLogged, device_memory_gb: float = 0.0) -> list[str]:
         f"{format_count(event.samples_per_second)} samples/s" if event.samples_per_second else "",
         format_rate(event.tflops) if event.tflops else "",
         f"MFU {event.mfu:.1%}" if event.mfu is not None else "",
+        f"data wait {event.data_wait:.0%}" if event.data_wait >= NOTABLE_WAIT else "",
         _describe_memory(event.memory_gb, device_memory_gb),
         _describe_gpu(event.telemetry),
     ]

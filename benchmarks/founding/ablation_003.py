@@ -4,8 +4,8 @@
 
 Every row is one row of `gptmill bench optimized --ablate`: 003's model, one micro-batch of 64 windows per step, medians
 of 10 steps after 10 warm-up steps. A row takes some seconds, a compiled one up to half a minute. Rows that are measured
-stay in the folder --out; the script ends after --seconds and, called again, measures the others. When it has all of
-them, it prints the table. Exits with 1 until then, and if all together bring less than 003 says.
+stay in the folder --out, 003's own ones first; the script ends after --seconds and, called again, measures the others.
+Exits with 1 while rows are missing, and if all together bring less than 003 says.
 """
 
 from __future__ import annotations
@@ -80,10 +80,11 @@ def main() -> int:
         if not (out / f"{key}.json").is_file() and not is_late:
             measure(key, out, is_tiny=options.tiny)
     records = {key: record for key in keys if (record := read_record(out, key)) is not None}
+    code = report(records)
     if missing := [key for key in keys if key not in records]:
-        print(f"rows that are missing: {', '.join(missing)}; run the same command again")
+        print(f"\nrows that are missing: {', '.join(missing)}; run the same command again")
         return 1
-    return report(records)
+    return code
 
 
 def list_keys(wanted: list[str] | None, device: str) -> list[str]:

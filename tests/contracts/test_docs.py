@@ -207,7 +207,7 @@ def test_every_command_and_snippet_runs(
 def test_every_flag_exists(page: Path) -> None:
     names = {field.name for config in (RunConfig, *REQUESTS) for field in list_fields(config)}
     names |= {f"no_{name}" for name in names} | RENAMED_FIELDS.keys() | OTHER_FLAGS
-    for benchmark in (PROJECT / "benchmarks").glob("*.py"):
+    for benchmark in (PROJECT / "benchmarks").rglob("*.py"):
         names |= set(re.findall(r'add_argument\(\s*"--(\w+)"', read(benchmark)))
     for example in (PROJECT / "examples").glob("*.py"):  # options of plug-ins
         names |= set(re.findall(r"^    (\w+): (?:int|float|str|bool) = ", read(example), re.MULTILINE))
@@ -225,7 +225,7 @@ def test_every_link_and_benchmark_exists(page: Path) -> None:
         target = page.parent / link if link else page
         assert target.exists(), link
         assert not anchor or anchor in list_anchors(target), f"{link}#{anchor}"
-    for name in re.findall(r"benchmarks/\w+\.py", text):
+    for name in re.findall(r"benchmarks/[\w/]+\.py", text):
         assert (PROJECT / name).is_file(), name
 
 

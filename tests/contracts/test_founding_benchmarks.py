@@ -103,6 +103,8 @@ def test_000_is_judged_by_its_events(capsys: pytest.CaptureFixture[str]) -> None
         events: list[dict[str, Any]] = [
             {"event": "EvalDone", "step": 100 * number, "val_loss": loss} for number, loss in enumerate(losses)
         ]
+        events += [{"event": "TrainEvalDone", "step": 0, "train_loss": 11.0}]
+        events += [{"event": "TrainEvalDone", "step": steps, "train_loss": 3.3}]
         events += [
             {"event": "StepLogged", "step": step, "loss": 11.0 - step / 200, "seconds": 0.01} for step in (1, steps)
         ]
@@ -113,6 +115,8 @@ def test_000_is_judged_by_its_events(capsys: pytest.CaptureFixture[str]) -> None
     early = make_run(1300, 20.0, [10.9, 5.0, 4.7, 4.75], "stopped early: the validation loss has not fallen")
     assert HEADLINE.report([whole, early]) == 0
     output = capsys.readouterr().out
-    assert "| lowest validation loss (perplexity) | 4.74 (115) at step 1,600 | 4.70 (110) at step 200 |" in output
+    assert (
+        "| lowest validation loss (perplexity) | 4.74 (115), flat from step 1,300 | 4.70 (110) at step 200 |" in output
+    )
     assert HEADLINE.report([make_run(1610, 31.0, [10.9, 4.7], "finished"), early]) == MISSED
     assert HEADLINE.report([whole, None]) == MISSED

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gptmill.config.errors import ConfigError, UserError
+from gptmill.config.recipes import make_config
 from gptmill.config.requests import StartOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
@@ -135,6 +136,18 @@ def test_a_resumed_run_has_its_saved_config_and_its_newest_checkpoint(recipe: st
     assert (request.config.tracking.run_name, request.config.tracking.logdir) == ("r", logdir)
     assert request.resumed == run
     assert request.changes == ()
+
+
+def test_a_run_of_a_recipe_whose_model_has_changed_since_goes_on_with_its_own(logdir: str) -> None:
+    """custom-300m once was what custom-300m-modern is."""
+    start("custom-300m-modern", logdir=logdir, run_name="custom-300m_20261101_120000")
+    before = make_config("custom-300m-modern", {})
+    for options in (RESUME, StartOptions(resume="auto")):
+        request = make_run_request("custom-300m", {"logdir": logdir}, options)
+        assert request.config.model == before.model
+        assert request.config.machine.precision == before.machine.precision == "auto"
+        assert request.resumed is not None
+        assert request.changes == ()
 
 
 def test_every_setting_of_a_run_comes_back_when_it_is_resumed(recipe: str, logdir: str) -> None:

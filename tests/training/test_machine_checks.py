@@ -13,6 +13,7 @@ from gptmill.training.machine_checks import (
     DataWaitCheck,
     EvaluationTimeCheck,
     MemoryCheck,
+    MfuCheck,
     TemperatureCheck,
     ThrottlingCheck,
     ThroughputCheck,
@@ -122,3 +123,24 @@ def test_evaluations_that_take_much_longer_are_told_of_once(seconds: list[float]
     assert [warning.step for warning in warnings] == told_at
     for warning in warnings:
         assert "took 12.2 s, 8.7 times its usual 1.4 s" in warning.message
+
+
+def test_an_idle_gpu_waits_for_data_or_for_the_host() -> None:
+    def idle(data_wait: float) -> str:
+        telemetry = {"gpu_utilization": 0.4}
+        steps = [make_step(step, data_wait=data_wait, telemetry=telemetry) for step in range(60)]
+        (warning,) = show(UtilizationCheck(0.7, "add --compile, which is off"), steps)
+        return warning.message
+
+    assert "waited for data for 60% of the last step: put the shards on a faster local disk (SSD)" in idle(0.6)
+    assert "because the host does not launch its kernels fast enough: add --compile, which is off" in idle(0.05)
+
+
+def test_a_busy_gpu_far_below_its_peak_is_told_and_an_idle_one_is_not() -> None:
+    def see(mfu: float | None, busy: float) -> list[str]:
+        steps = [make_step(step, mfu=mfu, telemetry={"gpu_utilization": busy}) for step in range(60)]
+        return [warning.message for warning in show(MfuCheck(0.1, "raise --mini_batch_size"), steps)]
+
+    (said,) = see(0.03, 0.97)
+    assert "the GPU is busy but reaches 3.0% of its peak FLOP/s (10,000 tokens/s)" in said
+    assert see(0.4, 0.97) == see(0.03, 0.3) == see(None, 0.97) == []

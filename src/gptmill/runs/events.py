@@ -242,7 +242,8 @@ class Warned(Event):
 
     about: str
     """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, plan, schedule, tasks or validation; of the
-    monitor: grad_norm, plateau, overfitting, throughput, eval_time, straggler, data_wait, memory or gpu."""
+    monitor: grad_norm, plateau, nan, not_learning, overfitting, throughput, straggler, data_wait, eval_time, mfu,
+    memory or gpu."""
     message: str
 
 

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from gptmill.cli.flags import Command
+from gptmill.cli.flags import Command, ask_command
+from gptmill.cli.main import import_verb
 
 FOLDER = Path(__file__).parents[1] / "docs" / "site"
 
@@ -25,5 +26,4 @@ def load_script(name: str) -> ModuleType:
 @cache
 def find_command(verb: str) -> Command:
     """The command line of a verb."""
-    command: Command = load_script("reference").find_command(verb)
-    return command
+    return ask_command(import_verb(verb).run)

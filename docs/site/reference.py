@@ -1,18 +1,16 @@
 """Writes docs/reference.md: every verb with its options, from the docstrings that also feed --help.
 
-python docs/site/reference.py
+Run it as: python docs/site/reference.py
 """
 
 from __future__ import annotations
 
-import importlib
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from unittest.mock import patch
 
-from gptmill.cli.flags import Command, describe_default
-from gptmill.cli.main import MODULES, VERBS
+from gptmill.cli.flags import Command, ask_command, describe_default
+from gptmill.cli.help_text import describe_examples
+from gptmill.cli.main import VERBS, import_verb
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import Field, list_fields
 
@@ -39,17 +37,8 @@ max_steps = 200
 """
 
 
-def find_command(verb: str) -> Command:
-    """The command line that a verb is about to parse when it is asked for help."""
-    module = importlib.import_module(f"gptmill.cli.{MODULES.get(verb, verb.replace('-', '_'))}")
-    with patch.object(Command, "parse", autospec=True, side_effect=SystemExit) as parse, suppress(SystemExit):
-        module.run(["--help"])
-    command: Command = parse.call_args.args[0]
-    return command
-
-
 def write_reference() -> str:
-    parts = [INTRODUCTION, *(describe_verb(find_command(verb)) for verb in VERBS), RUN_OPTIONS]
+    parts = [INTRODUCTION, *(describe_verb(ask_command(import_verb(verb).run)) for verb in VERBS), RUN_OPTIONS]
     for _, fields in groupby(list_fields(RunConfig), lambda field: field.section):
         group = list(fields)
         parts.append(f"### {group[0].section_title}\n\n`[{group[0].section}]` in a recipe.\n\n{describe_fields(group)}")
@@ -57,8 +46,8 @@ def write_reference() -> str:
 
 
 def describe_verb(command: Command) -> str:
-    usage = " ".join(filter(None, ["gptmill", command.verb, command.words, "[flags]"]))
-    lines = [f"## gptmill {command.verb}", "", "```text", f"usage: {usage}", "", command.summary.rstrip(), "```", ""]
+    lines = [f"## gptmill {command.verb}", "", "```text", *command.list_usages(), "", command.summary.rstrip(), ""]
+    lines += [describe_examples(command.verb).strip(), "```", ""]
     fields = [field for config in command.configs if config is not RunConfig for field in list_fields(config)]
     for title, group in groupby(fields, lambda field: field.section_title):
         lines += [f"**{title}**", "", describe_fields(list(group))]

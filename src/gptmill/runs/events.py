@@ -242,7 +242,7 @@ class Warned(Event):
 
     about: str
     """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, plan, schedule, tasks or validation; of the
-    monitor: grad_norm, plateau, nan, not_learning, overfitting, throughput, straggler, data_wait, eval_time, mfu,
+    monitor: grad_norm, plateau, nan, not_learning, overfitting, throughput, eval_time, straggler, data_wait, mfu,
     memory or gpu."""
     message: str
 

@@ -1,5 +1,6 @@
 # make demo: install, prepare, train and show, in one go.   make test: install what the tests need and run them.
 # make test-fast: what needs no processes and no compiler, for the time between two edits.
+# make docs: the documentation as a site, in site/.
 # make torture: the promises again, with hundreds of kills and thousands of flipped bits.
 # make wheel: sdist and wheel, in dist/.   make wheel-test: that wheel in an empty environment, tried out.
 PYTHON ?= python3
@@ -8,7 +9,7 @@ CONSTRAINTS ?= constraints.txt
 UNUSED = /(scipy|sklearn|nltk|tests?|transformers/models|lm_eval/tasks)/
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-fast torture wheel wheel-test lint clean
+.PHONY: demo test test-fast torture wheel wheel-test lint docs clean
 demo: $(VENV)/.installed
 	$(VENV)/bin/gptmill train demo
 
@@ -38,8 +39,12 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 
+docs: $(VENV)/.installed-docs
+	$(VENV)/bin/python docs/site/reference.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptmill needs Python 3.11 or newer; name one with: make demo PYTHON=python3.12")'
@@ -48,6 +53,10 @@ $(VENV)/bin/python:
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "installing into $(VENV) (a few minutes, once)"
 	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python

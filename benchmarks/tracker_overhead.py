@@ -16,6 +16,8 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +44,17 @@ class Switch:
         self._paused_seconds = 0.0
         self._is_on = True
         self.seconds: list[float] = []
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Puts itself in the place of what it replaces, for a while."""
+        vars(loop)["train_step"], vars(loop)["evaluate_and_save"] = self.train_step, self.evaluate_and_save
+        protocol.TrackerGroup.track = lambda group, event: self.track(group, event)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            vars(loop)["train_step"], vars(loop)["evaluate_and_save"] = self._train_step, self._evaluate_and_save
+            protocol.TrackerGroup.track = self._track  # type: ignore[method-assign]
 
     def track(self, group: Any, event: Event) -> None:
         self._group = group
@@ -84,21 +97,31 @@ def main() -> int:
     parser.add_argument("--block", type=int, default=20, help="steps with or without trackers in a row")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="train RECIPE …")
     options = parser.parse_args()
-    switch = Switch(options.block)
-    vars(loop)["train_step"], vars(loop)["evaluate_and_save"] = switch.train_step, switch.evaluate_and_save
-    protocol.TrackerGroup.track = lambda group, event: switch.track(group, event)  # type: ignore[method-assign]
-    code = run_guarded(options.command)
-    blocks = switch.seconds[2:]
-    if code or len(blocks) < 2:
+    code, pairs = measure(options.command, options.block)
+    if code or not pairs:
         return code or parser.error("too few steps for two blocks of each kind")
-    pairs = list(zip(blocks[::2], blocks[1::2], strict=False))
+    report(pairs, options.block)
+    return 0
+
+
+def measure(command: list[str], block: int) -> tuple[int, list[tuple[float, float]]]:
+    """Runs the command; returns its exit code, and seconds per step of blocks with trackers and of those without."""
+    switch = Switch(block)
+    with switch.exchange():
+        code = run_guarded(command)
+    blocks = switch.seconds[2:]
+    return code, list(zip(blocks[::2], blocks[1::2], strict=False))
+
+
+def report(pairs: list[tuple[float, float]], block: int) -> tuple[float, float]:
+    """Prints the median step of both kinds and their difference; returns that, and the step without trackers."""
     with_trackers, without = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
     overhead = statistics.median(on - off for on, off in pairs)
     print(
-        f"{len(pairs)} pairs of {options.block} steps: {1000 * with_trackers:.2f} ms a step with the trackers, "
+        f"{len(pairs)} pairs of {block} steps: {1000 * with_trackers:.2f} ms a step with the trackers, "
         f"{1000 * without:.2f} ms without; difference {1000 * overhead:+.2f} ms ({overhead / without:+.1%})"
     )
-    return 0
+    return overhead, without
 
 
 if __name__ == "__main__":

@@ -14,10 +14,17 @@ from gptmill.cli.checkpoints import format_age, print_checkpoints
 from gptmill.cli.main import run_guarded
 from gptmill.config.run import CheckpointConfig, RunConfig
 from gptmill.runs.checkpoints.content import Checkpoint
-from gptmill.runs.checkpoints.storage import list_step_folders, save_checkpoint
-from gptmill.runs.checkpoints.tiers import BEST, link_tiers, make_rolling_name, read_tiers
+from gptmill.runs.checkpoints.storage import list_step_folders, read_info, save_checkpoint
+from gptmill.runs.checkpoints.tiers import (
+    BEST,
+    link_tier,
+    link_tiers,
+    make_epoch_name,
+    make_rolling_name,
+    read_tiers,
+)
 from gptmill.runs.directory import RunDirectory, create_run
-from gptmill.runs.events import Warned
+from gptmill.runs.events import RunStarted, StepLogged, Warned, to_json
 from gptmill.runs.history import append_event
 from gptmill.runs.run_lock import lock_run
 
@@ -44,6 +51,14 @@ def saved(run: RunDirectory) -> RunDirectory:
     return run
 
 
+def make_start(step: int, moment: float) -> RunStarted:
+    return RunStarted(step, "runs/saved", 30, 64, 9, "CPU", "fp32", 1, "x", "byte:1", "0.1", "2.9", None, time=moment)
+
+
+def make_step(step: int, moment: float) -> StepLogged:
+    return StepLogged(step, 0.1, 2.5, 1e-3, 1.0, 100.0, 1.0, time=moment)
+
+
 def call(*words: str) -> int:
     return run_guarded(["checkpoints", *words])
 
@@ -61,17 +76,19 @@ def test_list_is_a_table_of_step_tiers_losses_size_age_and_state(saved: RunDirec
     file.write_bytes(file.read_bytes()[:-1])
     assert call("list", "saved") == 0
     head, first, second, third, total, meaning = capsys.readouterr().out.splitlines()
-    assert re.split(r"  +", head.strip()) == "step/tiers/train loss/val loss/MB/age/state/path".split("/")
+    assert re.split(
+        r"  +", head.strip()
+    ) == "step/tiers/train loss/val loss/perplexity/elapsed/MB/age/state/path".split("/")
     cells = re.split(r"  +", first.strip())
-    assert cells[:5] == ["10", "best_model, rolling_step_000010", "1.0000", "0.5000", "0.0"]
-    assert re.fullmatch(r"\d+ s", cells[5])
-    assert cells[6:] == ["complete", "runs/saved/checkpoints/step_000010"]
+    assert cells[:7] == ["10", "best_model, rolling_step_000010", "1.0000", "0.5000", "1.65", "-", "0.0"]
+    assert re.fullmatch(r"\d+ s", cells[7])
+    assert cells[8:] == ["complete", "runs/saved/checkpoints/step_000010"]
     cells = re.split(r"  +", second.strip())
-    assert cells[:4] == ["20", "latest_backup, rolling_step_000020", "-", "-"]
-    assert "damaged" in cells[6]
+    assert cells[:6] == ["20", "latest_backup, rolling_step_000020", "-", "-", "-", "-"]
+    assert "damaged" in cells[8]
     cells = re.split(r"  +", third.strip())
-    assert cells[:4] == ["30", "latest, rolling_step_000030", "3.0000", "1.5000"]
-    assert "model.safetensors" in cells[6]
+    assert cells[:5] == ["30", "latest, rolling_step_000030", "3.0000", "1.5000", "4.48"]
+    assert "model.safetensors" in cells[8]
     bytes_held = sum(path.stat().st_size for path in saved.checkpoints.glob("step_*/*"))
     assert total == f"3 checkpoints, {bytes_held / 1e6:,.1f} MB in total"
     assert meaning == "complete: every file has its size; gptmill checkpoints verify runs/saved reads every byte"
@@ -137,6 +154,88 @@ def test_prune_keeps_as_many_as_the_run_or_the_flag_says(saved: RunDirectory, ca
     assert [path.name for path in list_step_folders(saved.checkpoints)] == ["step_000010", "step_000050", "step_000060"]
     assert call("prune", "saved", "--keep", "1") == 0
     assert capsys.readouterr().out == "0.0 MB freed, 3 checkpoints kept\n"
+
+
+def test_list_tells_the_training_time_until_a_checkpoint(saved: RunDirectory, capsys: Capture) -> None:
+    """Without the time between processes: the second one started a day after the first had ended."""
+    saved_at = read_info(saved.checkpoints / "step_000030").saved_at
+    events = [
+        make_start(0, saved_at - 100_000),
+        make_step(10, saved_at - 99_900),
+        make_start(10, saved_at - 25),
+        make_step(30, saved_at),
+    ]
+    saved.events.write_text("".join(to_json(event) + "\n" for event in events), encoding="utf-8")
+    assert call("list", "saved") == 0
+    last = capsys.readouterr().out.splitlines()[3]
+    assert re.split(r"  +", last.strip())[5] == "2 min 5 s"
+
+
+def test_remove_deletes_named_checkpoints_with_their_tiers(saved: RunDirectory, capsys: Capture) -> None:
+    assert call("remove", "saved", "rolling_step_000020", "step_000020") == 0
+    assert capsys.readouterr().out.splitlines() == ["removed step_000020: 0.0 MB freed", "2 checkpoints left"]
+    assert [path.name for path in list_step_folders(saved.checkpoints)] == ["step_000010", "step_000030"]
+    assert {path.name for path in read_tiers(saved.checkpoints).values()} == {"step_000010", "step_000030"}
+    assert not (saved.checkpoints / "rolling_step_000020").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["30"], "step_000030 is the run's latest; add --force"),
+        (["latest"], "step_000030 is the run's latest; add --force"),
+        (["20", "10"], "step_000010 is the run's best_model; add --force"),
+        (["10", "20", "30"], "the run would have no checkpoint left"),
+        (["nothing"], "there is no checkpoint 'nothing'"),
+        (["runs"], "is not a checkpoint of"),
+        ([], "the usage is"),
+        (["10", "--keep", "1"], "--keep applies only to gptmill checkpoints prune"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_remove_refuses_what_the_run_cannot_spare(
+    saved: RunDirectory, capsys: Capture, names: list[str], reason: str
+) -> None:
+    before = read_tiers(saved.checkpoints)
+    assert call("remove", "saved", *names) == 2
+    assert reason in capsys.readouterr().err
+    assert read_tiers(saved.checkpoints) == before
+    assert len(list_step_folders(saved.checkpoints)) == 3
+
+
+def test_remove_keeps_the_only_complete_checkpoint(saved: RunDirectory, capsys: Capture) -> None:
+    for step in (10, 30):
+        (saved.checkpoints / f"step_{step:06d}/model.safetensors").unlink()
+    assert call("remove", "saved", "20") == 2
+    assert "no complete checkpoint left" in capsys.readouterr().err
+
+
+def test_remove_by_force_links_latest_and_best_to_what_remains(saved: RunDirectory, capsys: Capture) -> None:
+    assert call("remove", "saved", "30", "10", "--force") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:] == ["latest is now step_000020", "best_model is now step_000020", "1 checkpoint left"]
+    assert set(read_tiers(saved.checkpoints)) == {"latest", "best_model", "rolling_step_000020"}
+    assert call("remove", "saved", "20", "--force") == 0
+    assert read_tiers(saved.checkpoints) == {}
+
+
+def test_remove_does_not_run_beside_training(saved: RunDirectory, capsys: Capture) -> None:
+    with lock_run(saved):
+        assert call("remove", "saved", "20") == 2
+    assert "another process" in capsys.readouterr().err
+    assert len(list_step_folders(saved.checkpoints)) == 3
+
+
+def test_prune_drops_epochs_where_asked(saved: RunDirectory, capsys: Capture) -> None:
+    for number, step in ((1, 10), (2, 20)):
+        link_tier(saved.checkpoints, make_epoch_name(number), saved.checkpoints / f"step_{step:06d}")
+    (saved.checkpoints / "latest_backup").unlink()
+    assert call("prune", "saved", "--keep", "0") == 0
+    assert len(list_step_folders(saved.checkpoints)) == 3
+    assert call("prune", "saved", "--keep", "0", "--keep_epochs", "-1") == 2
+    assert call("prune", "saved", "--keep", "0", "--keep_epochs", "0") == 0
+    assert "deleted step_000020" in capsys.readouterr().out
+    assert set(read_tiers(saved.checkpoints)) == {"latest", "best_model"}
 
 
 def test_prune_does_not_run_beside_training(saved: RunDirectory, gptmill: GptMill) -> None:

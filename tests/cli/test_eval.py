@@ -88,6 +88,14 @@ def test_tasks_have_their_metrics_and_a_limit(capsys: pytest.CaptureFixture[str]
     assert (limited["limit"], limited["results"][0]["num_examples"]) == (4, 4)
 
 
+def test_samples_are_measured_alone_or_beside_a_split(capsys: pytest.CaptureFixture[str]) -> None:
+    (result,) = evaluate("straight", "--samples", "3")["results"]
+    assert [*result["metrics"]] == ["distinct_1", "distinct_2", "distinct_3", "repetition"]
+    assert re.search(r"^samples +repetition +[\d.]+ +[\d.]+ +\d+ tokens$", capsys.readouterr().out, re.MULTILINE)
+    split, samples = evaluate("straight", "--samples", "3", "--split", "val")["results"]
+    assert (split["name"], samples["metrics"]) == ("words (val)", result["metrics"])
+
+
 def test_python_gets_the_same_scores_from_a_model_at_hand() -> None:
     (result,) = evaluate("straight", "--tasks", "own.toml")["results"]
     scores = package.evaluate(package.load("straight", device="cpu"), tasks="own.toml", progress=False)["own"]

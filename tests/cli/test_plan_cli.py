@@ -33,12 +33,12 @@ def test_a_plan_of_a_gpu_recipe_needs_neither_gpu_nor_corpus(folder: Path, capsy
     assert run_guarded(["plan", "custom-300m", "--gpu", "H200", "--gpus", "8", "--corpus_tokens", "12.8e9"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line[:18].strip(): line[18:] for line in lines}
-    assert rows["device"] == "8 x H200, bf16"
-    assert rows["tokens"].startswith("104.9 B in 100,000 steps of 1,048,576 (4 x 16 x 2,048 on each device), 346 per")
+    assert rows["device"] == "8 x H200, fp16"
+    assert rows["tokens"].startswith("104.9 B in 100,000 steps of 1,048,576 (8 x 8 x 2,048 on each device), 421 per")
     assert rows["corpus"] == "data/edu_fineweb10B: 12.8 B tokens (as given), 8.19 epochs"
-    assert rows["parameters"].startswith("303,219,712: token embedding 51.5 M, blocks 251.7 M")
-    assert "weights 1.21, copies 0.61, gradients 1.21, buffers 1.21, optimizer 2.43, activations" in rows["peak memory"]
-    assert "assumes an MFU of 49%" in rows["speed"]
+    assert rows["parameters"].startswith("248,912,896: token embedding 51.5 M, positions 2.1 M, blocks 195.3 M")
+    assert "weights 1.00, copies 0.50, gradients 1.00, buffers 1.00, optimizer 1.99, activations" in rows["peak memory"]
+    assert "assumes an MFU of 44%" in rows["speed"]
     assert "at $3.50 per GPU and hour, a typical price" in rows["cost"]
     assert "8.2 epochs" in lines[-1]
     assert lines[-1].startswith("warning: ")

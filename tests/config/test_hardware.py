@@ -23,14 +23,16 @@ def test_every_preset_is_a_choice_and_a_valid_config() -> None:
     ("gpu", "gigabytes", "preset"),
     [
         ("RTX 4060", 7.6, "8gb"),
-        ("RTX 3080 10 GB", 9.6, "8gb"),
+        ("RTX 3080 10 GB", 9.6, "12gb"),
         ("RTX 3060", 11.6, "12gb"),
-        ("RTX 4080", 15.6, "12gb"),
+        ("RTX 4080", 15.6, "16gb"),
         ("L4 with error correction", 22.0, "24gb"),
         ("RTX 4090", 23.5, "24gb"),
         ("A100 40 GB", 39.4, "24gb"),
         ("A100 80 GB", 79.1, "80gb"),
-        ("H200", 139.7, "80gb"),
+        ("L40S", 44.5, "48gb"),
+        ("GB10", 119.6, "80gb"),
+        ("H200", 139.7, "141gb"),
     ],
 )
 def test_a_gpu_gets_the_preset_of_its_nominal_memory(gpu: str, gigabytes: float, preset: str) -> None:

@@ -13,6 +13,10 @@ from gptmill.config.prices import DOLLARS_PER_HOUR, find_price
         ("NVIDIA A100-SXM4-40GB", "A100"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L40", "L40"),
+        ("NVIDIA GB10", "GB10"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 ADA"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
     ],
 )
 def test_a_driver_s_name_is_found(device: str, name: str) -> None:

@@ -13,6 +13,7 @@ from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_fields
 from gptmill.config.sizes import SHIPPED_SIZES, list_sizes, load_size
 from gptmill.config.validation import find_problems
+from gptmill.models.parameters import count_parameters
 
 GPT2_TOKENS = 50_257
 # In millions: as published, or as the titles say.
@@ -21,13 +22,20 @@ MILLIONS = {
     "gpt2-medium": 354.8,
     "gpt2-large": 774.0,
     "gpt2-xl": 1557.6,
-    "custom-300m": 303.2,
+    "custom-300m": 248.7,
+    "custom-300m-modern": 303.2,
+    "custom-500m": 504.8,
+    "custom-1b": 993.0,
     "llama-124m": 123.5,
     "qwen3-124m": 124.7,
     "qwen3-moe-small": 284.0,
     "llama-70b": 69_276.0,
 }
-RECIPES_OF_SIZES = {"custom-300m": "custom-300m", "modern-124m": "llama-124m", "moe-small": "qwen3-moe-small"}
+RECIPES_OF_SIZES = {
+    **{name: name for name in ("custom-300m", "custom-300m-modern", "custom-500m", "custom-1b")},
+    "modern-124m": "llama-124m",
+    "moe-small": "qwen3-moe-small",
+}
 
 
 def load_model(name: str) -> ModelConfig:
@@ -74,8 +82,17 @@ def test_of_the_experts_two_work_for_a_token() -> None:
     assert count_by_hand(load_model("qwen3-moe-small"), active_only=True) / 1e6 == pytest.approx(114, abs=1)
 
 
-def test_custom_300m_is_what_it_is_known_for() -> None:
-    config = load_model("custom-300m")
+def test_custom_300m_is_as_large_as_its_document_says_once_the_tied_embedding_is_counted_once() -> None:
+    """Document 001: 51,463,168 in the embedding and 197,198,080 in the rest, 248,661,248 together."""
+    count = count_parameters(load_model("custom-300m"), GPT2_TOKENS)
+    assert count.token_embedding == 51_463_168
+    assert count.head == 0
+    assert count.total - count.token_embedding == pytest.approx(197_198_080, rel=0.0011)
+    assert count.total == pytest.approx(300_124_416 - 51_463_168, rel=0.001)
+
+
+def test_custom_300m_modern_is_what_it_is_known_for() -> None:
+    config = load_model("custom-300m-modern")
     assert (config.num_layers, config.embd_size, config.num_heads, config.context_length) == (24, 1024, 16, 2048)
     assert config.norm == RmsNorm()
     assert config.positions == Rope()

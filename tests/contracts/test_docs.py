@@ -38,6 +38,12 @@ README, ARCHITECTURE = PROJECT / "README.md", PROJECT / "docs" / "architecture.m
 PAGES = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
 # Commands that install, that run the tests themselves, that measure for minutes, or that serve until Ctrl-C.
 NOT_RUN = ("make ", "pip install", "python benchmarks/", "gptmill tensorboard", "wandb ", "trackio ", "TRACKIO_DIR=")
+SIZES = {
+    "tune": "--steps 1",
+    "bench": "--steps 1",
+    "sample": "--max_new_tokens 8",
+    "tokenizer": "--vocab_size 512",
+}
 STARTING_OTHERS = ("tune", "bench", "verify-resume", "doctor")
 REQUESTS = (
     requests.StartOptions,
@@ -101,36 +107,43 @@ def make_command(command: str) -> list[str]:
     else:
         assert words[0] == "gptmill", command
         words = [sys.executable, "-m", "gptmill", *words[1:]]
-    return words + choose_sizes(words)
+    return words + choose_corpus(words) + choose_sizes(words)
 
 
 def choose_sizes(words: list[str]) -> list[str]:
-    """Flags that make a run short. A recipe for a GPU is tried as the README says: one step, with --force-cpu."""
+    """Flags that make a command short. A recipe for a GPU is tried as the README says: one step, with --force-cpu."""
     verb = words[words.index("gptmill") + 1]
+    if verb == "prepare" and not {"--tokenizer", "data/books"} & {*words}:  # a GPU's recipe wants books by GPT-2's
+        return "--tokenizer byte".split()  # the models trained on it have 257 logits, not 50,257
     if verb == "compress" and "--recover_steps" in words:
         return "--recover_steps 2".split()
-    if verb not in ("train", "tune", "bench"):
-        return []
-    is_demo = bool({"demo", "continued-pretraining"} & {*words})
-    is_recipe_for_gpu = any(word.startswith("gpt2-") for word in words)
-    sizes: list[str] = []
-    if is_demo and not {"--corpus", "--data_dir", "--mixture"} & {*words}:
-        sizes += "--corpus input.txt".split()  # not the ten megabytes of Python's standard library
+    if verb in SIZES:
+        return SIZES[verb].split()
     if verb != "train":
-        return [*sizes, *"--steps 1".split()]
-    sizes += "--eval_tokens 192 --sample_tokens 4 --total_batch_size 192 --mini_batch_size 1".split()
-    if (is_demo or is_recipe_for_gpu) and "--size" not in words:
+        return []
+    is_recipe_for_gpu = any(word.startswith("gpt2-") for word in words)
+    sizes = "--eval_tokens 192 --sample_tokens 4 --total_batch_size 192 --mini_batch_size 1".split()
+    if (is_demo(words) or is_recipe_for_gpu) and "--size" not in words:
         sizes += "--num_layers 1 --embd_size 32 --num_heads 1".split()
     if is_recipe_for_gpu:
         sizes += "--context_length 64".split()
-    return [
-        *sizes,
-        *(["--force-cpu"] if is_recipe_for_gpu else ["--max_steps", "4" if "--max_steps" in words else "2"]),
-    ]
+    steps = "4" if "--max_steps" in words else "2"
+    return [*sizes, *(["--force-cpu"] if is_recipe_for_gpu else ["--max_steps", steps])]
+
+
+def choose_corpus(words: list[str]) -> list[str]:
+    """The demo trains on a small text instead of the ten megabytes of Python's standard library."""
+    names_corpus = bool({"--corpus", "--data_dir", "--mixture"} & {*words})
+    return "--corpus input.txt".split() if is_demo(words) and not names_corpus else []
+
+
+def is_demo(words: list[str]) -> bool:
+    trains = bool({"train", "tune", "bench"} & {*words})
+    return trains and bool({"demo", "continued-pretraining"} & {*words})
 
 
 def write_inputs(folder: Path) -> None:
-    """The files that the pages speak of; input.txt has words enough for the vocabulary that they train on it."""
+    """The files that the pages speak of."""
     generator = random.Random(0)
     syllables = [consonant + vowel for consonant in "bcdfghjklmnprstvw" for vowel in ("a", "e", "i", "o", "ea")]
     words = ["".join(generator.choices(syllables, k=generator.randint(2, 4))) for _ in range(6000)]
@@ -168,6 +181,7 @@ def test_every_command_and_snippet_runs(
     write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(speed, "SECONDS", 0.0)
+    monkeypatch.setattr(speed, "GENERATED", 4)
     for name, value in make_environment().items():
         monkeypatch.setenv(name, value)
     for command, page in list_documented_commands().items():
@@ -197,7 +211,10 @@ def test_every_flag_exists(page: Path) -> None:
         names |= set(re.findall(r'add_argument\(\s*"--(\w+)"', read(benchmark)))
     for example in (PROJECT / "examples").glob("*.py"):  # options of plug-ins
         names |= set(re.findall(r"^    (\w+): (?:int|float|str|bool) = ", read(example), re.MULTILINE))
-    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", read(page))}
+    text = read(page)
+    if page.name.startswith("from-"):  # their names are in the first column of each table
+        text = re.sub(r"^\|.*?\|", "|", text, flags=re.MULTILINE)
+    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     assert named <= names
 
 

@@ -25,6 +25,7 @@ from gptmill.runs.events import (
     RunStarted,
     SampleDrawn,
     StepLogged,
+    TrainEvalDone,
     Warned,
 )
 from gptmill.runs.histogram_buckets import NUM_BUCKETS
@@ -63,7 +64,8 @@ def list_events(first: int, last: int, path: int) -> Iterator[Event]:
             )
         if step % 5 == 0:
             yield EvalDone(step, float(path), 64, 0.1)
-            yield SampleDrawn(step, "Say ", f"“né” {step}")
+            yield TrainEvalDone(step, path + 1.0, 64, 0.1)
+            yield SampleDrawn(step, "Say ", f"“né” {step}", ["a", "b", "c"], 2)
             yield HistogramsTaken(step, {"blocks.0.weight": COUNTS}, {"blocks.0.weight": COUNTS})
             yield CheckpointSaved(step, "p", 9, 0.1)
 
@@ -86,7 +88,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> RunDirector
         for event in list_events(13, 20, path=2):
             trackers.track(event)
         trackers.track(RunFinished(20, "finished", 1.0))
-        assert len(trackers._trackers) == 7
+        assert len(trackers._trackers) == 8
     return directory
 
 
@@ -101,7 +103,8 @@ def test_events_and_the_text_log(run: RunDirectory) -> None:
     assert "HistogramsTaken" not in run.events.read_text(encoding="utf-8")
     lines = [line.split() for line in run.text_log.read_text(encoding="utf-8").splitlines()]
     assert [int(step) for step, kind, _ in lines if kind == "train"] == STEPS
-    assert [int(step) for step, kind, _ in lines if kind == "val"] == EVALUATED
+    for kind in ("val", "train_eval"):
+        assert [int(step) for step, found, _ in lines if found == kind] == EVALUATED
 
 
 def test_tensorboard(run: RunDirectory) -> None:
@@ -111,7 +114,8 @@ def test_tensorboard(run: RunDirectory) -> None:
         zip(STEPS, LOSSES, strict=True)
     )
     assert [scalar.step for scalar in board.Scalars("machine/gpu_power_watts")] == STEPS
-    assert [scalar.step for scalar in board.Scalars("loss/val")] == EVALUATED
+    for name in ("loss/val", "loss/train_eval", "perplexity/train_eval"):
+        assert [scalar.step for scalar in board.Scalars(name)] == EVALUATED
     for kind in ("weights", "gradients"):
         histograms = board.Histograms(f"{kind}/blocks.0.weight")
         assert [histogram.step for histogram in histograms] == EVALUATED
@@ -140,7 +144,13 @@ def test_weights_and_biases(run: RunDirectory) -> None:
         run.wandb.glob(f"*-{run_id}/files/media/table/samples_*.json"), key=lambda path: path.stat().st_size
     )
     rows = json.loads(tables[-1].read_text(encoding="utf-8"))["data"]
-    assert rows == [[step, "Say ", f'"né" {step}'] for step in EVALUATED]
+    names = ["rank 0 sample 0", "rank 0 sample 1", "rank 1 sample 0", "rank 1 sample 1"]
+    texts = [[f'"né" {step}', "a", "b", "c"] for step in EVALUATED]
+    assert rows == [
+        [step, "Say ", text, name]
+        for step, drawn in zip(EVALUATED, texts, strict=True)
+        for text, name in zip(drawn, names, strict=True)
+    ]
 
 
 def read_wandb(run: RunDirectory, run_id: str, name: str) -> dict[int, float]:
@@ -166,7 +176,8 @@ def test_trackio(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
         zip(STEPS, LOSSES, strict=True)
     )
     assert [row["step"] for row in rows if "loss/val" in row] == EVALUATED
-    samples = [row["sample"]["_value"][0]["text"] for row in rows if "sample" in row]
-    assert samples == [f'"né" {step}' for step in EVALUATED]
+    assert [row["step"] for row in rows if "loss/train_eval" in row] == EVALUATED
+    samples = [[line["text"] for line in row["sample"]["_value"]] for row in rows if "sample" in row]
+    assert samples == [[f'"né" {step}', "a", "b", "c"] for step in EVALUATED]
     assert storage.get_run_config("gptmill", "a", run_id="a")["max_lr"] == "0.0006"
     assert "the GPU is hot" in [alert["text"] for alert in storage.get_alerts("gptmill")]

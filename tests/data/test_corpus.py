@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gptmill.config.errors import UserError
+from gptmill.config.recipes import make_config
 from gptmill.config.run import DataConfig
 from gptmill.data.corpus_preparation import find_data_dir, needs_preparing, prepare_for_run
 from gptmill.data.shards.opening import open_shards
@@ -66,7 +67,14 @@ def test_neither_corpus_nor_folder_is_the_users_mistake() -> None:
 
 def test_an_unprepared_folder_without_a_corpus_comes_with_the_command_that_makes_it() -> None:
     config = DataConfig(data_dir="data/books", tokenizer="char")
-    with pytest.raises(UserError, match="gptmill prepare TEXT --out data/books --tokenizer char"):
+    with pytest.raises(UserError, match="gptmill prepare TEXT --tokenizer char --out data/books"):
+        needs_preparing(config)
+
+
+def test_the_folder_of_the_recipes_comes_with_the_command_that_downloads_fineweb_edu() -> None:
+    config = make_config("custom-300m", {}).data
+    command = "gptmill prepare fineweb-edu-10B --tokenizer gpt2 --val_fraction 0.05 --out data/edu_fineweb10B"
+    with pytest.raises(UserError, match=rf"{command} \(downloads 28.5 GB\), or add --corpus TEXT"):
         needs_preparing(config)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gptmill.config.errors import UserError
+from gptmill.config.plugins import load_plugins
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import BenchRequest
 from gptmill.config.validation import find_problems
@@ -26,6 +27,7 @@ from gptmill.experiments.bench.ablations import (
     MIXED,
     NAIVE,
     NAIVE_KEY,
+    PLAIN,
     ROWS,
     Row,
     choose_rows,
@@ -35,6 +37,7 @@ from gptmill.experiments.bench.measurement import Measurement, RowResult
 from gptmill.experiments.bench.random_corpus import write_random_corpus
 from gptmill.experiments.bench.result_table import describe_measurement, make_table
 from gptmill.experiments.bench.runner import adapt_precision, list_capabilities, run_bench
+from gptmill.models.gpt import build_gpt
 
 BASES = {row.key: row.flags for row in ROWS}
 NAMED = {row.key: row for row in ROWS}
@@ -81,7 +84,7 @@ def test_every_row_differs_from_what_it_is_compared_with() -> None:
 def test_all_together_holds_what_is_measured_alone_and_lacks_what_is_taken_away() -> None:
     for row in ROWS:
         changed = {
-            name: value for name, value in row.flags.items() if row.baseline and value != BASES[row.baseline][name]
+            name: value for name, value in row.flags.items() if row.baseline and value != BASES[row.baseline].get(name)
         }
         if row.key.startswith("no-"):
             (name,) = changed
@@ -89,10 +92,32 @@ def test_all_together_holds_what_is_measured_alone_and_lacks_what_is_taken_away(
             assert any(alone.flags[name] == ALL[name] for alone in ROWS if alone.baseline in (NAIVE_KEY, BF16_KEY))
 
 
+@pytest.mark.usefixtures("no_new_parts")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
 def test_every_row_is_a_training_that_can_be_done(row: Row) -> None:
+    load_plugins(row.flags.get("plugin"))
     config = make_config("gpt2-124m", {**row.flags, "mini_batch_size": 32 // row.micro_batches})
     assert find_problems(config) == []
+
+
+@pytest.mark.usefixtures("no_new_parts")
+def test_separate_projections_compute_what_the_packed_one_does() -> None:
+    load_plugins(PLAIN["plugin"])
+    tiny = {"num_layers": 1, "embd_size": 16, "num_heads": 4, "num_kv_heads": 2, "positions": "rope", "qk_norm": True}
+    packed, separate = (
+        build_gpt(make_config(None, {**tiny, "attention": attention}).model, 64, seed=0)
+        for attention in ("softmax", "separate_qkv")
+    )
+    weights = packed.state_dict()
+    for name in ("weight", "bias"):
+        parts = weights.pop(f"blocks.0.attention.qkv.{name}").split((16, 8, 8))
+        weights |= {
+            f"blocks.0.attention.{part}.{name}": value
+            for part, value in zip(("query", "key", "value"), parts, strict=True)
+        }
+    separate.load_state_dict(weights)
+    tokens = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(separate(tokens), packed(tokens))
 
 
 def test_rows_that_the_machine_cannot_do_are_skipped_by_name() -> None:

@@ -16,7 +16,7 @@ from gptmill.runs.directory import create_run
 from gptmill.runs.display import make_plain, make_writable
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import SampleDrawn
-from gptmill.runs.terminal_report import make_report
+from gptmill.runs.reporting.terminal_report import make_report
 from gptmill.runs.trackers import open_trackers
 from gptmill.runs.trackers.tensorboard import TensorBoard
 

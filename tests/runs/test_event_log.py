@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import TAIL_BYTES, read_events, read_last_step, read_recent_events, read_records
 from gptmill.runs.events import EvalDone, Event, RunStarted, SampleDrawn, StepLogged, Warned, to_json
 from gptmill.runs.history_text import describe_history
-from gptmill.runs.terminal_report import make_report
+from gptmill.runs.reporting.terminal_report import make_report
 from gptmill.runs.trackers import open_trackers
 from gptmill.runs.trackers.run_files import JsonLines
 
@@ -113,7 +114,7 @@ def test_values_that_no_event_has_make_no_event(record: dict[str, Any], tmp_path
     for path in (run.events, run.history):
         write(path, lines[0], json.dumps(record), *lines[1:], json.dumps(record))
     assert len(read_events(run.events)) == 3
-    assert "validation loss 2.0000 at step 3" in make_report(run)
+    assert re.search(r"^validation +2\.0000 +7\.39$", make_report(run), re.MULTILINE)
     assert "last activity, at step 3" in describe_history(run)
     for tracker in open_trackers(run, TrackingConfig(), 3)._trackers:
         tracker.close()
@@ -130,8 +131,15 @@ def list_strange(record: dict[str, Any]) -> list[str]:
 def test_numbers_out_of_all_proportion_are_reported_without_a_traceback(value: float, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     floats = [name for name, known in STEP_RECORD.items() if isinstance(known, float) and name != "time"]
-    strange = {**STEP_RECORD, **dict.fromkeys(floats, value)}
-    evaluated = {**EVAL_RECORD, "val_loss": value, "ema_loss": value, "seconds": value, "by_corpus": {"a": value}}
+    strange = {**STEP_RECORD, **dict.fromkeys(floats, value), "step": 4}
+    evaluated = {
+        **EVAL_RECORD,
+        "step": 4,
+        "val_loss": value,
+        "ema_loss": value,
+        "seconds": value,
+        "by_corpus": {"a": value},
+    }
     start = {**START_RECORD, "val_loss": value, "flops_per_token": value}
     lines = [json.dumps(record) for record in (start, STEP_RECORD, strange, EVAL_RECORD, evaluated, strange)]
     write(run.events, *lines)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reporting_events import START, make_events, write_run
 
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
-from gptmill.runs.events import EvalDone, Event, RunFinished, SampleDrawn, StepLogged, to_json
-from gptmill.runs.terminal_report import BLANK, draw_chart, make_report
+from gptmill.runs.events import EvalDone, Event, RunFinished, SampleDrawn, StepLogged, TrainEvalDone, to_json
+from gptmill.runs.reporting.terminal_report import make_report, make_summary
+from gptmill.runs.reporting.text_chart import BLANK, draw_chart
 
 
 def make_run(tmp_path: Path, events: list[Event], ending: str = "") -> RunDirectory:
@@ -21,6 +24,12 @@ def make_run(tmp_path: Path, events: list[Event], ending: str = "") -> RunDirect
 
 def make_step(step: int, loss: float) -> StepLogged:
     return StepLogged(step, step / 10, loss, 1e-3, 1.0, 1000.0, 5.0)
+
+
+def find_row(report: str, name: str) -> str:
+    """The cells of a row of a table, one space apart."""
+    (row,) = [line for line in report.splitlines() if line.strip().startswith(f"{name} ")]
+    return " ".join(row.strip().removeprefix(name).split())
 
 
 def has_dots(text: str) -> bool:
@@ -69,7 +78,7 @@ def test_the_report_holds_the_curve_and_the_first_and_the_last_sample(tmp_path: 
     events += [SampleDrawn(300, "Say ", "last words"), RunFinished(300, "finished", 3.0)]
     report = make_report(make_run(tmp_path, events))
     assert has_dots(report)
-    assert "validation loss 5.5000 at step 0, 2.1250 at step 300" in report
+    assert find_row(report, "validation") == "5.5000 2.1250 −61.4 % 2.1250 at step 300 245 → 8.37"
     assert "Say first words" in report
     assert "Say last words" in report
     assert "middle words" not in report
@@ -82,14 +91,15 @@ def test_the_report_tells_the_last_loss_of_each_corpus_and_of_the_averaged_weigh
         EvalDone(9, 2.5, 64, 0.1, {"data/a": 2.25, "data/b": 2.75}, 2.125),
     ]
     report = make_report(make_run(tmp_path, evals))
-    assert "of data/a 2.2500\n  of data/b 2.7500\n  of the EMA weights 2.1250" in report
+    for name, loss in {"of data/a": "2.2500", "of data/b": "2.7500", "of the EMA weights": "2.1250"}.items():
+        assert find_row(report, name) == loss
     assert "5.2500" not in report
 
 
 def test_the_report_of_one_step_is_made(tmp_path: Path) -> None:
     run = make_run(tmp_path, [make_step(1, 5.0), EvalDone(1, 4.5, 64, 0.1), SampleDrawn(1, "a", "bc")])
     report = make_report(run)
-    assert "4.5000 at step 1" in report
+    assert find_row(report, "validation") == "4.5000 90.02"
     assert report.count("abc") == 1
 
 
@@ -108,7 +118,7 @@ def test_losses_that_are_not_finite_are_left_out_of_the_curve(tmp_path: Path) ->
     report = make_report(make_run(tmp_path, events))
     assert has_dots(report)
     assert "nan" not in report
-    assert "3.5000 at step 5" in report
+    assert find_row(report, "validation") == "3.5000 33.12"
 
 
 def test_a_run_of_nothing_but_nan_is_reported(tmp_path: Path) -> None:
@@ -133,3 +143,34 @@ def test_events_of_a_newer_version_are_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path, [make_step(1, 5.0)], ending='{"event": "Unheard", "step": 2, "time": 0.0}\n')
     assert read_events(run.events) == read_events(make_run(tmp_path, read_events(run.events)).events)
     assert [event.step for event in read_events(run.events)] == [1]
+
+
+def test_the_summary_tells_losses_perplexities_tokens_speed_time_and_phases(tmp_path: Path) -> None:
+    """The run of `reporting_events`: 100 steps of two seconds, warm-up until step 10, decay from step 81 on."""
+    events = make_events()
+    events[1:1] = [TrainEvalDone(0, 9.0, 64, 0.0, time=START)]
+    events[-1:-1] = [TrainEvalDone(100, 1.5, 64, 0.0, time=START + 200)]
+    events = [replace(event, samples_per_second=25.0) if isinstance(event, StepLogged) else event for event in events]
+    summary = make_summary(write_run(tmp_path, events))
+    assert find_row(summary, "validation") == "10.0000 1.2000 −88.0 % 1.0000 at step 80 22,026 → 3.32"
+    assert find_row(summary, "training windows") == "9.0000 1.5000 −83.3 % 1.5000 at step 100 8,103 → 4.48"
+    assert find_row(summary, "training  ").startswith("9.8750 1.8333 −81.4 %")
+    assert find_row(summary, "tokens") == "100,000 in 100 steps"
+    assert find_row(summary, "mean speed") == "500 tokens/s, 25 samples/s, 2,000 ms per step, MFU 20 %"
+    assert find_row(summary, "time") == "3 min 20 s (steps 100 %)"
+    phases = {name: find_row(summary, name) for name in ("warm-up", "main", "decay")}
+    assert phases["warm-up"].startswith("1-10 0.0001 → 0.001 ")
+    assert phases["main"].split()[0] == "11-80"
+    assert phases["main"].endswith("1.0000 500 2 min 20 s")
+    assert phases["decay"].endswith("1.2000 500 40.0 s")
+
+
+def test_the_summary_in_ascii_has_ascii_only(tmp_path: Path) -> None:
+    summary = make_summary(write_run(tmp_path, make_events()), "ascii")
+    assert summary.isascii()
+    assert "-88.0 %" in summary
+    assert "22,026 -> 3.32" in summary
+
+
+def test_a_run_without_events_has_no_summary(tmp_path: Path) -> None:
+    assert make_summary(make_run(tmp_path, [])) == ""

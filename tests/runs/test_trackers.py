@@ -34,7 +34,8 @@ from gptmill.runs.events import (
     from_json,
 )
 from gptmill.runs.trackers import TrackerGroup, open_trackers
-from gptmill.runs.trackers.console import LiveDisplay, PlainLines, describe_step
+from gptmill.runs.trackers.console import LiveDisplay, PlainLines
+from gptmill.runs.trackers.event_lines import describe_step
 from gptmill.runs.trackers.run_files import JsonLines, SampleFiles, TextLog
 from gptmill.runs.trackers.tensorboard import TensorBoard
 
@@ -140,6 +141,14 @@ def test_samples_are_files_named_by_their_step(tmp_path: Path) -> None:
     write(SampleFiles(folder, 0), [SampleDrawn(0, "Say ", "x"), SampleDrawn(250, "Say ", "é\u2028"), make_step(250)])
     assert sorted(path.name for path in folder.iterdir()) == ["step_000000.txt", "step_000250.txt"]
     assert (folder / "step_000250.txt").read_text(encoding="utf-8") == "Say é\u2028\n"
+
+
+def test_several_samples_are_in_one_file_with_their_names(tmp_path: Path) -> None:
+    write(SampleFiles(tmp_path, 0), [SampleDrawn(9, "Say ", "one", ["two\n2", "three", "four"], per_rank=2)])
+    assert (tmp_path / "step_000009.txt").read_text(encoding="utf-8") == (
+        "> rank 0 sample 0: Say one\n> rank 0 sample 1: Say two\n2\n"
+        "> rank 1 sample 0: Say three\n> rank 1 sample 1: Say four\n"
+    )
 
 
 def test_samples_after_the_resumed_step_are_dropped(tmp_path: Path) -> None:
@@ -362,7 +371,7 @@ def test_tensorboard_of_a_plain_run_has_none_of_them(tmp_path: Path) -> None:
     write(TensorBoard(tmp_path, 0), make_events(1, 5))
     tags = read_tensorboard(tmp_path).Tags()["scalars"]
     assert {tag.split("/")[0] for tag in tags} == {"loss", "optimizer", "speed", "progress", "perplexity"}
-    assert [tag for tag in tags if tag.startswith("speed/")] == ["speed/tokens_per_second"]
+    assert [tag for tag in tags if tag.startswith("speed/")] == ["speed/tokens_per_second", "speed/eval_seconds"]
 
 
 # A process that is killed right after a checkpoint, as the operating system or a scheduler does it.
@@ -406,9 +415,9 @@ def test_plain_lines_tell_all_numbers_of_a_step() -> None:
         tracker.track(event)
     lines = read_console(console).split("\n")
     (line,) = [line for line in lines if line.startswith("step 20/")]
-    parts = ["step 20/20", "epoch 2.50", "loss 2.5000", "val 3.2500", "lr 6.00e-04", "norm 1.250", "4,321 tok/s"]
-    assert line.split(" | ") == [*parts, "eta 1:02:05"]
-    assert "step 15: val loss 3.2500, perplexity 25.79" in lines
+    learning = ["step 20/20", "epoch 2.50", "loss 2.5000", "ppl 12.18", "val 3.2500", "lr 6.00e-04", "norm 1.250"]
+    assert line.split(" | ") == [*learning, "4,321 tok/s", "eta 1:02:05"]
+    assert "step 15: val loss 3.2500, perplexity 25.79 | 0.1 s" in lines
     assert "finished at step 20 after 0:01:05" in lines
     assert "12,345 parameters, fp32" in read_console(console)
 
@@ -437,7 +446,7 @@ def test_plain_lines_tell_of_corpora_experts_memory_and_averaged_weights() -> No
     assert "optimizer  adamw: 12 decayed, 8 not" in start
     assert {"12.3 GB", "busiest expert 1.50x"} <= set(step.split(" | "))
     assert "4,321 tok/s | 407 TFLOP/s | MFU 41.2% | " in step
-    assert done.split(" | ")[1:] == ["data/a 3.0000", "/b c 3.5000", "EMA weights 3.1250"]
+    assert done.split(" | ")[1:] == ["data/a 3.0000", "/b c 3.5000", "EMA weights 3.1250", "0.1 s"]
 
 
 @pytest.mark.parametrize(

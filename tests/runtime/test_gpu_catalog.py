@@ -23,6 +23,10 @@ from gptmill.runtime.peak_rates import RATES
         ("A6000", "RTX A6000", 48),
         ("A10G", "A10G", 24),
         ("V100 32GB", "V100 SXM2 32GB", 32),
+        ("NVIDIA GB10", "GB10", 120),
+        ("dgx spark", "GB10", 120),
+        ("RTX PRO 6000", "RTX PRO 6000 BLACKWELL WORKSTATION EDITION", 96),
+        ("RTX 3500 Ada", "RTX 3500 ADA LAPTOP GPU", 12),
     ],
     ids=lambda value: str(value).replace(" ", "-"),
 )
@@ -42,7 +46,8 @@ def test_precisions_follow_the_gpu() -> None:
     assert find_gpu("H200").choose_precision("auto") == "bf16"
     assert find_gpu("T4").choose_precision("auto") == "fp16"
     assert find_gpu("H200").choose_precision("fp8") == "fp8"
-    assert find_gpu("RTX 4090").has_fp8
+    assert all(find_gpu(name).has_fp8 for name in ("RTX 4090", "GB10", "RTX 3500 Ada", "RTX PRO 6000"))
+    assert not any(find_gpu(name).has_fp8 for name in ("RTX 3050", "RTX A5000", "TITAN RTX"))
     with pytest.raises(UserError, match="fp8 needs an NVIDIA GPU of Ada, Hopper or newer, not A100"):
         find_gpu("A100").choose_precision("fp8")
 

@@ -98,7 +98,7 @@ class Training:
             if self.state.ema is not None:
                 with self.state.ema.swapped(model):
                     found.append(loss.evaluate(model, 1).val_loss)
-            samples = Samples(config.evaluation, self.corpora.tokenizer, 1, self.world)
+            samples = Samples(config.evaluation, self.corpora.tokenizer, self.world)
             sample = samples.evaluate(model, 1, lambda: False)
         model.train()
         reshard(model)

@@ -12,7 +12,7 @@ import gptmill
 from gptmill.training import time_estimate
 
 RECIPES = {"124M": "gpt2-124m", "350M": "gpt2-350m", "774M": "gpt2-774m", "1.5B": "gpt2-1.5b"}
-CONTEXT = {"custom-300m": 2048}
+CONTEXT = {"custom-300m-modern": 2048}
 ROW = re.compile(r"^\| (\S+) (bf16|fp8) \| (\d+) \| ([\d,]+) \|", re.MULTILINE)
 PEER_ROW = re.compile(r"^\| gptmill, (bf16|fp8) \| ([\d,; ]+) \|", re.MULTILINE)
 

@@ -100,7 +100,9 @@ def test_a_tier_sets_batch_context_accumulation_and_size(tier: str, monkeypatch:
     assert resolve(None, PresetOptions(hardware=tier), embd_size=128).model.embd_size == 128  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("memory_gb", "tier"), [(7.6, "8gb"), (11.6, "12gb"), (23.5, "24gb"), (79.2, "80gb")])
+@pytest.mark.parametrize(
+    ("memory_gb", "tier"), [(7.6, "8gb"), (11.6, "12gb"), (23.5, "24gb"), (79.2, "80gb"), (139.8, "141gb")]
+)
 def test_auto_takes_the_tier_of_this_machine(memory_gb: float, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, memory_gb)
     config = resolve(None, PresetOptions(hardware="auto"))
@@ -119,7 +121,7 @@ def test_less_memory_makes_micro_batches_smaller_and_keeps_the_batch(monkeypatch
 
 def test_auto_without_a_gpu_names_the_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, None)
-    with pytest.raises(UserError, match="there is none; name one of 8gb, 12gb, 24gb, 80gb"):
+    with pytest.raises(UserError, match="there is none; name one of 8gb, 12gb, 16gb, 24gb, 48gb, 80gb, 141gb"):
         resolve(None, PresetOptions(hardware="auto"))
 
 
@@ -148,4 +150,4 @@ def test_every_size_goes_with_every_tier_and_wins(tier: str, monkeypatch: pytest
 
 def test_a_tier_leaves_no_width_of_a_recipe_s_model(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, None)
-    assert resolve("custom-300m", PresetOptions(hardware="8gb")).model.hidden_size == 1408
+    assert resolve("custom-300m-modern", PresetOptions(hardware="8gb")).model.hidden_size == 1408

@@ -1,4 +1,4 @@
-"""Evaluates models on tasks, on a split of a corpus or on a text: one checkpoint, or all of a run."""
+"""Evaluates models on tasks, splits, texts and by what they write: one checkpoint, or all of a run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gptmill.config.errors import ConfigError, UserError
 from gptmill.config.eval_request import EvalRequest, find_problems
 from gptmill.config.keywords import build_request
 from gptmill.config.run import RunConfig
+from gptmill.evals.diversity import DiversityScores, score_diversity
 from gptmill.evals.likelihood import LikelihoodScorer, Report
 from gptmill.evals.measured_texts import MeasuredText, open_split, read_text
 from gptmill.evals.prompts import Example
@@ -35,12 +36,12 @@ from gptmill.runtime.compiling import list_compile_options, raise_recompile_limi
 from gptmill.runtime.gpu_warm_up import start_warm_up
 from gptmill.runtime.world import World, open_world
 
-Scores = TaskScores | TextScores
+Scores = TaskScores | TextScores | DiversityScores
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of one task or text at one step of a run."""
+    """The scores of one task, text or set of samples at one step of a run."""
 
     step: int
     scores: Scores
@@ -105,7 +106,7 @@ class Inputs:
         if self._texts is None:
             request = self.request
             texts = [] if request.text is None else [read_text(Path(request.text), loaded.tokenizer)]
-            is_default = request.tasks is None and request.text is None
+            is_default = request.tasks is None and request.text is None and request.samples is None
             if is_default or request.split is not None or request.data_dir is not None:
                 texts += open_split(request.split or "val", request.data_dir, config, loaded.tokenizer)
             self._texts = texts
@@ -164,7 +165,7 @@ def load_onto(source: str, request: EvalRequest, world: World) -> LoadedModel:
 def score_model(
     loaded: LoadedModel, inputs: Inputs, world: World, config: RunConfig | None = None, *, progress: bool = True
 ) -> Iterator[Scored]:
-    """Yields the scores of one model, the texts' before the tasks'."""
+    """Yields the scores of one model: of texts, of tasks, and of samples, which every rank generates alike."""
     request, context_length = inputs.request, loaded.model.config.context_length
 
     def build_scorer(separator: int | None = None) -> LikelihoodScorer:
@@ -197,3 +198,6 @@ def score_model(
             scorer = build_scorer()
             sequences = inputs.encode(task, examples, scorer)
             yield Scored(loaded.step, score_task(task, examples, scorer, report, sequences=sequences))
+    if request.samples is not None:
+        with show("samples", "texts") as report:
+            yield Scored(loaded.step, score_diversity(loaded, request.samples, report))

@@ -25,7 +25,7 @@ from gptmill.runs.checkpoints.storage import list_step_folders, read_info
 from gptmill.runs.checkpoints.tiers import read_tiers
 from gptmill.runs.directory import RunDirectory, find_run
 from gptmill.runs.event_log import read_events
-from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged
+from gptmill.runs.events import EvalDone, Event, SampleDrawn, StepLogged, make_perplexity
 from gptmill.runs.run_summary import RunState, summarize_run
 from gptmill.runtime.device import choose_device
 
@@ -46,14 +46,22 @@ class CheckpointEntry:
     tiers: tuple[str, ...]
     """The names that link to it, such as latest and best_model."""
 
+    @property
+    def perplexity(self) -> float | None:
+        """Of the validation loss; None if the step was not evaluated."""
+        return None if self.val_loss is None else make_perplexity(self.val_loss)
+
 
 @dataclass(frozen=True)
 class Sample:
-    """A text that the model wrote at an evaluation."""
+    """What the model wrote at an evaluation."""
 
     step: int
     prompt: str
     text: str
+    """The first sample of rank 0."""
+    more_texts: tuple[str, ...] = ()
+    """Its other samples, then those of the other ranks."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,7 +111,7 @@ class Run:
     def samples(self) -> list[Sample]:
         """What the model wrote at the evaluations."""
         drawn = [event for event in self.events if isinstance(event, SampleDrawn)]
-        return [Sample(event.step, event.prompt, event.text) for event in drawn]
+        return [Sample(event.step, event.prompt, event.text, tuple(event.more_texts)) for event in drawn]
 
     @property
     def checkpoints(self) -> list[CheckpointEntry]:

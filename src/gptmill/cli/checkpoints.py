@@ -1,4 +1,4 @@
-"""gptmill checkpoints: lists, verifies, prunes and compares a run's checkpoints, and shows the run's history."""
+"""gptmill checkpoints: lists, verifies, prunes, removes and compares a run's checkpoints, and shows its history."""
 
 from __future__ import annotations
 
@@ -16,20 +16,26 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import CheckpointsRequest
 from gptmill.config.run import CheckpointConfig
 from gptmill.config.schema import build_config
+from gptmill.runs.events import make_perplexity
+from gptmill.runs.reporting.formatting import format_duration, format_perplexity
 
 if TYPE_CHECKING:
     from gptmill.runs.directory import RunDirectory
+    from gptmill.runs.training_time import TrainingClock
 
-FORMS = "list RUN | verify RUN | prune RUN | diff RUN A [B] | history RUN"
+FORMS = "list RUN | verify RUN | prune RUN | remove RUN NAME [NAME ...] | diff RUN A [B] | history RUN"
 SUMMARY = """\
-list: steps, tiers, losses, sizes, ages and states, by the files' sizes alone. The validation loss is shown
-for steps that were evaluated. verify: checks every byte against its checksum.
+list: steps, tiers, losses, perplexities, training time until then, sizes, ages and states, by the files' sizes
+alone. The validation loss is shown for steps that were evaluated. verify: checks every byte against its checksum.
 prune: deletes checkpoints that no tier refers to, abandoned ones, and rolling ones beyond --keep.
+remove: deletes checkpoints by step, tier or folder name; the latest, the best and the only one with --force alone.
 diff: compares A and B, each a step, a tier such as best_model, or a path; B defaults to latest.
 history: every start, stop, crash, rollback and config change of the run, and its goodput.
 RUN is the name of a run or the path of its folder."""
 FORMER_ACTIONS = {"ledger": "history"}
-COLUMNS = ("step", "tiers", "train loss", "val loss", "MB", "age", "state", "path")
+COLUMNS = ("step", "tiers", "train loss", "val loss", "perplexity", "elapsed", "MB", "age", "state", "path")
+NUM_NAMES = {"diff": (1, 2), "remove": (1, sys.maxsize)}
+OWNERS = {"keep": "prune", "keep_epochs": "prune", "force": "remove"}
 LEFT_ALIGNED = ("tiers", "state", "path")
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -41,16 +47,19 @@ def run(arguments: list[str]) -> int:
     actions: dict[str, Callable[[RunDirectory, list[str], CheckpointsRequest], int]] = {
         "list": lambda run, _names, _request: print_checkpoints(run.checkpoints),
         "verify": lambda run, _names, _request: verify(run.checkpoints),
-        "prune": lambda run, _names, request: prune_run(run, request.keep),
+        "prune": lambda run, _names, request: prune_run(run, request.keep, request.keep_epochs),
+        "remove": lambda run, names, request: remove_named(run, names, force=request.force),
         "diff": lambda run, names, _request: print_difference(run.checkpoints, names),
         "history": lambda run, _names, _request: print_history(run),
     }
     action, names = (parsed.words or [""])[0], parsed.words[2:]
     action = FORMER_ACTIONS.get(action, action)
-    if action not in actions or len(parsed.words) < 2 or not (len(names) in (1, 2) if action == "diff" else not names):
+    fewest, most = NUM_NAMES.get(action, (0, 0))
+    if action not in actions or len(parsed.words) < 2 or not fewest <= len(names) <= most:
         raise UserError(f"gptmill checkpoints {' '.join(parsed.words)}: the usage is gptmill checkpoints {FORMS}")
-    if request.keep is not None and action != "prune":
-        raise UserError("--keep applies only to gptmill checkpoints prune RUN; remove it")
+    for option, owner in OWNERS.items():
+        if option in parsed.values and action != owner:
+            raise UserError(f"--{option} applies only to gptmill checkpoints {owner}; remove it")
     from gptmill.runs.directory import find_run
 
     return actions[action](find_run(parsed.words[1], request.logdir), names, request)
@@ -60,13 +69,15 @@ def print_checkpoints(folder: Path) -> int:
     """Prints a table of a run's checkpoints and their total size."""
     from gptmill.runs.checkpoints.storage import list_step_folders
     from gptmill.runs.checkpoints.tiers import read_tiers
+    from gptmill.runs.directory import RunDirectory
+    from gptmill.runs.training_time import read_training_clock
 
     folders = list_step_folders(folder)
     if not folders:
         sys.stdout.write(describe_empty(folder))
         return 0
-    tiers = read_tiers(folder)
-    rows = [make_row(path, [name for name, target in tiers.items() if target == path]) for path in folders]
+    tiers, clock = read_tiers(folder), read_training_clock(RunDirectory(folder.parent).events)
+    rows = [make_row(path, [name for name, target in tiers.items() if target == path], clock) for path in folders]
     for line in format_table(COLUMNS, rows, LEFT_ALIGNED):
         sys.stdout.write(line + "\n")
     total = sum(measure_folder(path) for path in folders)
@@ -77,8 +88,8 @@ def print_checkpoints(folder: Path) -> int:
     return 0
 
 
-def make_row(path: Path, tiers: list[str]) -> list[str]:
-    """The cells of COLUMNS; "-" for losses and age if the checkpoint's metadata cannot be read."""
+def make_row(path: Path, tiers: list[str], clock: TrainingClock) -> list[str]:
+    """The cells of COLUMNS; "-" for losses and times if the checkpoint's metadata cannot be read."""
     from gptmill.runs.checkpoints.storage import find_damage, read_info, read_step
 
     size = f"{measure_folder(path) / 1e6:,.1f}"
@@ -86,10 +97,12 @@ def make_row(path: Path, tiers: list[str]) -> list[str]:
     try:
         info = read_info(path)
     except UserError:
-        details = ["-", "-", size, "-"]
+        details = ["-", "-", "-", "-", size, "-"]
     else:
-        losses = [format_loss(info.train_loss), format_loss(info.val_loss)]
-        details = [*losses, size, format_age(time.time() - info.saved_at)]
+        losses = [format_loss(info.train_loss), format_loss(info.val_loss), format_val_perplexity(info.val_loss)]
+        elapsed = clock.measure(info.saved_at)
+        times = ["-" if elapsed is None else format_duration(elapsed), size, format_age(time.time() - info.saved_at)]
+        details = [*losses, *times]
     return [f"{read_step(path):,}", ", ".join(tiers) or "-", *details, damage or "complete", str(path)]
 
 
@@ -123,7 +136,7 @@ def verify(folder: Path) -> int:
     return exit_codes.FAILED if any(damages.values()) else 0
 
 
-def prune_run(run: RunDirectory, keep: int | None) -> int:
+def prune_run(run: RunDirectory, keep: int | None, keep_epochs: int | None) -> int:
     """Deletes checkpoints, with the run locked so that none is being written meanwhile."""
     from gptmill.runs.checkpoints.storage import list_step_folders
     from gptmill.runs.checkpoints.tiers import prune
@@ -131,18 +144,44 @@ def prune_run(run: RunDirectory, keep: int | None) -> int:
 
     if keep is None:
         keep = build_config(CheckpointConfig, load_recipe(str(run.config))).keep_checkpoints
-    if keep < 0:
-        raise UserError(f"--keep {keep}: must be at least 0")
+    for option, value in (("keep", keep), ("keep_epochs", keep_epochs)):
+        if value is not None and value < 0:
+            raise UserError(f"--{option} {value}: must be at least 0")
     with lock_run(run):
         sizes = {path: measure_folder(path) for path in list_step_folders(run.checkpoints)}
         if not sizes:
             sys.stdout.write(describe_empty(run.checkpoints))
             return 0
-        deleted = prune(run.checkpoints, keep)
+        deleted = prune(run.checkpoints, keep, keep_epochs)
     for path in deleted:
         sys.stdout.write(f"deleted {path.name}\n")
     freed, left = sum(sizes[path] for path in deleted), len(sizes) - len(deleted)
     sys.stdout.write(f"{freed / 1e6:,.1f} MB freed, {format_count(left)} kept\n")
+    return 0
+
+
+def remove_named(run: RunDirectory, names: list[str], *, force: bool) -> int:
+    """Deletes the checkpoints of these names, with the run locked."""
+    from gptmill.runs.checkpoints.removal import check_removable, remove_checkpoints
+    from gptmill.runs.checkpoints.storage import list_step_folders
+    from gptmill.runs.run_lock import lock_run
+
+    folder = run.checkpoints
+    with lock_run(run):
+        found = dict.fromkeys(find_checkpoint(folder, name).resolve() for name in names)
+        own = {path.resolve(): path for path in list_step_folders(folder)}
+        if strangers := [str(path) for path in found if path not in own]:
+            raise UserError(f"{strangers[0]} is not a checkpoint of {run.path}; name one of that run")
+        targets = [own[path] for path in found]
+        if not force:
+            check_removable(folder, targets)
+        sizes = {path: measure_folder(path) for path in targets}
+        moved = remove_checkpoints(folder, targets)
+        left = len(own) - len(targets)
+    for path, size in sizes.items():
+        sys.stdout.write(f"removed {path.name}: {size / 1e6:,.1f} MB freed\n")
+    for line in [*moved, f"{format_count(left)} left"]:
+        sys.stdout.write(f"{line}\n")
     return 0
 
 
@@ -203,6 +242,10 @@ def describe_damage(path: Path, damage: str) -> str:
 
 def format_loss(loss: float | None) -> str:
     return f"{loss:.4f}" if isinstance(loss, int | float) else "-"
+
+
+def format_val_perplexity(val_loss: float | None) -> str:
+    return format_perplexity(make_perplexity(val_loss)) if isinstance(val_loss, int | float) else "-"
 
 
 def format_age(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""gptmill eval: evaluates a model on tasks, on a split of a corpus or on a text."""
+"""gptmill eval: evaluates a model on tasks, on a split of a corpus, on a text or by what it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SUMMARY = """\
 Evaluates a model. MODEL is the name of a run, the path of its folder or of a checkpoint, or a Hugging Face folder.
-Without --tasks and --text: loss, perplexity and bits per byte of the validation split of the run's corpus.
+Without --tasks, --text and --samples: loss, perplexity and bits per byte of the validation split of the run's corpus.
 Tasks are scored as lm-evaluation-harness does; gptmill eval --tasks list shows them. --harness runs the library."""
 COLUMNS = ("task", "metric", "value", "stderr", "of")
 LEFT_ALIGNED = ("task", "metric")

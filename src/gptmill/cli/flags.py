@@ -224,10 +224,10 @@ def _is_number(text: str) -> bool:
 
 
 def _describe(field: Field, default: Any) -> str:
-    return field.help.replace("%", "%%") + _describe_default(default)
+    return field.help.replace("%", "%%") + describe_default(default)
 
 
-def _describe_default(value: Any) -> str:
+def describe_default(value: Any) -> str:
     if value is None or value is False or value == "":
         return ""
     if isinstance(value, str) and not value.isprintable():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gptmill import cli
 from gptmill.cli.output import print_line
 from gptmill.cli.plan_strategies import list_strategy_lines
+from gptmill.cli.plan_tiers import list_tier_lines
 from gptmill.cli.recipe_calls import parse_recipe_call
 from gptmill.config import exit_codes
 from gptmill.config.durations import format_duration
@@ -43,6 +44,8 @@ def run(arguments: list[str]) -> int:
     recipe, flags, presets, request = parse_recipe_call("plan", SUMMARY, PlanRequest, arguments)
     if request.budget is not None:
         return run_budget(recipe, flags, presets, request)
+    if request.tiers:
+        return run_tiers(recipe, flags, presets, request)
     from gptmill.api.planning import plan_recipe
 
     plan = plan_recipe(recipe, flags, presets, request)
@@ -71,6 +74,17 @@ def run_budget(recipe: str | None, flags: dict[str, Any], presets: PresetOptions
     assert request.budget is not None
     make_budget_plan(recipe, flags, request.budget, cli.STARTED, print_line)
     print_line(f"train it with: {shlex.join(['gptmill', 'train', f'--budget={request.budget}', *format_flags(flags)])}")
+    return 0
+
+
+def run_tiers(recipe: str | None, flags: dict[str, Any], presets: PresetOptions, request: PlanRequest) -> int:
+    """Prints what GPUs of each size train."""
+    if recipe or flags or presets != PresetOptions() or replace(request, tiers=False) != PlanRequest():
+        raise UserError("--tiers prints a table of all GPUs and plans no run; leave out the other options")
+    from gptmill.training.hardware_tiers import list_tiers
+
+    for line in list_tier_lines(list_tiers()):
+        print_line(line)
     return 0
 
 

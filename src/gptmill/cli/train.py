@@ -149,10 +149,10 @@ def asks_to_resume(recipe: str | None, flags: dict[str, Any]) -> bool:
 
 
 def print_outcome(outcome: Outcome, recipe: str | None) -> None:
-    """Prints the report and what to try next; after an early stop, only how to resume."""
-    from gptmill.runs.terminal_report import make_report
+    """Prints the report and what to try next; of a run that was stopped, the summary and how to resume."""
+    from gptmill.runs.reporting.terminal_report import make_report, make_summary
 
-    program = find_program()
+    program, encoding = find_program(), sys.stdout.encoding or "utf-8"
     logdir = outcome.config.tracking.logdir
     logdir_flag = "" if logdir == "runs" else f" --logdir {shlex.quote(logdir)}"
     name = shlex.quote(outcome.run.path.name)
@@ -160,7 +160,8 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     if outcome.exit_code:
         saved = "saved" if outcome.run.has_checkpoints else "nothing was saved yet"
         reason = saved if outcome.reason.startswith("stopped by") else outcome.reason
-        sys.stdout.write(f"{reason}; resume with: {resume}\n")
+        summary = make_summary(outcome.run, encoding)
+        sys.stdout.write((f"\n{summary}\n\n" if summary else "") + f"{reason}; resume with: {resume}\n")
         return
     extension = f"--max_steps {2 * outcome.max_steps}"
     if outcome.reason.startswith("stopped early"):
@@ -170,7 +171,7 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
     plugin = outcome.config.plugins.plugin
     plugin_flag = f" --plugin {shlex.quote(plugin)}" if plugin else ""
     lines = [
-        f"\n{make_report(outcome.run, sys.stdout.encoding or 'utf-8')}\n",
+        f"\n{make_report(outcome.run, encoding)}\n",
         f"The run is in {outcome.run.path}/. Next steps:",
         f"  {program} sample {name}{logdir_flag}{plugin_flag}{prompt_flag}",
         f"  {resume} {extension}",

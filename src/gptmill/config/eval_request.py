@@ -9,7 +9,7 @@ from gptmill.config.errors import Problem
 from gptmill.config.plugins import PluginConfig
 from gptmill.config.requests import LoadingOptions
 
-NOT_FOR_HARNESS = ("tasks", "split", "data_dir", "text", "stride", "all", "every", "compile", "batch_tokens")
+NOT_FOR_HARNESS = ("tasks", "split", "data_dir", "text", "stride", "samples", "all", "every", "compile", "batch_tokens")
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,15 @@ class EvalRequest:
     limit: int | None = None
     """Evaluate the first N examples of each task, or of each of its groups."""
     split: Literal["train", "val"] | None = None
-    """Measure the loss of a whole split of the run's corpus (default: val, unless --tasks or --text is given)."""
+    """Measure the loss of a whole split of the run's corpus (default: val, if nothing else is asked for)."""
     data_dir: str | None = None
     """Prepared corpus to measure the loss of, instead of the run's own."""
     text: str | None = None
     """Text file to measure the loss of."""
     stride: int | None = None
     """Tokens by which windows move (default: half a context for --text; a whole one for a split, as in training)."""
+    samples: int | None = None
+    """Generate this many texts and measure their diversity: distinct n-grams, and repetition within a text."""
     all: bool = False
     """Evaluate all checkpoints of the run, and show each metric over training."""
     every: int | None = None
@@ -54,7 +56,7 @@ def find_problems(request: EvalRequest) -> list[Problem]:
     """Values out of range, and options that exclude each other."""
     problems = [
         Problem(f"--{name} {value}", "must be at least 1")
-        for name in ("limit", "stride", "every", "batch_tokens")
+        for name in ("limit", "stride", "samples", "every", "batch_tokens")
         if (value := getattr(request, name)) is not None and value < 1
     ]
     problems += [

@@ -7,48 +7,39 @@ from typing import Any, Literal
 
 from gptmill.config.errors import UserError
 
-HardwareName = Literal["auto", "8gb", "12gb", "24gb", "80gb"]
+HardwareName = Literal["auto", "8gb", "12gb", "16gb", "24gb", "48gb", "80gb", "141gb"]
 
 # Resets what a recipe set for a model of another width.
 DEFAULT_WIDTHS: dict[str, Any] = {"num_kv_heads": None, "head_size": None, "ffn_size": None}
+
+
+def _make_preset(
+    num_layers: int, embd_size: int, context_length: int, mini_batch_size: int, micro_batches: int
+) -> dict[str, Any]:
+    """A GPT-2 of this size, with heads of 64 channels and so many micro-batches per step."""
+    return {
+        **DEFAULT_WIDTHS,
+        "num_layers": num_layers,
+        "embd_size": embd_size,
+        "num_heads": embd_size // 64,
+        "context_length": context_length,
+        "mini_batch_size": mini_batch_size,
+        "total_batch_size": mini_batch_size * context_length * micro_batches,
+    }
+
+
+# Up to 24 GB as founding document 003 has them: 8 to 12 GB, 10 to 16 GB, and 24 GB or more. Its micro-batches are too
+# large for those GPUs, and are halved until they fit, which leaves the batch as it is.
 HARDWARE_PRESETS: dict[str, dict[str, Any]] = {
-    "8gb": {
-        **DEFAULT_WIDTHS,
-        "num_layers": 8,
-        "embd_size": 512,
-        "num_heads": 8,
-        "context_length": 256,
-        "mini_batch_size": 64,
-        "total_batch_size": 64 * 256 * 8,
-    },
-    "12gb": {
-        **DEFAULT_WIDTHS,
-        "num_layers": 12,
-        "embd_size": 768,
-        "num_heads": 12,
-        "context_length": 256,
-        "mini_batch_size": 128,
-        "total_batch_size": 128 * 256 * 4,
-    },
-    "24gb": {
-        **DEFAULT_WIDTHS,
-        "num_layers": 24,
-        "embd_size": 1024,
-        "num_heads": 16,
-        "context_length": 512,
-        "mini_batch_size": 256,
-        "total_batch_size": 256 * 512 * 2,
-    },
-    "80gb": {
-        **DEFAULT_WIDTHS,
-        "num_layers": 24,
-        "embd_size": 1024,
-        "num_heads": 16,
-        "context_length": 1024,
-        "mini_batch_size": 64,
-        "total_batch_size": 64 * 1024 * 8,
-    },
+    "8gb": _make_preset(8, 512, 256, 64, 8),
+    "12gb": _make_preset(12, 768, 256, 128, 4),
+    "16gb": _make_preset(12, 768, 256, 128, 4),
+    "24gb": _make_preset(24, 1024, 512, 256, 2),
+    "48gb": _make_preset(24, 1024, 1024, 32, 16),
+    "80gb": _make_preset(24, 1024, 1024, 64, 8),
+    "141gb": _make_preset(36, 1280, 1024, 64, 8),
 }
+LEAST_GB = {"12gb": 10}  # where it is not the number in the name
 GIB = 1 << 30
 MIN_REPORTED_SHARE = 0.9  # of the nominal memory: error correction (ECC) takes some of it
 USABLE_SHARE = 0.9  # of the reported memory: the CUDA context, fragmentation and the display take the rest
@@ -56,7 +47,8 @@ USABLE_SHARE = 0.9  # of the reported memory: the CUDA context, fragmentation an
 
 def choose_preset(memory_bytes: int) -> str:
     """The largest preset for a GPU with this much memory; raises UserError if all are larger."""
-    sizes = {name: MIN_REPORTED_SHARE * GIB * int(name.removesuffix("gb")) for name in HARDWARE_PRESETS}
+    nominal_gb = {name: LEAST_GB.get(name, int(name.removesuffix("gb"))) for name in HARDWARE_PRESETS}
+    sizes = {name: MIN_REPORTED_SHARE * GIB * gigabytes for name, gigabytes in nominal_gb.items()}
     fitting = [name for name, size_bytes in sizes.items() if size_bytes <= memory_bytes]
     if not fitting:
         raise UserError(

@@ -36,6 +36,8 @@ class PlanRequest:
     """Steps of that training."""
     budget: str | None = None
     """Choose the best model that this machine can train on --corpus in this time, e.g. 20m, and say why."""
+    tiers: bool = False
+    """Instead of a plan, print what GPUs of 8 to 141 GB train, and with which settings (the presets of --hardware)."""
     json: bool = False
     """Print the plan as JSON."""
 

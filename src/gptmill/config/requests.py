@@ -158,6 +158,10 @@ class CheckpointsRequest:
     """Folder that contains all runs."""
     keep: int | None = None
     """prune: number of rolling checkpoints to keep (default: the run's keep_checkpoints)."""
+    keep_epochs: int | None = None
+    """prune: number of epoch checkpoints to keep, the newest ones (default: all)."""
+    force: bool = False
+    """remove: also the latest, the best or the only checkpoint."""
 
 
 @dataclass(frozen=True)

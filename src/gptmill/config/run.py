@@ -98,10 +98,20 @@ class EvaluationConfig:
     """Steps between evaluations; the start and the end of the run are always evaluated."""
     eval_tokens: int = 655_360
     """Validation tokens per evaluation: always the same ones, spread over the validation split."""
+    eval_train: bool = False
+    """Also evaluate the loss on as many training tokens: the first ones of the run, without dropout."""
+    num_samples: int = 5
+    """Text samples that each rank generates at each evaluation, in one batch; 0 disables them."""
     sample_prompt: str = "Hello, I am a language model"
-    """Prompt of the text sample generated at each evaluation."""
+    """Prompt of these samples."""
     sample_tokens: int = 32
-    """Length of that sample in tokens; 0 disables it."""
+    """Length of each sample in tokens, prompt included; at least half of them are new. 0 disables samples."""
+    sample_temperature: float = 1.0
+    """Sampling temperature; 0: greedy decoding."""
+    sample_top_k: int | None = 50
+    """Sample from the k likeliest tokens ("none": all)."""
+    sample_seed: int = 42
+    """Seed of the samples, to which each rank adds its number: always the same, so that steps compare."""
     eval_tasks: str | None = None
     """Tasks of gptmill eval that also run during training, e.g. hellaswag,lambada (default: none)."""
     eval_task_freq: int | None = None
@@ -173,6 +183,8 @@ class TrackingConfig:
     """Folder that contains all runs."""
     log_freq: int = 1
     """Steps between logged metrics."""
+    print_freq: int | None = None
+    """Steps between lines in the console, of those logged (default: a line every 5 seconds)."""
     use_tensorboard: bool = False
     """Also write TensorBoard logs to the run's folder; gptmill tensorboard shows them."""
     use_wandb: bool = False

@@ -20,7 +20,7 @@ NOT_ARCHITECTURE = ("dropout",)  # a training option: a size keeps the recipe's
 
 def list_sizes() -> dict[str, str]:
     """Titles of the shipped sizes by name."""
-    return {path.stem: read_title(path) for path in sorted(SHIPPED_SIZES.glob("*.toml"))}
+    return {path.stem: read_title(path) for path in sorted(SHIPPED_SIZES.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def load_size(name: str) -> dict[str, Any]:

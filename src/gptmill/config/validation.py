@@ -23,6 +23,7 @@ MIN_GUARD_WINDOW = 16  # fewer steps give no robust statistics
 MAX_GUARD_WINDOW = 100_000  # each step takes a median of that many
 MAX_PREFETCH = 10_000  # batches that wait in host memory
 MAX_SAMPLE_TOKENS = 1_000_000  # training waits for every sample
+MAX_SAMPLES = 1024
 SMALLEST = 1e-30  # of what is divided by: fp32 has little below
 MAX_NUMBER = 10**12  # of any other option; torch, timers and file systems count no further than some power of two
 
@@ -84,6 +85,8 @@ RANGES = (
     Range("eval_task_freq eval_task_limit", lambda value: value >= 1, "must be at least 1"),
     Range("audit_freq", lambda value: value >= 1, "must be at least 1"),
     Range("checkpoint_freq keep_checkpoints milestone_freq log_freq", lambda value: value >= 1, "must be at least 1"),
+    Range("print_freq sample_top_k", lambda value: value >= 1, "must be at least 1"),
+    Range("num_samples", lambda value: 0 <= value <= MAX_SAMPLES, f"must be between 0 and {MAX_SAMPLES:,}"),
     Range("max_skips snapshot_freq early_stop_patience histogram_freq", lambda value: value >= 1, "must be at least 1"),
     Range(
         "guard_window",
@@ -99,7 +102,7 @@ RANGES = (
     ),
     Range("prefetch_batches", lambda value: 0 <= value <= MAX_PREFETCH, f"must be between 0 and {MAX_PREFETCH:,}"),
     Range(
-        "weight_decay min_lr early_stop_min_delta hang_seconds z_loss router_aux_loss router_z_loss",
+        "weight_decay min_lr early_stop_min_delta hang_seconds z_loss router_aux_loss router_z_loss sample_temperature",
         lambda value: 0 <= value < math.inf,
         "must be finite and not negative",
     ),
@@ -129,7 +132,7 @@ RANGES = (
     ),
     Range("warn_plateau_steps", lambda value: value >= 20, 'must be at least 20, or "none"'),
     Range("val_fraction", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
-    Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must be between 0 and {MAX_SEED}"),
+    Range("seed sample_seed", lambda value: 0 <= value <= MAX_SEED, f"must be between 0 and {MAX_SEED}"),
     Range("logdir data_dir corpus tokenizer mirror_to init_from", lambda value: value != "", "must not be empty"),
     Range("score", is_folder_name, "must be a plain name, as given to gptmill data score"),
     Range("run_name", is_folder_name, "must be a plain folder name; set its parent with logdir"),

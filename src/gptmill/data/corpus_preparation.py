@@ -11,7 +11,7 @@ from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.data.prepare import default_data_dir, prepare_corpus
 from gptmill.data.shards.opening import holds_shards
 from gptmill.data.shards.shard_manifest import read_manifest
-from gptmill.data.sources import PYTHON_STDLIB, resolve_source
+from gptmill.data.sources import PYTHON_STDLIB, USUAL_FOLDERS, count_download_bytes, resolve_source
 
 DEFAULT_TOKENIZER = "gpt2"
 
@@ -37,17 +37,31 @@ def needs_preparing(config: DataConfig) -> bool:
         if config.corpus is not None and not _is_prepared_from(Path(folder), config.corpus):
             raise UserError(
                 f"{folder} was not prepared from the current {config.corpus}; choose another --data_dir or replace it: "
-                f"gptmill prepare {config.corpus} --tokenizer {config.tokenizer or DEFAULT_TOKENIZER} "
-                f"--val_fraction {config.val_fraction} --out {folder} --overwrite"
+                f"{make_prepare_command(config)} --overwrite"
             )
         return False
     if config.corpus is None:
-        tokenizer = f" --tokenizer {config.tokenizer}" if config.tokenizer else ""
+        size_bytes = count_download_bytes(_find_usual_source(folder))
+        download = f" (downloads {size_bytes / 1e9:,.1f} GB)" if size_bytes > 1e9 else ""
         raise UserError(
-            f"{folder} holds no prepared corpus; prepare one with: gptmill prepare TEXT --out {folder}{tokenizer}, "
-            f"or add --corpus TEXT to do so now"
+            f"{folder} holds no prepared corpus; prepare one with: {make_prepare_command(config)}{download}, or add "
+            f"--corpus TEXT to train on a text of yours"
         )
     return True
+
+
+def make_prepare_command(config: DataConfig) -> str:
+    """The command that fills the folder of a run: from its corpus, or from the one that the folder is named after."""
+    folder = find_data_dir(config)
+    split = "" if config.val_fraction == DataConfig().val_fraction else f" --val_fraction {config.val_fraction:g}"
+    return (
+        f"gptmill prepare {config.corpus or _find_usual_source(folder)} "
+        f"--tokenizer {config.tokenizer or DEFAULT_TOKENIZER}{split} --out {folder}"
+    )
+
+
+def _find_usual_source(folder: str) -> str:
+    return USUAL_FOLDERS.get(Path(folder).name, "TEXT")
 
 
 def _is_prepared_from(folder: Path, corpus: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gptmill.config.run import RunConfig
 from gptmill.data.run_corpora import Corpora
-from gptmill.evals.loss import ValidationLoss, has_validation
+from gptmill.evals.loss import TrainingLoss, ValidationLoss, has_validation
 from gptmill.evals.own_evaluators import OwnEvaluators
 from gptmill.evals.samples import Samples
 from gptmill.evals.task_evaluator import EncodedTask, TaskEvaluator
@@ -31,9 +31,10 @@ def build_evaluators(
 ) -> list[Evaluator]:
     """The evaluators of a run, in the order in which they run."""
     evaluators: list[Evaluator] = [ValidationLoss(config, corpora, world)] if has_validation(config, corpora) else []
-    if config.evaluation.sample_tokens:
-        compiled, seed = config.machine.compile, config.training.seed
-        evaluators.append(Samples(config.evaluation, corpora.tokenizer, seed, world, compiled=compiled))
+    if config.evaluation.eval_train:
+        evaluators.append(TrainingLoss(config, corpora, world))
+    if config.evaluation.num_samples and config.evaluation.sample_tokens:
+        evaluators.append(Samples(config.evaluation, corpora.tokenizer, world, compiled=config.machine.compile))
     if tasks:
         evaluators.append(TaskEvaluator(tasks, config, corpora.tokenizer, world, last_step))
     if config.evaluation.evaluators is not None:

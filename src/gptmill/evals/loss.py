@@ -1,9 +1,10 @@
-"""Validation loss over a fixed set of windows, the same on any number of ranks."""
+"""Loss over a fixed set of windows of the validation or the training split, the same on any number of ranks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,11 +12,13 @@ import torch
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import make_batch
+from gptmill.data.batches.row_reader import Rows
+from gptmill.data.batches.training_windows import TrainWindows
 from gptmill.data.batches.validation_windows import ValWindows, find_unvalidated
 from gptmill.data.run_corpora import Corpora
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.losses import IGNORE_INDEX
-from gptmill.runs.events import EvalDone
+from gptmill.runs.events import EvalDone, TrainEvalDone
 from gptmill.runtime.precision import choose_precision, make_autocast
 from gptmill.runtime.world import World
 
@@ -44,19 +47,64 @@ def check_validation(config: RunConfig, corpora: Corpora) -> str:
 
 
 class ValidationLoss:
-    """Mean cross-entropy per token, overall and per corpus; masked at document boundaries unless packed."""
+    """The loss on the validation split."""
 
     def __init__(self, config: RunConfig, corpora: Corpora, world: World) -> None:
+        windows = ValWindows(corpora, config.model.context_length, count_windows(config))
+        self._mean_loss = _MeanLoss(config, corpora, world, windows)
+
+    def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
+        return EvalDone(step, *self._mean_loss.compute(model, is_stopped))
+
+
+class TrainingLoss:
+    """The loss on the first windows that the run trains on, computed as the validation loss is."""
+
+    def __init__(self, config: RunConfig, corpora: Corpora, world: World) -> None:
+        windows = TrainWindows(config, corpora, count_windows(config))
+        self._mean_loss = _MeanLoss(config, corpora, world, windows)
+
+    def evaluate(
+        self, model: LanguageModel, step: int, is_stopped: Callable[[], bool] = lambda: False
+    ) -> TrainEvalDone:
+        return TrainEvalDone(step, *self._mean_loss.compute(model, is_stopped))
+
+
+def count_windows(config: RunConfig) -> int:
+    return config.evaluation.eval_tokens // config.model.context_length
+
+
+class _Windows(Protocol):
+    """`num_chosen` windows in a fixed order."""
+
+    context_length: int
+    num_chosen: int
+    counts: list[int]
+    """Windows from each corpus."""
+
+    def read(self, start: int, size: int) -> Rows: ...
+
+
+class _Result(NamedTuple):
+    loss: float
+    tokens: int
+    seconds: float
+    by_corpus: dict[str, float]
+
+
+class _MeanLoss:
+    """Mean cross-entropy per token, overall and per corpus; masked at document boundaries unless packed."""
+
+    def __init__(self, config: RunConfig, corpora: Corpora, world: World, windows: _Windows) -> None:
         self._world = world
         self._batch_size = config.training.mini_batch_size
-        context_length = config.model.context_length
-        self._windows = ValWindows(corpora, context_length, config.evaluation.eval_tokens // context_length)
+        self._windows = windows
         self._separator = None if config.data.documents == "packed" else corpora.tokenizer.end_of_text
         # With a single corpus, its loss is the overall loss.
         self._locations = [shards.location for shards in corpora.shards] if len(corpora.shards) > 1 else []
         self._precision = choose_precision(config.machine.precision, world.device)
 
-    def evaluate(self, model: LanguageModel, step: int, is_stopped: Callable[[], bool] = lambda: False) -> EvalDone:
+    def compute(self, model: LanguageModel, is_stopped: Callable[[], bool]) -> _Result:
         started = time.monotonic()
         world, size = self._world, self._batch_size
         starts = range(0, self._windows.num_chosen, size * world.data_size)
@@ -78,10 +126,10 @@ class ValidationLoss:
         tokens = self._windows.num_chosen * self._windows.context_length
         # One after the other, in the order of the windows: the same rounding on any number of ranks.
         total, *by_corpus = np.add.accumulate(world.sum_over_data(sums).cpu().numpy())[-1].tolist()
-        return EvalDone(step, total / tokens, tokens, time.monotonic() - started, self._make_means(by_corpus))
+        return _Result(total / tokens, tokens, time.monotonic() - started, self._make_means(by_corpus))
 
     def _make_means(self, sums: list[float]) -> dict[str, float]:
-        """The mean loss of each corpus with validation windows; empty if the model computes no per-domain loss."""
+        """The mean loss of each corpus with windows; empty if the model computes no per-domain loss."""
         if not any(sums):
             return {}
         parts = zip(self._locations, sums, self._windows.counts, strict=True)

@@ -21,19 +21,18 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.config.serialization import dump_toml, format_flags
 from gptmill.config.validation import check_config
-from gptmill.data.corpus_preparation import find_data_dir, needs_preparing
+from gptmill.data.corpus_preparation import find_data_dir, make_prepare_command, needs_preparing
 from gptmill.experiments.child_run import Say
 from gptmill.experiments.trial_plan import TrialPlan, plan_trial
 from gptmill.experiments.trials import UNTRACKED, TrialError, Trials, open_trials_folder
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import (
+    EVALUATIONS,
     CheckpointSaved,
-    EvalDone,
     Event,
     RunFinished,
     RunStarted,
-    SampleDrawn,
     ScoresDone,
     StepLogged,
 )
@@ -137,8 +136,7 @@ def _check(config: RunConfig, steps: int, ranks: int) -> None:
     if config.data.mixture is None and needs_preparing(config.data):
         raise UserError(
             f"a probe trains on the prepared corpus, and {find_data_dir(config.data)} holds none; prepare it first: "
-            f"gptmill prepare {config.data.corpus} --tokenizer {config.data.tokenizer or 'gpt2'} "
-            f"--val_fraction {config.data.val_fraction}"
+            f"{make_prepare_command(config.data)}"
         )
 
 
@@ -224,7 +222,7 @@ class _Evaluation(NamedTuple):
 
 def _read_evaluation(events: list[Event], step: int) -> _Evaluation:
     """How long the evaluation at a step took; it starts when the step is logged, or the run."""
-    done = [event for event in events if event.step == step and isinstance(event, EvalDone | SampleDrawn | ScoresDone)]
+    done = [event for event in events if event.step == step and isinstance(event, EVALUATIONS)]
     started = [event.time for event in events if event.step == step and isinstance(event, StepLogged | RunStarted)]
     if not done or not started:
         return _Evaluation(0.0, 0.0, 0.0)

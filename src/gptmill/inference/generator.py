@@ -248,19 +248,33 @@ def generate(
     sampling: SamplingConfig,
     vocab_size: int,
     seed: int,
+    **options: Any,
+) -> Iterator[int]:
+    """Yields the new tokens of a single text; takes the options of `generate_batch`."""
+    for tokens in generate_batch(model, [prompt], max_new_tokens, sampling, vocab_size, [seed], **options):
+        yield tokens[0]
+
+
+def generate_batch(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    vocab_size: int,
+    seeds: Sequence[int],
     *,
     compiled: bool = False,
     backend: str = "inductor",
     use_cache: bool = True,
-) -> Iterator[int]:
-    """Yields the new tokens of a single text, beside a training run: in its precision, without CUDA graphs.
+) -> Iterator[list[int]]:
+    """Yields the next token of every text, beside a training run: in its precision, without CUDA graphs.
 
     Compiled, it has a few static shapes only, whatever the lengths.
     """
     options: dict[str, Any] = {"overflow": "half", "use_graphs": False, "compiled": compiled, "backend": backend}
     generator = BatchGenerator(model, sampling, vocab_size, use_cache=use_cache, **options)
-    for step in generator.generate([prompt], max_new_tokens, [seed]):
-        yield step.tokens[0]
+    for step in generator.generate(prompts, max_new_tokens, seeds):
+        yield step.tokens
 
 
 def find_compute_dtype(model: LanguageModel) -> torch.dtype:

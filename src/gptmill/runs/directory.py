@@ -48,6 +48,10 @@ class RunDirectory:
         return self.path / "log.txt"
 
     @property
+    def detailed_log(self) -> Path:
+        return self.path / "train.log"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -100,7 +104,7 @@ def create_run(logdir: str, name: str, config: RunConfig) -> RunDirectory:
     check_unused(run)
     try:
         run.path.mkdir(parents=True, exist_ok=True)
-        for leftover in (run.events, run.text_log):
+        for leftover in (run.events, run.text_log, run.detailed_log):
             leftover.unlink(missing_ok=True)
         for leftover in (run.tensorboard, run.wandb, run.samples):
             shutil.rmtree(leftover, ignore_errors=True)

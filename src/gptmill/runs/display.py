@@ -21,7 +21,7 @@ PLAIN = {
 }
 # Letters that Unicode does not decompose into an ASCII letter and an accent, and what gptmill draws with.
 ASCII = {"ß": "ss", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d"}
-ASCII |= {MARK: ".", "─": "-"}
+ASCII |= {MARK: ".", "─": "-", "→": "->"}
 
 
 def make_plain(text: str, encoding: str = "utf-8") -> str:

@@ -17,6 +17,12 @@ from gptmill.config.json_text import parse_json
 
 MAX_INT = 2**63 - 1
 MAX_TIME = 253_402_300_800.0  # the year 10,000, which datetime cannot represent
+MAX_EXPONENT = 700.0  # beyond it, exp overflows
+
+
+def make_perplexity(loss: float) -> float:
+    """Returns exp(loss): between how many equally likely tokens the model hesitates."""
+    return math.exp(min(loss, MAX_EXPONENT))
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,10 @@ class RunStarted(Event):
     """Parameter counts of the parts of the model that have any."""
     strategy: str = ""
     """How several ranks share the model: ddp, zero1, fsdp or hsdp; empty for one rank."""
+    grad_accum_steps: int = 0
+    """Gradient accumulation: micro-batches of each rank per step."""
+    device_memory_gb: float = 0.0
+    """Memory of one device; 0 if not known."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +115,21 @@ class StepLogged(Event):
     """Model TFLOP/s per device."""
     mfu: float | None = None
     """Model FLOPs utilisation: `tflops` as a fraction of the device's peak; None if that is unknown."""
+    samples_per_second: float = 0.0
+    """Sequences of the context length of the step; 0 in logs of an older gptmill."""
     telemetry: dict[str, float] = field(default_factory=dict)
     """Means since the last logged step, by NVML and the host: gpu_utilization (0 to 1), gpu_memory_gb, gpu_power_watts,
     gpu_temperature_celsius, gpu_throttled_thermal and gpu_throttled_power (0 to 1), host_memory_gb (this process),
     host_memory_used (0 to 1). What was not measured is absent."""
+
+    @property
+    def perplexity(self) -> float:
+        return make_perplexity(self.loss)
+
+    @property
+    def step_seconds(self) -> float:
+        """Time of one step; 0 if not recorded."""
+        return self.seconds / max(1, self.steps)
 
 
 @dataclass(frozen=True)
@@ -125,7 +146,22 @@ class EvalDone(Event):
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.val_loss, 700.0))
+        return make_perplexity(self.val_loss)
+
+
+@dataclass(frozen=True)
+class TrainEvalDone(Event):
+    """The loss on training windows was computed as the validation loss is: always the same ones, without dropout."""
+
+    train_loss: float
+    tokens: int
+    seconds: float
+    by_corpus: dict[str, float] = field(default_factory=dict)
+    """Mean loss per corpus, by its URI, if there are several."""
+
+    @property
+    def perplexity(self) -> float:
+        return make_perplexity(self.train_loss)
 
 
 @dataclass(frozen=True)
@@ -139,10 +175,20 @@ class ScoresDone(Event):
 
 @dataclass(frozen=True)
 class SampleDrawn(Event):
-    """A sample was generated from a prompt."""
+    """Samples were generated from a prompt: `per_rank` by each rank, in one batch."""
 
     prompt: str
     text: str
+    """The first sample of rank 0."""
+    more_texts: list[str] = field(default_factory=list)
+    """Its other samples, then those of the other ranks."""
+    per_rank: int = 1
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """All samples by name, such as rank 0 sample 1."""
+        texts, size = [self.text, *self.more_texts], max(1, self.per_rank)
+        return {f"rank {number // size} sample {number % size}": text for number, text in enumerate(texts)}
 
 
 @dataclass(frozen=True)
@@ -222,7 +268,7 @@ class RunCrashed(Event):
     reason: str
 
 
-EVALUATIONS = (EvalDone, ScoresDone, SampleDrawn)
+EVALUATIONS = (EvalDone, TrainEvalDone, ScoresDone, SampleDrawn)
 
 EVENTS = {
     kind.__name__: kind
@@ -230,6 +276,7 @@ EVENTS = {
         RunStarted,
         StepLogged,
         EvalDone,
+        TrainEvalDone,
         ScoresDone,
         SampleDrawn,
         CheckpointSaved,
@@ -246,7 +293,7 @@ EVENTS = {
 def to_json(event: Event) -> str:
     """Returns the event as a line of events.jsonl."""
     record: dict[str, Any] = {"event": type(event).__name__, **vars(event)}
-    if isinstance(event, EvalDone):
+    if isinstance(event, EvalDone | TrainEvalDone):
         record["perplexity"] = event.perplexity
     return json.dumps(replace_non_finite(record), ensure_ascii=False)
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
-from gptmill.runs.events import EvalDone, Event, RolledBack, StepLogged, UpdateSkipped
+from gptmill.runs.events import EvalDone, Event, RolledBack, StepLogged, TrainEvalDone, UpdateSkipped
 from gptmill.runs.history import find_crash, read_history, split_processes
 
 
@@ -46,10 +46,10 @@ def make_goodput(run: RunDirectory) -> Goodput:
     if crash is not None:
         entries.append(crash)
 
-    def sum_seconds(kind: type[StepLogged | EvalDone]) -> float:
-        return sum(max(0.0, event.seconds) for event in events if isinstance(event, kind))
+    def sum_seconds(*kinds: type[StepLogged | EvalDone | TrainEvalDone]) -> float:
+        return sum(max(0.0, event.seconds) for event in events if isinstance(event, kinds))
 
-    return compute_goodput(entries, sum_seconds(StepLogged), sum_seconds(EvalDone))
+    return compute_goodput(entries, sum_seconds(StepLogged), sum_seconds(EvalDone, TrainEvalDone))
 
 
 def compute_goodput(entries: list[Event], step_seconds: float, evaluation_seconds: float) -> Goodput:

@@ -12,20 +12,25 @@ from gptmill.config.errors import UserError, suggest
 from gptmill.runtime.peak_rates import identify_gpu
 
 # GB/s of both directions of one GPU, from the vendors' data sheets: NVLink 2 (V100), 3 (A100), 4 (H100, H200) and 5
-# (B200); the versions for China have fewer links (A800, H800). AMD: all Infinity Fabric links of a GPU; MI250X by die.
+# (B200, B300); the versions for China have fewer links (A800, H800). AMD: all Infinity Fabric links of a GPU; MI250X by
+# die.
 FABRIC_GB = {
-    "B100": 1800, "B200": 1800, "GB200": 1800,
+    "B300": 1800, "B300 SXM6 AC": 1800, "GB300": 1800, "B100": 1800, "B200": 1800, "GB200": 1800,
     "H100": 900, "H100 SXM5": 900, "H200": 900, "GH200": 900, "H800": 400, "H20": 900, "H20 3E": 900,
-    "A100 SXM4": 600, "A800 SXM4": 400, "V100 SXM2": 300,
-    "MI250X": 400, "MI250X MI250": 400, "MI300X": 896, "MI325X": 896,
+    "A100 SXM4": 600, "A800 SXM4": 400, "V100 SXM2": 300, "P100 SXM2": 160,
+    "MI250X": 400, "MI250X MI250": 400, "MI300X": 896, "MI325X": 896, "MI350X": 1075, "MI355X": 1075,
 }  # fmt: skip
 # All others talk over PCIe with 16 lanes: an NVLink bridge joins two of them, or four, and a ring needs all.
 PCIE_3, PCIE_4, PCIE_5 = 32, 64, 128
 PCIE_GB = {
     "H100 PCIE": PCIE_5, "H100 NVL": PCIE_5, "H200 NVL": PCIE_5, "H800 PCIE": PCIE_5,
     "RTX 5070": PCIE_5, "RTX 5070 TI": PCIE_5, "RTX 5080": PCIE_5, "RTX 5090": PCIE_5,
+    "RTX PRO 6000 BLACKWELL WORKSTATION EDITION": PCIE_5, "RTX PRO 6000 BLACKWELL SERVER EDITION": PCIE_5,
+    "RTX PRO 6000 BLACKWELL MAX Q WORKSTATION EDITION": PCIE_5,
+    "RTX 2080 TI": PCIE_3, "TITAN RTX": PCIE_3, "P100 PCIE": PCIE_3,
     "V100 PCIE": PCIE_3, "V100S PCIE": PCIE_3, "T4": PCIE_3,
-    "RTX 4060": PCIE_4 // 2, "RTX 4060 TI": PCIE_4 // 2,  # eight lanes
+    "RTX 4060": PCIE_4 // 2, "RTX 4060 TI": PCIE_4 // 2, "RTX 3050": PCIE_4 // 2,  # eight lanes
+    "RTX 5060": PCIE_5 // 2, "RTX 5060 TI": PCIE_5 // 2,
 }  # fmt: skip
 GPU_PORT_GB = {
     "infiniband": 50.0,  # a port of 400 Gb/s (NDR) for each GPU, as in NVIDIA's DGX H100 (its data sheet)

@@ -1,7 +1,9 @@
 """Peak FLOP/s of GPUs by name, for MFU (model FLOPs utilisation).
 
 Vendors' figures for dense matmuls with fp32 accumulation: without sparsity, and without the fp16 accumulation of
-GeForce GPUs, which training does not use.
+GeForce GPUs, which training does not use. Sources: the data sheet of each GPU, and NVIDIA's white papers on its
+architectures. Data sheets that print tensor rates with sparsity only are halved; those of Ada and Blackwell that print
+fp8 or fp4 only are halved once more for each format up to bf16.
 """
 
 from __future__ import annotations
@@ -28,6 +30,11 @@ def _make_geforce(fp32: float) -> Rates:
     return Rates(2 * fp32, fp32, fp32)
 
 
+def _make_rtx_pro(fp32: float) -> Rates:
+    """Workstation GPUs since Ampere: their tensor cores are not slowed down by fp32 accumulation."""
+    return Rates(4 * fp32, 2 * fp32, fp32)
+
+
 HOPPER_SXM = Rates(989.4, 494.7, 66.9)
 HOPPER_PCIE = Rates(756.0, 378.0, 51.2)
 HOPPER_NVL = Rates(835.5, 417.5, 60.0)
@@ -36,10 +43,18 @@ A100 = Rates(312.0, 156.0, 19.5)
 MI250X_DIE = Rates(191.5, 47.9, 47.9)  # a GPU has two dies, and torch sees each as a device
 MI300 = Rates(1307.4, 653.7, 163.4)
 
+# DGX Spark's data sheet has 1,000 TFLOP/s in fp4 with sparsity, hence 125 in bf16; fp32: NVIDIA's talk, Hot Chips 2025.
+GB10 = Rates(125.0, 62.5, 31.0)
+B300 = Rates(2250.0, 1125.0, 75.0)  # HGX B300's data sheet, an eighth of its eight GPUs
+
 RATES = {
+    "B300": B300,
+    "B300 SXM6 AC": B300,
+    "GB300": Rates(2500.0, 1250.0, 80.0),
     "B100": Rates(1750.0, 875.0, 60.0),
     "B200": Rates(2250.0, 1125.0, 75.0),
     "GB200": Rates(2500.0, 1250.0, 80.0),
+    "GB10": GB10,
     "H100": HOPPER_SXM,
     "H100 SXM5": HOPPER_SXM,
     "H100 PCIE": HOPPER_PCIE,
@@ -62,8 +77,18 @@ RATES = {
     "L4": Rates(121.0, 60.0, 30.3),
     "L40": Rates(181.0, 90.5, 90.5),
     "L40S": Rates(362.0, 183.0, 91.6),
+    "RTX A4000": _make_rtx_pro(19.2),
+    "RTX A5000": _make_rtx_pro(27.8),
     "RTX A6000": Rates(154.8, 77.4, 38.7),
+    "RTX 3500 ADA LAPTOP GPU": _make_rtx_pro(23.0),
+    "RTX 4000 ADA": _make_rtx_pro(26.7),
+    "RTX 4500 ADA": _make_rtx_pro(39.6),
+    "RTX 5000 ADA": _make_rtx_pro(65.3),
     "RTX 6000 ADA": Rates(364.2, 182.1, 91.1),
+    "RTX PRO 6000 BLACKWELL WORKSTATION EDITION": _make_rtx_pro(125.0),
+    "RTX PRO 6000 BLACKWELL SERVER EDITION": _make_rtx_pro(120.0),
+    "RTX PRO 6000 BLACKWELL MAX Q WORKSTATION EDITION": _make_rtx_pro(110.0),
+    "RTX 3050": _make_geforce(9.1),
     "RTX 3060": _make_geforce(12.7),
     "RTX 3060 TI": _make_geforce(16.2),
     "RTX 3070": _make_geforce(20.3),
@@ -82,6 +107,8 @@ RATES = {
     "RTX 4080 SUPER": _make_geforce(52.2),
     "RTX 4090": _make_geforce(82.6),
     "RTX 4090 D": _make_geforce(73.5),
+    "RTX 5060": _make_geforce(19.2),
+    "RTX 5060 TI": _make_geforce(23.7),
     "RTX 5070": _make_geforce(30.9),
     "RTX 5070 TI": _make_geforce(43.9),
     "RTX 5080": _make_geforce(56.3),
@@ -90,10 +117,16 @@ RATES = {
     "V100 PCIE": Rates(112.0, 14.0, 14.0, has_bf16=False),
     "V100S PCIE": Rates(130.0, 16.4, 16.4, has_bf16=False),
     "T4": Rates(65.0, 8.1, 8.1, has_bf16=False),
+    "TITAN RTX": Rates(130.5, 16.3, 16.3, has_bf16=False),
+    "RTX 2080 TI": Rates(53.8, 13.4, 13.4, has_bf16=False),
+    "P100 SXM2": Rates(21.2, 10.6, 10.6, has_bf16=False),
+    "P100 PCIE": Rates(18.7, 9.3, 9.3, has_bf16=False),
     "MI250X": MI250X_DIE,
     "MI250X MI250": MI250X_DIE,
     "MI300X": MI300,
     "MI325X": MI300,
+    "MI350X": Rates(2306.9, 144.2, 144.2),  # its TF32 is emulated: not faster than fp32
+    "MI355X": Rates(2516.6, 157.3, 157.3),
 }
 
 # Words that do not identify the GPU: vendor, memory size and the device index, as in "(cuda:0)".

@@ -112,6 +112,7 @@ class Metrics:
         seconds = max(sum(seconds for _, seconds in self._unlogged), 1e-9)
         tokens = sum(stats.tokens for stats, _ in self._unlogged)
         flops = sum(stats.tokens * self.plan.find_flops(stats.step) for stats, _ in self._unlogged)
+        sequences = sum(stats.tokens / (self.plan.find_context_length(stats.step) or 1) for stats, _ in self._unlogged)
         waited = sum(stats.data_wait_seconds for stats, _ in self._unlogged)
         steps = len(self._unlogged)
         self._unlogged.clear()
@@ -135,6 +136,7 @@ class Metrics:
                 objective=None if metrics.objective == metrics.loss else metrics.objective,
                 tflops=flops_per_second / 1e12,
                 mfu=None if peak is None else flops_per_second / peak,
+                samples_per_second=sequences / seconds,
                 telemetry=self._telemetry.read(),
             )
         )

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gptmill.config.run import RunConfig
-from gptmill.runs.events import EvalDone, Event, RolledBack, RunStarted, SampleDrawn, ScoresDone, StepLogged, Warned
+from gptmill.runs.events import (
+    EvalDone,
+    Event,
+    RolledBack,
+    RunStarted,
+    SampleDrawn,
+    ScoresDone,
+    StepLogged,
+    TrainEvalDone,
+    Warned,
+)
 from gptmill.training.learning_checks import Check, GradNormCheck, OverfittingCheck, PlateauCheck
 from gptmill.training.machine_checks import (
     DataWaitCheck,
@@ -42,7 +52,7 @@ class Monitor:
             return self._ask(event, lambda check: check.see_step(event)) if self._is_usual(event) else []
         elif isinstance(event, EvalDone):
             return self._ask(event, lambda check: check.see_eval(event))
-        elif isinstance(event, ScoresDone | SampleDrawn):
+        elif isinstance(event, TrainEvalDone | ScoresDone | SampleDrawn):
             return self._ask(event, lambda check: check.see_pause(event.time))
         return []
 

@@ -60,6 +60,11 @@ class TrainPlan:
     """What one rank needs, by estimate."""
     peak_flops_per_second: float | None = None
     """Peak of each rank's device in this precision; None if unknown."""
+    context_length: int = 0
+
+    def find_context_length(self, step: int) -> int:
+        """Tokens of a sequence in a step; steps count from 1."""
+        return find_stage(self.context_warmup, step) or self.context_length
 
     def count_micro_batches(self, step: int) -> int:
         """Micro-batches of each rank in a step; steps count from 1."""
@@ -186,6 +191,7 @@ def derive_plan(
             micro_batches=micro_batches,
         ),
         peak_flops_per_second=machine.peak_flops_per_second,
+        context_length=context_length,
     )
     return replace(plan, max_steps=plan.find_max_steps(training))
 

@@ -14,7 +14,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.run import DataConfig, RunConfig
 from gptmill.config.value_syntax import parse_mixture
 from gptmill.data.batches.samplers import build_sampler
-from gptmill.data.corpus_preparation import DEFAULT_TOKENIZER, find_data_dir
+from gptmill.data.corpus_preparation import DEFAULT_TOKENIZER, find_data_dir, make_prepare_command
 from gptmill.data.remote_fs import is_remote
 from gptmill.data.run_corpora import Corpora, open_corpora
 from gptmill.data.shards.opening import holds_shards
@@ -89,9 +89,7 @@ def _advise(data: DataConfig) -> str:
         return f"gptmill prepare TEXT --out {missing}"
     if data.corpus is None and data.data_dir is None:
         return "name one with --corpus or --data_dir"
-    tokenizer = data.tokenizer or DEFAULT_TOKENIZER
-    split = "" if data.val_fraction == DataConfig().val_fraction else f" --val_fraction {data.val_fraction:g}"
-    return f"gptmill prepare {data.corpus or 'TEXT'} --tokenizer {tokenizer}{split} --out {find_data_dir(data)}"
+    return make_prepare_command(data)
 
 
 def _find_tokens(data: DataConfig, given: float | None) -> tuple[int | None, str]:

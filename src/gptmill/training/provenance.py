@@ -17,6 +17,7 @@ from gptmill.runs.code_fingerprint import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import RunStarted
 from gptmill.runtime.device import describe_device
+from gptmill.runtime.memory import read_device_memory
 from gptmill.runtime.precision import describe_precision
 from gptmill.runtime.world import World
 from gptmill.training.micro_batch import GraphedPass
@@ -95,6 +96,8 @@ def describe_run(
         changes=list(request.changes),
         config={name: str(value) for name, value in list_values(config).items()},
         parts=count_parts(config.model, plan.padded_vocab_size),
+        grad_accum_steps=plan.micro_batches,
+        device_memory_gb=round((read_device_memory(world.device) or 0) / 1e9, 3),
     )
 
 

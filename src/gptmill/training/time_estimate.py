@@ -15,8 +15,9 @@ MEASURED_MFU = {
     "bf16": {39e6: 0.394, 124e6: 0.520, 355e6: 0.551, 774e6: 0.535, 1.56e9: 0.537},
     "fp8": {39e6: 0.394, 124e6: 0.586, 355e6: 0.604, 774e6: 0.576, 1.56e9: 0.568},
 }
-OTHER_COMPOSITION = 0.90  # of GPT-2's: custom-300m with RoPE and SwiGLU reached 0.492
+OTHER_COMPOSITION = 0.90  # of GPT-2's: custom-300m-modern reached 0.492
 NOT_COMPILED = 0.56  # of the compiled model's: 337,694 against 601,872 tokens/s with 124M
+NOT_FUSED = 0.81  # of that with fused kernels, which fp16 has not: 489,686 tokens/s (docs/models.md)
 FORWARD_SHARE = 1 / 3  # of the FLOPs of a training step
 STARTUP_SECONDS = 15.0
 COMPILE_SECONDS = 30.0
@@ -52,7 +53,8 @@ def assume_mfu(config: RunConfig, plan: TrainPlan) -> tuple[float, str]:
     model = config.model
     is_gpt2 = isinstance(model.feed_forward, Gelu) and isinstance(model.positions, LearnedPositions)
     mfu *= 1.0 if is_gpt2 else OTHER_COMPOSITION
-    mfu *= 1.0 if config.machine.compile else NOT_COMPILED
+    is_fused = plan.precision != "fp16" and config.machine.kernels != "none"
+    mfu *= NOT_COMPILED if not config.machine.compile else 1.0 if is_fused else NOT_FUSED
     measured = "; experts were not measured" if isinstance(model.feed_forward, Moe) else ""
     return mfu, f"assumes an MFU of {mfu:.0%}, as gptmill reached with models of about this size on an H200{measured}"
 
@@ -68,8 +70,9 @@ def estimate_time(
         assumed, basis = mfu, f"assumes an MFU of {mfu:.0%}, as given"
     rate = plan.ranks * plan.peak_flops_per_second * assumed
     evaluation = config.evaluation
-    flops = evaluation.eval_tokens * plan.flops_per_token * FORWARD_SHARE
-    once = flops / rate + evaluation.sample_tokens * SAMPLE_TOKEN_SECONDS
+    flops = (1 + evaluation.eval_train) * evaluation.eval_tokens * plan.flops_per_token * FORWARD_SHARE
+    decode_steps = evaluation.sample_tokens if evaluation.num_samples else 0  # of all samples at once
+    once = flops / rate + decode_steps * SAMPLE_TOKEN_SECONDS
     startup = STARTUP_SECONDS + COMPILE_SECONDS * config.machine.compile
     return TimeEstimate(
         training=plan.count_flops() / rate,

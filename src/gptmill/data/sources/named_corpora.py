@@ -28,6 +28,8 @@ FINEWEB_EDU_BYTES = (
     *(2_152_819_114, 2_152_222_432, 2_151_796_315, 2_152_437_524, 2_152_338_550, 2_152_189_947, 2_152_689_867),
     *(2_150_686_637, 2_151_274_846, 2_151_913_277, 2_152_798_864, 2_152_323_681, 2_152_069_689, 540_632_672),
 )
+# The folders that recipes read, by the corpus that is meant: an error about a missing folder then names its source.
+USUAL_FOLDERS = {"edu_fineweb10B": "fineweb-edu-10B", "shakespeare-char": "tiny-shakespeare", "enwik8": "enwik8"}
 ZIP = ".zip"
 
 
@@ -91,6 +93,11 @@ def find_corpus(name: str, from_file: str | None) -> list[SourceFile]:
         mtime_ns = 0 if file.checksum or from_file is None else path.stat().st_mtime_ns
         found.append(SourceFile(str(path), file.name, path.stat().st_size, mtime_ns))
     return found
+
+
+def count_download_bytes(name: str) -> int:
+    """The size of a corpus as far as it is known before it is downloaded."""
+    return sum(file.size_bytes for file in CORPORA.get(name, ()))
 
 
 def find_stdlib() -> list[tuple[Path, str]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gptmill.config.errors import UserError, suggest
 
-NAIVE_KEY, BF16_KEY, ALL_KEY = "naive", "bf16", "all"
+NAIVE_KEY, BF16_KEY, PLAIN_KEY, ALL_KEY = "naive", "bf16", "plain", "all"
 CUDA, FP8, MIXED = "cuda", "fp8", "mixed"
 REQUIREMENTS = {
     CUDA: "an NVIDIA GPU",
@@ -26,6 +26,14 @@ NAIVE: dict[str, Any] = {
     "prefetch_batches": 0,
     "data_on_device": False,
 }
+# The naive run of an architecture without the optimizations that change it.
+PLAIN: dict[str, Any] = NAIVE | {
+    "plugin": "gptmill.experiments.bench.separate_qkv",
+    "attention": "separate_qkv",
+    "feed_forward": "gelu",
+    "tied_head": False,
+}
+ARCHITECTURE: dict[str, Any] = {"attention": "softmax", "feed_forward": "swiglu", "tied_head": True}
 ALL: dict[str, Any] = {
     "precision": "bf16",
     "fp8_layers": None,
@@ -59,6 +67,11 @@ ROWS = (
     Row("data", "data prefetching", NAIVE_KEY, NAIVE | {"prefetch_batches": 3}),
     Row("fp8", "fp8", NAIVE_KEY, NAIVE | {"precision": "fp8"}, FP8),
     Row("accumulate", "gradient accumulation: 4 micro-batches", NAIVE_KEY, NAIVE, micro_batches=4),
+    Row(PLAIN_KEY, "separate QKV, GELU, untied embeddings", NAIVE_KEY, PLAIN),
+    Row("qkv", "fused QKV projection", PLAIN_KEY, PLAIN | {"attention": "softmax"}),
+    Row("swiglu", "SwiGLU", PLAIN_KEY, PLAIN | {"feed_forward": "swiglu"}),
+    Row("tying", "tied embeddings", PLAIN_KEY, PLAIN | {"tied_head": True}),
+    Row("architecture", "all three of them", PLAIN_KEY, PLAIN | ARCHITECTURE),
     Row("head", "fused linear cross-entropy", BF16_KEY, NAIVE | {"precision": "bf16", "kernels": "head"}, CUDA),
     Row("kernels", "all fused kernels", BF16_KEY, NAIVE | {"precision": "bf16", "kernels": "auto"}, CUDA),
     Row(ALL_KEY, "all together", NAIVE_KEY, ALL),

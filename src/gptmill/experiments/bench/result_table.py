@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gptmill.experiments.bench.ablations import ALL_KEY, BF16_KEY, NAIVE_KEY
+from gptmill.experiments.bench.ablations import ALL_KEY, BF16_KEY, NAIVE_KEY, PLAIN_KEY
 from gptmill.experiments.bench.measurement import Measurement, RowResult
-from gptmill.runs.trackers.console import format_rate
+from gptmill.runs.trackers.event_lines import format_rate
 
 HEADER = ("", "tokens/s", "speed", "memory GB", "memory", "MFU")
 UNKNOWN = "-"
@@ -72,6 +72,7 @@ def _find_heading(key: str, baseline: str) -> str:
         return ""
     return {
         NAIVE_KEY: "each alone, against naive",
+        PLAIN_KEY: "architecture, each alone, against separate QKV, GELU and untied embeddings",
         BF16_KEY: "with mixed precision, against mixed precision alone",
         ALL_KEY: "one removed or added, against all together",
     }[baseline]

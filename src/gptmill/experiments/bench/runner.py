@@ -151,12 +151,17 @@ class _Bench:
             problem = f"needs a mini_batch_size divisible by {row.micro_batches}, not {self._windows}"
             return RowResult(row, None, problem)
         sizes = {"mini_batch_size": self._windows // row.micro_batches, "total_batch_size": self._tokens_per_step}
-        arguments = [self._recipe, *format_flags({**self._flags, **row.flags, **sizes})]
+        arguments = [self._recipe, *format_flags({**self._flags, **row.flags, **sizes, **self._join_plugins(row)})]
         trials = TimedTrials(self._folder, arguments, self.warm_up + self.steps, self.steps, self._say)
         try:
             return RowResult(row, trials.measure(f"{row.key}-{self._windows}"))
         except UserError as error:
             return RowResult(row, None, describe_failure(error))
+
+    def _join_plugins(self, row: Row) -> dict[str, Any]:
+        """The user's plug-ins and that of the row, where it has one."""
+        names = [name for name in (self._config.plugins.plugin, row.flags.get("plugin")) if name]
+        return {"plugin": ",".join(names)} if names else {}
 
     def _write_data(self, folder: Path) -> dict[str, Any]:
         """Writes random tokens for all steps, up to MAX_RANDOM_TOKENS before they repeat."""

@@ -29,8 +29,9 @@ LATEST = "latest"
 BACKUP = "latest_backup"
 BEST = "best_model"
 ROLLING = "rolling_step_"
+EPOCH = "epoch_"
 ABANDONED = "abandoned_step_"
-TIER = re.compile(rf"{LATEST}|{BACKUP}|{BEST}|epoch_[0-9]+|{ROLLING}[0-9]+|milestone_step_[0-9]+|{ABANDONED}[0-9]+")
+TIER = re.compile(rf"{LATEST}|{BACKUP}|{BEST}|{EPOCH}[0-9]+|{ROLLING}[0-9]+|milestone_step_[0-9]+|{ABANDONED}[0-9]+")
 MAX_POINTER_BYTES = 100
 
 InUse = Callable[[Path], bool]
@@ -41,7 +42,7 @@ def make_rolling_name(step: int) -> str:
 
 
 def make_epoch_name(number: int) -> str:
-    return f"epoch_{number:05d}"
+    return f"{EPOCH}{number:05d}"
 
 
 def make_milestone_name(step: int) -> str:
@@ -115,16 +116,17 @@ def link_tiers(
     for tier in tiers:
         link_tier(folder, tier, target)
     _unlink_abandoned(folder, abandoned)
-    _unlink_old_rolling(folder, keep)
+    _unlink_oldest(folder, ROLLING, keep)
     flush_to_disk(folder)
     linked = set(read_tiers(folder).values())
     return [path for path in list_step_folders(folder) if path not in linked and not in_use(path) and _delete(path)]
 
 
-def prune(folder: Path, keep: int) -> list[Path]:
+def prune(folder: Path, keep: int, keep_epochs: int | None = None) -> list[Path]:
     """Deletes abandoned checkpoints, those that no tier links to, and rolling ones beyond the newest `keep`.
 
-    Returns the deleted folders. Raises UserError if the checkpoint that would remain as the latest is damaged.
+    Of epochs, all are kept unless `keep_epochs` says how many. Returns the deleted folders. Raises UserError if the
+    checkpoint that would remain as the latest is damaged.
     """
     folders = list_step_folders(folder)
     if not folders:
@@ -137,6 +139,8 @@ def prune(folder: Path, keep: int) -> list[Path]:
             f"latest until the next save, then prune"
         )
     _unlink(folder, [name for name in read_tiers(folder) if name.startswith(ABANDONED)])
+    if keep_epochs is not None:
+        _unlink_oldest(folder, EPOCH, keep_epochs)
     return link_tiers(folder, target, [make_rolling_name(read_step(path)) for path in unlinked], keep)
 
 
@@ -192,7 +196,7 @@ def _unlink_abandoned(folder: Path, abandoned: list[Path]) -> None:
         if not path.is_dir() or (path in abandoned and not name.startswith(ABANDONED))
     }
     remaining = {path for path in read_tiers(folder).values() if path not in abandoned}
-    if BEST in lost and (best := _find_best(remaining)):
+    if BEST in lost and (best := find_best(remaining)):
         link_tier(folder, BEST, best)
         del lost[BEST]
     others = sorted(remaining - {read_tiers(folder)[LATEST]}, key=read_step)
@@ -202,7 +206,7 @@ def _unlink_abandoned(folder: Path, abandoned: list[Path]) -> None:
     _unlink(folder, lost)
 
 
-def _find_best(paths: Iterable[Path]) -> Path | None:
+def find_best(paths: Iterable[Path]) -> Path | None:
     """Returns the folder with the lowest validation loss; the earliest of several."""
     losses = []
     for path in paths:
@@ -212,9 +216,9 @@ def _find_best(paths: Iterable[Path]) -> Path | None:
     return min(losses)[-1] if losses else None
 
 
-def _unlink_old_rolling(folder: Path, keep: int) -> None:
-    rolling = {name: path for name, path in read_tiers(folder).items() if name.startswith(ROLLING)}
-    oldest_first = sorted(rolling, key=lambda name: read_step(rolling[name]))
+def _unlink_oldest(folder: Path, kind: str, keep: int) -> None:
+    linked = {name: path for name, path in read_tiers(folder).items() if name.startswith(kind)}
+    oldest_first = sorted(linked, key=lambda name: read_step(linked[name]))
     _unlink(folder, oldest_first[: max(0, len(oldest_first) - keep)])
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gptmill.config.run import RunConfig
-from gptmill.config.schema import list_fields, list_values
+from gptmill.runs.changed_options import find_changed, list_defaults
 from gptmill.runs.reporting.document import Block, Document, Folded, KeyFigures, Paragraph, Quote, Section, Table
 from gptmill.runs.reporting.facts import RunFacts
 from gptmill.runs.reporting.formatting import (
     NOT_RECORDED,
     format_amount,
+    format_change,
     format_date,
     format_duration,
     format_loss,
@@ -16,6 +16,7 @@ from gptmill.runs.reporting.formatting import (
     format_percent,
     format_perplexity,
 )
+from gptmill.runs.reporting.learning import LossChange
 from gptmill.runs.reporting.money import describe_cost, make_cost_figure
 from gptmill.runs.reporting.plots import plot_loss, plot_metrics
 
@@ -29,6 +30,7 @@ STATES = {
     "model only": "not trained here",
 }
 NAMED_OPTIONS = ("run_name", "logdir")  # say nothing about the run
+MAX_OTHER_SAMPLES = 16
 
 
 def describe_run(facts: RunFacts, *, is_log: bool = False) -> Document:
@@ -78,17 +80,13 @@ def summarize(facts: RunFacts) -> str:
         change = "fell" if last.loss < first.loss else "rose"
         sentences.append(
             f"The {learning.kind} loss {change} from {format_loss(first.loss)} to {format_loss(last.loss)} "
-            f"({_format_change(-learning.improvement)}): the model now hesitates between "
+            f"({format_change(-learning.improvement)}): the model now hesitates between "
             f"{format_perplexity(last.perplexity)} tokens as if they were equally likely, at first between "
             f"{format_perplexity(first.perplexity)}."
         )
     if facts.state == "running":
         sentences.append("The run goes on; this is its state so far.")
     return " ".join(sentences) or "Nothing was logged yet."
-
-
-def _format_change(fraction: float) -> str:
-    return f"{'+' if fraction > 0 else '−'}{abs(fraction):.1%}".replace("%", " %")
 
 
 def _list_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
@@ -104,6 +102,8 @@ def _list_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
     figures.append((format_duration(facts.goodput.running_seconds), "training time", wall))
     if speed.tokens_per_second is not None:
         mfu = f"MFU {format_percent(speed.mfu)}" if speed.mfu is not None else "median of the steps"
+        if speed.samples_per_second is not None:
+            mfu += f", {format_number(speed.samples_per_second)} samples/s"
         figures.append((format_amount(speed.tokens_per_second), "tokens per second", mfu))
     if (cost := make_cost_figure(facts)) is not None:
         figures.append(cost)
@@ -119,6 +119,7 @@ def _describe_learning(facts: RunFacts) -> list[Block]:
     learning = facts.learning
     if learning is None:
         return [Paragraph("Fewer than two losses were logged, so there is no improvement to state.")]
+    rows = [_make_loss_row(change) for change in facts.losses]
     texts = []
     if learning.most is not None and learning.initial.step != learning.most.step:
         texts.append(
@@ -129,7 +130,15 @@ def _describe_learning(facts: RunFacts) -> list[Block]:
         texts.append(f"The best loss, {format_loss(learning.best.loss)}, was that of step {learning.best.step:,}.")
     if learning.not_finite:
         texts.append(f"{learning.not_finite:,} losses were not finite, and are left out.")
-    return [Paragraph(" ".join(texts))] if texts else []
+    table = Table(["loss", "first", "last", "change", "best", "perplexity, first", "last"], rows)
+    return [table, *([Paragraph(" ".join(texts))] if texts else [])]
+
+
+def _make_loss_row(change: LossChange) -> list[str]:
+    first, last = change.first, change.last
+    losses = [format_loss(first.loss), format_loss(last.loss), format_change(-change.improvement)]
+    perplexities = [format_perplexity(first.perplexity), format_perplexity(last.perplexity)]
+    return [change.kind, *losses, f"{format_loss(change.best.loss)} (step {change.best.step:,})", *perplexities]
 
 
 def _describe_scores(facts: RunFacts) -> list[Block]:
@@ -173,10 +182,16 @@ def _describe_timeline(facts: RunFacts) -> list[Block]:
 def _describe_samples(facts: RunFacts) -> list[Block]:
     titles = {1: ["At the end"], 2: ["At the start", "At the end"], 3: ["At the start", "In the middle", "At the end"]}
     samples = facts.samples
-    return [
+    blocks: list[Block] = [
         Quote(f"{title}, step {sample.step:,}", sample.prompt, sample.text)
         for title, sample in zip(titles.get(len(samples), []), samples, strict=True)
     ]
+    if samples and samples[-1].more_texts:
+        last = samples[-1]
+        others = list(last.texts.items())[1 : 1 + MAX_OTHER_SAMPLES]
+        quotes: list[Block] = [Quote(f"{name}, step {last.step:,}", last.prompt, text) for name, text in others]
+        blocks.append(Folded(f"{len(others):,} more samples of step {last.step:,}", quotes))
+    return blocks
 
 
 def _describe_incidents(facts: RunFacts) -> list[Block]:
@@ -194,10 +209,8 @@ def _describe_config(facts: RunFacts) -> list[Block]:
     config = facts.start.config if facts.start else {}
     if not config:
         return [Paragraph(f"The options were {NOT_RECORDED}: an older gptmill trained this run.")]
-    defaults = {name: str(value) for name, value in list_values(RunConfig()).items()}
-    defaults = {field.name: str(field.default) for field in list_fields(RunConfig)} | defaults
     shown = {name: value for name, value in config.items() if name not in NAMED_OPTIONS}
-    changed = {name: value for name, value in shown.items() if defaults.get(name) != value}
+    changed, defaults = find_changed(shown), list_defaults()
     rows = [[name, value, defaults.get(name, "–")] for name, value in changed.items()]
     rest = [[name, value] for name, value in shown.items() if name not in changed]
     words = frozenset({0, 1, 2})

@@ -14,7 +14,14 @@ from gptmill.runs.goodput import Goodput, compute_goodput
 from gptmill.runs.history import END_EVENTS, read_history, split_processes
 from gptmill.runs.history_text import describe_entries
 from gptmill.runs.reporting.cost import Cost, compute_cost
-from gptmill.runs.reporting.learning import Learning, TimelineRow, find_learning, make_timeline
+from gptmill.runs.reporting.learning import (
+    Learning,
+    LossChange,
+    TimelineRow,
+    find_learning,
+    find_loss_changes,
+    make_timeline,
+)
 from gptmill.runs.reporting.phases import Phase, find_phases
 from gptmill.runs.reporting.record import RunRecord, record_events
 from gptmill.runs.reporting.speed import Speed, explain_speed, measure_speed
@@ -44,6 +51,8 @@ class RunFacts:
     record: RunRecord
     state: RunState
     learning: Learning | None
+    losses: list[LossChange]
+    """Training and validation, first to last."""
     phases: list[Phase]
     timeline: list[TimelineRow]
     goodput: Goodput
@@ -100,6 +109,7 @@ def compute_facts(
         record,
         find_state(run, split_processes(entries), is_running=is_running),
         learning,
+        find_loss_changes(record),
         find_phases(record),
         make_timeline(record),
         goodput,

@@ -56,6 +56,11 @@ def format_percent(fraction: float) -> str:
     return f"{percent:.0f} %" if abs(percent) >= 9.95 or percent == 0 else f"{percent:.1f} %"
 
 
+def format_change(fraction: float) -> str:
+    """A relative change with its sign: −69.5 %."""
+    return f"{'+' if fraction > 0 else '−'}{abs(fraction):.1%}".replace("%", " %")
+
+
 def format_dollars(dollars: float) -> str:
     if dollars >= 100:
         return f"${dollars:,.0f}"

@@ -38,6 +38,15 @@ def _make_record(facts: RunFacts) -> dict[str, Any]:
         "tokens": round(record.tokens),
         "started": record.starts[0].time if record.starts else None,
         "learning": _make_learning(facts) if learning else None,
+        "losses": {
+            change.kind: {
+                "first": _make_point(change.first),
+                "last": _make_point(change.last),
+                "best": _make_point(change.best),
+                "improvement": change.improvement,
+            }
+            for change in facts.losses
+        },
         "phases": [asdict(phase) for phase in facts.phases],
         "timeline": [
             {**_make_point(row.point), "checkpoint": row.checkpoint or None, "is_best": row.is_best}
@@ -47,7 +56,10 @@ def _make_record(facts: RunFacts) -> dict[str, Any]:
         "speed": {**asdict(facts.speed), "explanations": facts.explanations},
         "goodput": asdict(facts.goodput),
         "cost": asdict(facts.cost),
-        "samples": [{"step": item.step, "prompt": item.prompt, "text": item.text} for item in facts.samples],
+        "samples": [
+            {"step": item.step, "prompt": item.prompt, "text": item.text, "more_texts": item.more_texts}
+            for item in facts.samples
+        ],
         "incidents": [asdict(incident) for incident in facts.incidents],
         "more_incidents": facts.more_incidents,
         "config": start.config if start else {},

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gptmill.runs.reporting.record import RunRecord, find_elapsed
+from gptmill.runs.events import make_perplexity
+from gptmill.runs.reporting.record import Evaluation, RunRecord, find_elapsed
 
 MOST_OF_THE_GAIN = 0.9
 MAX_ROWS = 16
-MAX_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Point:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, MAX_EXPONENT))
+        return make_perplexity(self.loss)
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,22 @@ class Learning:
 
 
 @dataclass(frozen=True)
+class LossChange:
+    """One kind of loss from its first value to its last; they are the same where there is one."""
+
+    kind: str
+    """training (smoothed), training windows (evaluated), or validation."""
+    first: Point
+    last: Point
+    best: Point
+
+    @property
+    def improvement(self) -> float:
+        """The decrease as a fraction of the first loss."""
+        return (self.first.loss - self.last.loss) / self.first.loss if self.first.loss else 0.0
+
+
+@dataclass(frozen=True)
 class TimelineRow:
     """One evaluation."""
 
@@ -57,7 +73,7 @@ class TimelineRow:
 
 def find_learning(record: RunRecord) -> Learning | None:
     """Returns None if fewer than two losses are finite."""
-    kind, points, not_finite = "validation", *_list_evaluated(record)
+    kind, points, not_finite = "validation", *_list_evaluated(record.evaluations)
     if len(points) < 2:
         kind, points, not_finite = "training", _list_trained(record), record.curves["loss"].not_finite
     if len(points) < 2:
@@ -70,7 +86,7 @@ def find_learning(record: RunRecord) -> Learning | None:
 
 def make_timeline(record: RunRecord) -> list[TimelineRow]:
     """Returns the evaluations, thinned out evenly if there are many; the best one is always there."""
-    points, _ = _list_evaluated(record)
+    points, _ = _list_evaluated(record.evaluations)
     best = min(points, key=lambda point: point.loss, default=None)
     if len(points) > MAX_ROWS:
         chosen = {round(row * (len(points) - 1) / (MAX_ROWS - 1)) for row in range(MAX_ROWS)}
@@ -78,8 +94,22 @@ def make_timeline(record: RunRecord) -> list[TimelineRow]:
     return [TimelineRow(point, record.checkpoints.get(point.step, ("", 0))[0], point is best) for point in points]
 
 
-def _list_evaluated(record: RunRecord) -> tuple[list[Point], int]:
-    by_step = {item.step: Point(item.step, item.loss, item.elapsed_seconds) for item in record.evaluations}
+def find_loss_changes(record: RunRecord) -> list[LossChange]:
+    """Returns how each kind of loss changed, of those that were logged."""
+    kinds = {
+        "training": _list_trained(record),
+        "training windows": _list_evaluated(record.train_evaluations)[0],
+        "validation": _list_evaluated(record.evaluations)[0],
+    }
+    return [
+        LossChange(kind, points[0], points[-1], min(points, key=lambda point: point.loss))
+        for kind, points in kinds.items()
+        if points
+    ]
+
+
+def _list_evaluated(evaluations: list[Evaluation]) -> tuple[list[Point], int]:
+    by_step = {item.step: Point(item.step, item.loss, item.elapsed_seconds) for item in evaluations}
     finite = [point for point in by_step.values() if math.isfinite(point.loss)]
     return sorted(finite, key=lambda point: point.step), len(by_step) - len(finite)
 

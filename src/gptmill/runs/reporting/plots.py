@@ -13,12 +13,13 @@ from gptmill.runs.reporting.formatting import format_amount, format_number
 from gptmill.runs.reporting.series import Series
 from gptmill.runs.reporting.style import STYLES
 from gptmill.runs.reporting.svg import Axis, Chart, Line, Points, make_axis
-from gptmill.runs.terminal_report import draw_chart
+from gptmill.runs.reporting.text_chart import draw_chart
 
 WIDE, WIDE_HEIGHT = 736.0, 320.0
 NARROW, NARROW_HEIGHT = 356.0, 250.0
 SMALL_HEIGHT = 180.0
 MAX_BAND = 500
+MAX_MARKS = 60
 WIDE_RANGE = 50.0  # between the largest and the smallest value, from which on an axis is logarithmic
 NEAR_ZERO = 0.05  # of the last step: an axis that begins before that begins at 0
 CUT_FACTOR = 1.6  # of the largest smoothed loss, above which spikes leave the frame
@@ -51,16 +52,20 @@ TELEMETRY_FORMATS: dict[str, Callable[[float], str]] = {"gpu_utilization": lambd
 
 
 def plot_loss(facts: RunFacts, *, is_log: bool) -> list[Plot]:
-    """Returns training, raw and smoothed, and validation loss by step; nothing before the first loss."""
+    """Returns training, raw and smoothed, and evaluated losses by step; nothing before the first loss."""
     series = facts.record.curves["loss"]
-    validation = [(float(item.step), item.loss) for item in facts.record.evaluations if math.isfinite(item.loss)]
+    validation, evaluated = (
+        _limit_to_positive([(float(item.step), item.loss) for item in items if math.isfinite(item.loss)], is_log=is_log)
+        for items in (facts.record.evaluations, facts.record.train_evaluations)
+    )
     smooth = _limit_to_positive(series.smooth(logarithmic=is_log), is_log=is_log)
-    validation = _limit_to_positive(validation, is_log=is_log)
     lines = []
     if smooth:
         lines.append(Line(smooth, "training", 0, band=_make_band(series, is_log=is_log)))
     if validation:
-        lines.append(Line(validation, "validation", 1, is_marked=len(validation) <= 60))
+        lines.append(Line(validation, "validation", 1, is_marked=len(validation) <= MAX_MARKS))
+    if evaluated:
+        lines.append(Line(evaluated, "train eval", 2, is_marked=len(evaluated) <= MAX_MARKS))
     if not lines:
         return []
     top = max(y for line in lines for _, y in line.points)

@@ -17,6 +17,7 @@ from gptmill.runs.events import (
     SampleDrawn,
     ScoresDone,
     StepLogged,
+    TrainEvalDone,
 )
 from gptmill.runs.history import END_EVENTS, HISTORY_EVENTS, UNKNOWN_REASON
 from gptmill.runs.reporting.series import Series
@@ -48,6 +49,9 @@ class RunRecord:
     elapsed: Series = field(default_factory=Series)
     """Training time by step, without the time between processes."""
     evaluations: list[Evaluation] = field(default_factory=list)
+    last_evaluation: EvalDone | None = None
+    train_evaluations: list[Evaluation] = field(default_factory=list)
+    """Losses on training windows, of a run with eval_train."""
     scores: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The newest score of each evaluator, with its step."""
     samples: list[SampleDrawn] = field(default_factory=list)
@@ -56,6 +60,10 @@ class RunRecord:
     logged_steps: int = 0
     tokens: float = 0.0
     """Tokens of the logged steps."""
+    sequences: float = 0.0
+    """Sequences of the logged steps; 0 if not recorded."""
+    trained_steps: int = 0
+    """Steps whose time was logged."""
     last_step: int = 0
     step_seconds: float = 0.0
     waited_seconds: float = 0.0
@@ -87,6 +95,10 @@ class Recorder:
             self._add_step(event)
         elif isinstance(event, EvalDone):
             record.evaluations.append(Evaluation(event.step, event.val_loss, self._measure_elapsed(event)))
+            record.last_evaluation = event
+            record.evaluation_seconds += _make_positive(event.seconds)
+        elif isinstance(event, TrainEvalDone):
+            record.train_evaluations.append(Evaluation(event.step, event.train_loss, self._measure_elapsed(event)))
             record.evaluation_seconds += _make_positive(event.seconds)
         elif isinstance(event, ScoresDone):
             record.scores |= {name: (event.step, score) for name, score in event.scores.items()}
@@ -131,6 +143,8 @@ class Recorder:
             record.telemetry.setdefault(name, Series()).add(event.step, value)
         record.elapsed.add(event.step, self._measure_elapsed(event))
         record.tokens += _make_positive(event.tokens_per_second) * seconds
+        record.sequences += _make_positive(event.samples_per_second) * seconds
+        record.trained_steps += event.steps
         record.step_seconds += seconds
         record.waited_seconds += seconds * min(1.0, _make_positive(event.data_wait))
         record.memory_gb = max(record.memory_gb, event.memory_gb)

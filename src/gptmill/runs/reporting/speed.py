@@ -26,6 +26,12 @@ class Speed:
     """Median of the logged steps."""
     slow_tokens_per_second: float | None
     """What nine in ten steps reach."""
+    mean_tokens_per_second: float | None
+    """Tokens over the time of the steps."""
+    samples_per_second: float | None
+    """Mean; sequences of the context length."""
+    step_seconds: float | None
+    """Mean time of a step."""
     mfu: float | None
     data_wait: float
     """Fraction of the step time."""
@@ -50,6 +56,9 @@ def measure_speed(record: RunRecord, goodput: Goodput) -> Speed:
     return Speed(
         compute_median(speeds) if speeds else None,
         ranked[len(ranked) // 10] if ranked else None,
+        mean_tokens_per_second=record.tokens / record.step_seconds if record.step_seconds else None,
+        samples_per_second=record.sequences / record.step_seconds if record.step_seconds and record.sequences else None,
+        step_seconds=record.step_seconds / record.trained_steps if record.step_seconds else None,
         mfu=_find_median(record.curves["mfu"]),
         data_wait=record.waited_seconds / record.step_seconds if record.step_seconds else 0.0,
         gpu_utilization=_find_median(record.telemetry.get("gpu_utilization")),

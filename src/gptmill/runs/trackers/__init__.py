@@ -13,6 +13,7 @@ from gptmill.config.run import TrackingConfig
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.trackers.background import Background
 from gptmill.runs.trackers.console import build_console
+from gptmill.runs.trackers.detailed_log import DetailedLog
 from gptmill.runs.trackers.history_file import HistoryFile
 from gptmill.runs.trackers.protocol import Tracker, TrackerGroup
 from gptmill.runs.trackers.requirements import check_trackers
@@ -35,9 +36,10 @@ def open_trackers(
         JsonLines(run.events, resumed_at, is_evaluated=is_evaluated),
         TextLog(run.text_log, resumed_at, is_evaluated=is_evaluated),
         SampleFiles(run.samples, resumed_at),
+        DetailedLog(run.detailed_log),
     ]
     if not is_quiet:
-        trackers.append(build_console())
+        trackers.append(build_console(config.print_freq))
     if config.use_tensorboard:
         trackers.append(TensorBoard(run.tensorboard, resumed_at))
     if config.use_wandb and find_wandb_mode(config) != "disabled":

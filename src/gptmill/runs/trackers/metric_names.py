@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
-from gptmill.runs.events import EvalDone, Event, HistogramsTaken, RolledBack, ScoresDone, StepLogged, Warned
+from gptmill.runs.events import (
+    EvalDone,
+    Event,
+    HistogramsTaken,
+    RolledBack,
+    ScoresDone,
+    StepLogged,
+    TrainEvalDone,
+    Warned,
+)
 
 FINAL_METRICS = ("loss/train", "loss/val", "perplexity/val", "speed/tokens_per_second", "speed/mfu")
 """What compares runs at a glance."""
@@ -15,10 +22,13 @@ def list_scalars(event: Event) -> dict[str, float]:
     if isinstance(event, StepLogged):
         return _list_step_scalars(event)
     if isinstance(event, EvalDone):
-        scalars = {"loss/val": event.val_loss, "perplexity/val": event.perplexity}
+        scalars = {"loss/val": event.val_loss, "perplexity/val": event.perplexity, "speed/eval_seconds": event.seconds}
         if event.ema_loss is not None:
             scalars["loss/val_ema"] = event.ema_loss
         return {**scalars, **_name_by_corpus("loss/val", event.by_corpus)}
+    if isinstance(event, TrainEvalDone):
+        scalars = {"loss/train_eval": event.train_loss, "perplexity/train_eval": event.perplexity}
+        return {**scalars, **_name_by_corpus("loss/train_eval", event.by_corpus)}
     if isinstance(event, ScoresDone):
         return {f"evals/{name}": score for name, score in event.scores.items()}
     return {}
@@ -42,7 +52,7 @@ def describe_incident(event: Event) -> str:
 def _list_step_scalars(event: StepLogged) -> dict[str, float]:
     scalars = {
         "loss/train": event.loss,
-        "perplexity/train": math.exp(min(event.loss, 700.0)),
+        "perplexity/train": event.perplexity,
         "optimizer/lr": event.lr,
         "optimizer/grad_norm": event.grad_norm,
         "speed/tokens_per_second": event.tokens_per_second,
@@ -52,8 +62,10 @@ def _list_step_scalars(event: StepLogged) -> dict[str, float]:
         **{f"machine/{name}": value for name, value in event.telemetry.items()},
     }
     if event.seconds:
-        scalars["speed/step_seconds"] = event.seconds / event.steps
+        scalars["speed/step_seconds"] = event.step_seconds
         scalars["speed/data_wait"] = event.data_wait
+    if event.samples_per_second:
+        scalars["speed/samples_per_second"] = event.samples_per_second
     if event.objective is not None:
         scalars["loss/objective"] = event.objective
     if event.tflops:

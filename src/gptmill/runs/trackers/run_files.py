@@ -17,6 +17,7 @@ from gptmill.runs.events import (
     SampleDrawn,
     ScoresDone,
     StepLogged,
+    TrainEvalDone,
     to_json,
 )
 
@@ -48,7 +49,7 @@ class JsonLines:
 
 
 class TextLog:
-    """Writes lines such as `250 train 3.456789`, `250 val 3.4568` and `250 EVALUATOR 0.2340`."""
+    """Writes lines such as `250 train 3.456789`, `250 val 3.4568`, `250 train_eval 3.4321`, `250 EVALUATOR 0.2340`."""
 
     def __init__(self, path: Path, resumed_at: int, *, is_evaluated: bool = True) -> None:
         self._file = AppendOnlyFile(path)
@@ -59,6 +60,8 @@ class TextLog:
             self._file.write_line(f"{event.step} train {event.loss:.6f}")
         elif isinstance(event, EvalDone):
             self._file.write_line(f"{event.step} val {event.val_loss:.4f}")
+        elif isinstance(event, TrainEvalDone):
+            self._file.write_line(f"{event.step} train_eval {event.train_loss:.4f}")
         elif isinstance(event, ScoresDone):
             for name, score in event.scores.items():
                 self._file.write_line(f"{event.step} {name} {score:.4f}")
@@ -71,7 +74,7 @@ class TextLog:
 
 
 class SampleFiles:
-    """Writes one text file per sample, named by its step."""
+    """Writes one text file per evaluation, named by its step: the sample, or several with their names."""
 
     def __init__(self, folder: Path, resumed_at: int) -> None:
         self._folder = folder
@@ -83,7 +86,7 @@ class SampleFiles:
         path = self._folder / f"step_{event.step:06d}.txt"
         try:
             self._folder.mkdir(exist_ok=True)
-            path.write_text(event.prompt + event.text + "\n", encoding="utf-8")
+            path.write_text(_format_samples(event), encoding="utf-8")
         except OSError as error:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -98,6 +101,12 @@ class SampleFiles:
 
     def close(self) -> None:
         pass
+
+
+def _format_samples(event: SampleDrawn) -> str:
+    if not event.more_texts:
+        return f"{event.prompt}{event.text}\n"
+    return "".join(f"> {name}: {event.prompt}{text}\n" for name, text in event.texts.items())
 
 
 def _drop_later_lines(

@@ -50,7 +50,7 @@ def _list_texts(event: Event) -> Iterator[Summary]:
     from tensorboard.plugins.text.summary_v2 import text_pb
 
     if isinstance(event, SampleDrawn):
-        yield text_pb("sample", _make_block(event.prompt + event.text))
+        yield text_pb("sample", _make_sample_blocks(event))
     elif isinstance(event, RunStarted) and event.config:
         yield text_pb("config", _make_table(event.config))
     elif incident := describe_incident(event):
@@ -104,6 +104,14 @@ def _make_histogram(name: str, counts: list[int]) -> Summary.Value:
         bucket=filled,
     )
     return Summary.Value(tag=name, histo=histogram)
+
+
+def _make_sample_blocks(event: SampleDrawn) -> str:
+    """Returns each sample as a block, under its name if there are several."""
+    if not event.more_texts:
+        return _make_block(event.prompt + event.text)
+    blocks = (f"{name}\n\n{_make_block(event.prompt + text)}" for name, text in event.texts.items())
+    return "\n\n".join(blocks)
 
 
 def _make_block(text: str) -> str:

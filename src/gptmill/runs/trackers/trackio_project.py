@@ -71,8 +71,8 @@ class TrackioProject:
         if isinstance(event, SampleDrawn):
             from trackio import Table
 
-            row = [make_plain(event.prompt), make_plain(event.text)]
-            table = Table(columns=["prompt", "text"], data=[row])
+            rows = [[make_plain(event.prompt), make_plain(text), name] for name, text in event.texts.items()]
+            table = Table(columns=["prompt", "text", "sample"], data=rows)
             values["sample"] = table._to_dict(PROJECT, self._name, event.step)
         elif isinstance(event, HistogramsTaken):
             from trackio import Histogram

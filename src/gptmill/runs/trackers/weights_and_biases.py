@@ -29,7 +29,7 @@ from gptmill.runs.trackers.metric_names import describe_incident, list_histogram
 from gptmill.runs.trackers.wandb_file import read_last_step
 
 MODES = ("online", "offline", "disabled")
-MAX_SAMPLES = 50
+MAX_SAMPLES = 250  # of the newest evaluations
 MAX_NAME = 100  # of the 128 characters of an id
 
 
@@ -148,9 +148,10 @@ class WeightsAndBiases:
 
         values: dict[str, Any] = dict(list_scalars(event))
         if isinstance(event, SampleDrawn):
-            self._samples.append([event.step, make_plain(event.prompt), make_plain(event.text)])
+            prompt = make_plain(event.prompt)
+            self._samples += [[event.step, prompt, make_plain(text), name] for name, text in event.texts.items()]
             rows = self._samples[-MAX_SAMPLES:]  # a table is stored anew each time
-            values["samples"] = wandb.Table(columns=["step", "prompt", "text"], data=rows)
+            values["samples"] = wandb.Table(columns=["step", "prompt", "text", "sample"], data=rows)
         elif isinstance(event, HistogramsTaken):
             for name, counts in list_histograms(event).items():
                 if any(counts):

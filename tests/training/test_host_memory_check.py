@@ -11,6 +11,7 @@ import torch
 from tiny import CPU, make_config, make_shards, open_tiny, plan_for
 
 from gptmill.config.errors import UserError
+from gptmill.config.model import ModelConfig
 from gptmill.config.run import RunConfig
 from gptmill.data.shards.opening import TokenShards
 from gptmill.runtime.world import World
@@ -83,6 +84,18 @@ def test_on_a_gpu_the_host_holds_the_fresh_weights_only(shards: TokenShards) -> 
     check_activations_fit(config, plan, gpu, 1, lambda: pytest.fail("not in host memory"))
     with pytest.raises(UserError, match="out of memory on cuda"):
         check_state_fits(config, plan, gpu, weights)
+
+
+def test_a_window_of_a_plug_ins_model_is_measured_not_estimated(
+    shards: TokenShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, plan = make_large(shards)
+    gradients, room = 4 * plan.parameters, 10**10
+    monkeypatch.setattr(ModelConfig, "own_parts", ("attention",))
+    check_activations_fit(config, plan, CPU, room, lambda: gradients + 10**6)
+    check_activations_fit(config, plan, CPU, room, lambda: None)
+    with pytest.raises(UserError, match=r"activations take 16\.\d GB \(by the measure of one window\)"):
+        check_activations_fit(config, plan, CPU, room, lambda: gradients + 10**9)
 
 
 @pytest.mark.parametrize("room", [None, 10**12])

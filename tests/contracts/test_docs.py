@@ -68,6 +68,7 @@ REQUESTS = (
 )
 OTHER_FLAGS = {"help", "from", "check"}  # aliases, and flags of other programs
 OTHER_FLAGS |= {"standalone", "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port"}
+OTHER_FLAGS |= {"build_arg", "init", "rm", "shm_size", "tag", "time", "volume"}  # of docker
 
 
 def read(page: Path) -> str:

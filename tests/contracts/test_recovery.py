@@ -155,7 +155,7 @@ def test_a_run_stops_before_its_time_limit_and_goes_on(tmp_path: Path, gptmill: 
     assert f"{last} train" in (tmp_path / "runs/late/log.txt").read_text()
 
 
-@pytest.mark.parametrize("slow", ["--eval_tokens=8000", "--sample_tokens=400"])
+@pytest.mark.parametrize("slow", ["--eval_tokens=4000", "--sample_tokens=200"])
 def test_a_signal_is_heard_in_the_middle_of_an_evaluation(
     tmp_path: Path, inline: GptMill, start: Start, slow: str
 ) -> None:

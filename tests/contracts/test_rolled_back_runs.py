@@ -29,7 +29,7 @@ NOISE = 0.2
 POISON = 0xC3  # the first byte of every accented letter, of which the clean text has none
 RUN = [
     *TINY_FLAGS, "--max_lr", "0.01", "--dropout", "0.1", "--guard_window", "32", "--checkpoint_freq", "20",
-    "--eval_freq", "40", "--eval_tokens", "2000", "--sample_tokens", "0", "--snapshot_freq", "10",
+    "--eval_freq", "80", "--eval_tokens", "2000", "--sample_tokens", "0", "--snapshot_freq", "10",
     "--num_layers", "1", "--mini_batch_size", "8",
 ]  # fmt: skip
 

@@ -8,6 +8,7 @@ import torch
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import LoadingOptions
+from gptmill.data.tokenizers.protocol import Tokenizer
 from gptmill.inference.huggingface_folder import holds_hf_model, read_hf_folder
 from gptmill.inference.loading import LoadedModel, build_empty, is_checkpoint, load_model, load_run_model
 from gptmill.inference.model import Model, build_model
@@ -39,10 +40,10 @@ def load_source(source: str, options: LoadingOptions) -> LoadedModel:
     return load_hf_model(path, device)
 
 
-def load_hf_model(folder: Path, device: torch.device) -> LoadedModel:
-    """The model of a Hugging Face folder with the tokenizer that lies beside it."""
+def load_hf_model(folder: Path, device: torch.device, tokenizer: Tokenizer | None = None) -> LoadedModel:
+    """The model of a Hugging Face folder, with the tokenizer that lies beside it unless another is given."""
     found = read_hf_folder(folder)
-    tokenizer = found.build_tokenizer()
+    tokenizer = tokenizer or found.build_tokenizer()
     found.check_vocabulary(tokenizer)
     weights = found.convert(pad_vocab(tokenizer.vocab_size))
     model = build_empty(found.config, tokenizer.vocab_size)

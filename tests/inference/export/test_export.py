@@ -213,3 +213,10 @@ def test_a_run_goes_out_and_comes_back(straight: Path, gptmill: GptMill) -> None
         gptmill("train", *flags, "--run_name", name, "--init_from", source)
         losses.append(package.open_run(straight.parent / name).metrics["loss"][0])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_a_hugging_face_folder_needs_no_library_but_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("tokenizers", "transformers"):
+        monkeypatch.setitem(sys.modules, library, None)
+    folder = write(make_source(MODELS["gpt2"]), tmp_path / "plain")
+    assert (folder / "tokenizer.json").is_file()

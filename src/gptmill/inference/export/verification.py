@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.errors import UserError
+from gptmill.data.tokenizers.protocol import Tokenizer
 from gptmill.inference.export.passes import Advance, Report, count_passes
 from gptmill.inference.export.source import ExportSource
 from gptmill.inference.opening import load_hf_model
@@ -72,7 +74,9 @@ def round_weights(source: ExportSource, round_tensor: Callable[[str, Tensor], Te
 
 def verify_hf_folder(folder: Path, source: ExportSource, dtype: torch.dtype, report: Report) -> Verification:
     """Reads the folder with gptmill, and with `transformers` where that is installed."""
-    readers = {"gptmill": _read_by_gptmill}
+    # Without the library that reads a tokenizer.json, the weights alone are read back.
+    given = source.tokenizer if find_spec("tokenizers") is None else None
+    readers: dict[str, Callable[[Path, Tensor], Tensor]] = {"gptmill": partial(_read_by_gptmill, tokenizer=given)}
     if find_spec("transformers") is not None:
         readers["transformers"] = _read_by_transformers
     is_rounded = dtype != torch.float32
@@ -89,8 +93,8 @@ def verify_hf_folder(folder: Path, source: ExportSource, dtype: torch.dtype, rep
 
 
 @torch.no_grad()
-def _read_by_gptmill(folder: Path, tokens_BT: Tensor) -> Tensor:
-    return load_hf_model(folder, torch.device("cpu")).model.logits(tokens_BT)
+def _read_by_gptmill(folder: Path, tokens_BT: Tensor, tokenizer: Tokenizer | None) -> Tensor:
+    return load_hf_model(folder, torch.device("cpu"), tokenizer).model.logits(tokens_BT)
 
 
 @torch.no_grad()

@@ -3,10 +3,12 @@
 They are imported when they are first used, so that `import gptmill` takes no time and needs no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+TYPE_CHECKING = False  # as typing has it, whose import takes a command's first milliseconds
 if TYPE_CHECKING:
+    from typing import Any
+
     from gptmill.api.budget import plan_within_budget, train_within_budget
     from gptmill.api.compression import Compressed, compress
     from gptmill.api.configuration import make_config
@@ -99,6 +101,8 @@ _MODULES = {
 if not TYPE_CHECKING:  # a type checker would take it for a promise that every name exists
 
     def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
         for module, names in _MODULES.items():
             if name in names:
                 return getattr(import_module(f"gptmill.{module}"), name)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import GptMill, make_environment
 
+from gptmill.cli.main import run_guarded
+
 TINY = "--num_layers 1 --embd_size 16 --num_heads 1 --context_length 16 --total_batch_size 64 --mini_batch_size 4"
 USED = "--eval_tokens 64 --sample_tokens 0 --max_steps 1 --device cpu"
 LOOK = """
@@ -18,6 +20,16 @@ torch.library.triton_op = None  # which imports the compiler, where Triton is in
 from gptmill.cli.main import main
 code = main()
 sys.exit(code or (99 if "torch._dynamo" in sys.modules else 0))
+"""
+
+INTERRUPT = """
+import os, runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "{module}":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("gptmill", run_name="__main__", alter_sys=True)
 """
 
 
@@ -44,3 +56,27 @@ def test_samples_do_without_the_compiler(run_name: str, tmp_path: Path) -> None:
         [sys.executable, "-c", LOOK, *words], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["gptmill.cli.main", "gptmill.config.exit_codes", "gptmill.cli.config"])
+def test_an_interrupt_while_python_still_imports_leaves_no_traceback(module: str, tmp_path: Path) -> None:
+    code = INTERRUPT.replace("{module}", module)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "config", "list"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "gptmill: interrupted\n")
+
+
+def test_an_interrupt_that_an_extension_module_rewrites_is_still_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def import_badly(_arguments: list[str]) -> int:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed")  # noqa: B904
+
+    monkeypatch.setattr("gptmill.cli.config.run", import_badly)
+    assert run_guarded(["config", "list"]) == 130
+    assert capsys.readouterr().err == "gptmill: interrupted\n"

@@ -173,6 +173,7 @@ def test_a_run_that_cannot_be_healed_explains_itself_and_keeps_its_checkpoints(
     assert run_guarded(["train", "--run_name", "sick", "--resume", "latest", "--max_steps", "160"]) == 76
     printed = capsys.readouterr().out
     assert "gave up" in printed
+    assert "--resume STEP --allow_changes and --max_lr" in printed
     assert "--max_lr" in printed
     assert run_guarded(["checkpoints", "verify", "sick"]) == 0
     monkeypatch.setattr(GPT, "forward", forward)

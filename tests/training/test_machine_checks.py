@@ -11,7 +11,9 @@ from gptmill.runs.events import EvalDone, Event
 from gptmill.training.learning_checks import Check
 from gptmill.training.machine_checks import (
     DataWaitCheck,
+    EvalTimeCheck,
     MemoryCheck,
+    MfuCheck,
     TemperatureCheck,
     ThrottlingCheck,
     ThroughputCheck,
@@ -102,3 +104,33 @@ def test_samples_of_an_evaluation_say_nothing_of_training() -> None:
         busy = 0.1 if step % 5 < 2 else 0.97
         events.append(make_step(step, telemetry={"gpu_utilization": busy}))
     assert show(UtilizationCheck(0.7), events) == []
+
+
+def test_an_idle_gpu_waits_for_data_or_for_the_host() -> None:
+    def idle(data_wait: float) -> str:
+        telemetry = {"gpu_utilization": 0.4}
+        steps = [make_step(step, data_wait=data_wait, telemetry=telemetry) for step in range(60)]
+        (warning,) = show(UtilizationCheck(0.7, "add --compile, which is off"), steps)
+        return warning.message
+
+    assert "waited for data for 60% of the last step: put the shards on a faster local disk (SSD)" in idle(0.6)
+    assert "because the host does not launch its kernels fast enough: add --compile, which is off" in idle(0.05)
+
+
+def test_a_busy_gpu_far_below_its_peak_is_told_and_an_idle_one_is_not() -> None:
+    def see(mfu: float | None, busy: float) -> list[str]:
+        steps = [make_step(step, mfu=mfu, telemetry={"gpu_utilization": busy}) for step in range(60)]
+        return [warning.message for warning in show(MfuCheck(0.1, "raise --mini_batch_size"), steps)]
+
+    (said,) = see(0.03, 0.97)
+    assert "the GPU is busy but reaches 3.0% of its peak FLOP/s (10,000 tokens/s)" in said
+    assert see(0.4, 0.97) == see(0.03, 0.3) == see(None, 0.97) == []
+
+
+def test_an_evaluation_that_takes_far_longer_than_usual_is_told() -> None:
+    """From 1.4 s to 12.2 s, as on a GPU that throttles."""
+    seconds = [1.4, 1.5, 1.4, 4.9, 1.4, 12.2, 12.1, 1.4]
+    events: list[Event] = [EvalDone(100 * n, 3.0, 64, took, time=1e6 + n) for n, took in enumerate(seconds)]
+    (warning,) = show(EvalTimeCheck(3.0), events)
+    assert (warning.about, warning.step) == ("evaluation", 500)
+    assert "took 12.2 s, 8.7 times its usual 1.4 s" in warning.message

@@ -73,11 +73,26 @@ def run_guarded(arguments: list[str]) -> int:
     except OSError as error:
         return report_os_error(error)
     except KeyboardInterrupt:
-        sys.stderr.write("gptmill: interrupted\n")
-        # CPython takes a Ctrl-C inside an exec, as in dataclasses, for unhandled and overrides the exit code in the
-        # end, unless another exec has succeeded since.
-        exec("")
-        return exit_codes.INTERRUPTED
+        return report_interrupt()
+    except ImportError as error:
+        if not follows_interrupt(error):
+            raise
+        return report_interrupt()
+
+
+def report_interrupt() -> int:
+    """Says that Ctrl-C ended the command, and returns the exit code."""
+    sys.stderr.write("gptmill: interrupted\n")
+    # CPython takes a Ctrl-C inside an exec, as in dataclasses, for unhandled and overrides the exit code in the
+    # end, unless another exec has succeeded since.
+    exec("")
+    return exit_codes.INTERRUPTED
+
+
+def follows_interrupt(error: BaseException) -> bool:
+    """Whether an import failed because of a Ctrl-C, which extension modules turn into an ImportError."""
+    causes: list[BaseException | None] = [error.__cause__, error.__context__]
+    return "KeyboardInterrupt" in str(error) or any(isinstance(cause, KeyboardInterrupt) for cause in causes)
 
 
 def report_os_error(error: OSError) -> int:

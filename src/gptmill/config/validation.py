@@ -115,18 +115,21 @@ RANGES = (
         "must be at least 0 and below 1",
     ),
     Range(
-        "warn_throughput warn_data_wait warn_memory warn_throttling warn_utilization",
+        "warn_throughput warn_data_wait warn_mfu warn_memory warn_throttling warn_utilization",
         lambda value: 0 < value < 1,
         'must be a fraction between 0 and 1, or "none"',
     ),
     Range(
-        "warn_grad_norm warn_overfitting warn_temperature",
+        "warn_grad_norm warn_overfitting warn_overfitting_gap warn_temperature",
         lambda value: 0 < value < math.inf,
         'must be finite and greater than 0, or "none"',
     ),
     Range(
-        "warn_grad_norm_rise warn_straggler", lambda value: 1 < value < math.inf, 'must be greater than 1, or "none"'
+        "warn_grad_norm_rise warn_straggler warn_eval_time",
+        lambda value: 1 < value < math.inf,
+        'must be greater than 1, or "none"',
     ),
+    Range("warn_not_learning", lambda value: value >= 10, 'must be at least 10, or "none"'),
     Range("warn_plateau_steps", lambda value: value >= 20, 'must be at least 20, or "none"'),
     Range("val_fraction", lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     Range("seed", lambda value: 0 <= value <= MAX_SEED, f"must be between 0 and {MAX_SEED}"),

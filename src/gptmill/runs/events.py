@@ -196,7 +196,8 @@ class Warned(Event):
 
     about: str
     """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, plan, schedule, tasks or validation; of the
-    monitor: grad_norm, plateau, overfitting, throughput, straggler, data_wait, memory or gpu."""
+    monitor: grad_norm, plateau, nan, not_learning, overfitting, throughput, straggler, data_wait, evaluation, mfu,
+    memory or gpu."""
     message: str
 
 

@@ -1,7 +1,8 @@
-"""Memory in use on the host: by this process, and by all in its container or machine. Linux only, from /proc."""
+"""Memory of the host: in use by this process, by all in its container or machine, and left. Linux only, from /proc."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from gptmill.runtime.memory import GROUPS, KIBIBYTE, MEMBERSHIP, list_limit_file
 
 GIGA = 1e9
 PROC = Path("/proc")
+RESET_PEAK = "5"  # as written to clear_refs: see proc(5)
 USAGE_FILES = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 
 
@@ -27,19 +29,46 @@ def read_host_usage(proc: Path = PROC, membership: Path = MEMBERSHIP, groups: Pa
         used.append(1 - machine["MemAvailable"] / machine["MemTotal"])
     for path in list_limit_files(membership, groups):
         with suppress(OSError, KeyError, ValueError, ZeroDivisionError):
-            used.append(_measure_group(path))
+            in_use, limit = _measure_group(path)
+            used.append(in_use / limit)
     if used:
         usage["host_memory_used"] = max(used)
     return usage
 
 
-def _measure_group(limit_file: Path) -> float:
-    """The used fraction of a cgroup's limit."""
+def read_available_memory(proc: Path = PROC, membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int | None:
+    """Bytes that this process can still take before the system kills it: the machine's, or its container's.
+
+    None if the system does not report it. Cached files count as available.
+    """
+    available = []
+    with suppress(OSError, KeyError, ValueError):
+        available.append(_read_table(proc / "meminfo")["MemAvailable"] * KIBIBYTE)
+    for path in list_limit_files(membership, groups):
+        with suppress(OSError, KeyError, ValueError):
+            in_use, limit = _measure_group(path)
+            available.append(max(0, limit - in_use))
+    return min(available, default=None)
+
+
+def measure_growth(action: Callable[[], object], proc: Path = PROC) -> int | None:
+    """Bytes by which this process grows at most during an action; None, and the action is not run, if unknown."""
+    try:
+        (proc / "self/clear_refs").write_text(RESET_PEAK, encoding="utf-8")
+        before = _read_table(proc / "self/status")["VmRSS"]
+    except (OSError, KeyError, ValueError):
+        return None
+    action()
+    return max(0, _read_table(proc / "self/status")["VmHWM"] - before) * KIBIBYTE
+
+
+def _measure_group(limit_file: Path) -> tuple[int, int]:
+    """Bytes in use in a cgroup, and its limit."""
     limit = int(limit_file.read_text(encoding="utf-8"))
     used = int(limit_file.with_name(USAGE_FILES[limit_file.name]).read_text(encoding="utf-8"))
     stat = _read_table(limit_file.with_name("memory.stat"))
     files = sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in ("active_file", "inactive_file"))
-    return max(0, used - files) / limit
+    return max(0, used - files), limit
 
 
 def _read_table(path: Path) -> dict[str, int]:

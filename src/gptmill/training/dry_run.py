@@ -16,38 +16,43 @@ import torch
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import Batch
-from gptmill.runtime.memory import is_out_of_memory, read_host_memory
+from gptmill.runtime.host_usage import measure_growth
+from gptmill.runtime.memory import is_out_of_memory
 from gptmill.runtime.world import World
 from gptmill.training.gemm_autotuning import autotune_run_gemms
+from gptmill.training.host_memory_check import check_activations_fit
 from gptmill.training.micro_batch import EagerPass, GraphedPass
 from gptmill.training.plan import TrainPlan
 from gptmill.training.state import TrainState
 
 
 @contextmanager
-def refuse_too_large(parameters: int, device: torch.device) -> Iterator[None]:
-    """Raises UserError if the weights and the optimizer state do not fit into memory."""
-    too_large = UserError(
-        f"out of memory on {device}: the model and its optimizer do not fit; free memory on the device, or "
-        f"use a smaller model"
-    )
-    # Weights are initialised in host memory; on a CPU their gradients need as much again. The system may overcommit
-    # memory and then kill the process without an error.
-    if parameters * (8 if device.type == "cpu" else 4) > (read_host_memory() or math.inf):
-        raise too_large
+def refuse_too_large(device: torch.device) -> Iterator[None]:
+    """Raises UserError if the weights or the optimizer state are refused memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise too_large from None
+        raise UserError(
+            f"out of memory on {device}: the model and its optimizer do not fit; free memory on the device, or "
+            f"use a smaller model"
+        ) from None
 
 
-def dry_run(state: TrainState, config: RunConfig, plan: TrainPlan, world: World) -> None:
-    """Raises UserError if a micro-batch does not fit, naming settings that were tried and do fit."""
+def dry_run(state: TrainState, config: RunConfig, plan: TrainPlan, world: World, host_room: int | None = None) -> None:
+    """Raises UserError if a micro-batch does not fit, naming settings that fit.
+
+    `host_room` is the host memory that was available before the state was built; None if unknown.
+    """
     rows, runner = config.training.mini_batch_size, state.micro_batch_runner
     # Without DDP: a rank that runs out of memory would leave the others waiting in the all-reduce.
     local = replace(runner if isinstance(runner, EagerPass) else runner.eager, forward=state.model)
+    with world.together():
+        check_activations_fit(
+            config, plan, world, host_room,
+            lambda: measure_growth(lambda: _try_rows(state, config, plan, world, 1, local)),
+        )  # fmt: skip
     with autotune_run_gemms(world):
         norm = _try_rows(state, config, plan, world, rows, local if isinstance(runner, EagerPass) else runner)
     if norm is None and world.shares_forward:

@@ -27,6 +27,7 @@ from gptmill.training.final_export import check_final_export, export_best
 from gptmill.training.metrics import Metrics
 from gptmill.training.micro_batch import EagerPass
 from gptmill.training.pacing import Pacer, keep_pace
+from gptmill.training.remedies import advise_on_divergence
 from gptmill.training.run_request import RunRequest
 from gptmill.training.session import Session, open_session
 from gptmill.training.skip_ranges import add_skip_range
@@ -241,7 +242,8 @@ def finish(session: Session, state: TrainState, metrics: Metrics) -> Outcome:
     max_steps = session.plan.max_steps
     reason, code = "finished", 0
     if metrics.has_diverged:
-        reason, code = f"gave up: {metrics.verdict.reason}", exit_codes.DIVERGED
+        remedies = advise_on_divergence(session.config, session.plan, state.step)
+        reason, code = f"gave up: {metrics.verdict.reason}; {remedies}", exit_codes.DIVERGED
     elif state.step < max_steps and state.early_stop.is_due:
         reason = f"stopped early: {state.early_stop.reason()}"
     elif state.step < max_steps or metrics.stop_requested:

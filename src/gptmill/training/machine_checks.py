@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gptmill.runs.events import StepLogged
+from statistics import median
+
+from gptmill.runs.events import EvalDone, StepLogged
 from gptmill.training.alarm import Alarm, Recent, Usual
 from gptmill.training.learning_checks import Check
 
@@ -14,7 +16,13 @@ FINE_MEMORY = 0.97
 FINE_CELSIUS = 3.0
 FINE_THROTTLING = 0.2
 FINE_UTILIZATION = 1.1
+FINE_MFU = 1.2
+MIN_USUAL_EVALS = 3
+MIN_EVAL_SECONDS = 5.0  # a short evaluation costs nothing worth a warning
 SLOW_SECONDS = 60.0  # shorter dips come from neighbours and checkpoints, and cost nothing worth a warning
+USUAL_EVALS = 20
+BUSY = 0.9  # of the time
+IDLE_REST = 0.1  # of the time: what else idles a GPU that waits for data
 SETTLING_SECONDS = 3.0  # after an evaluation, until no sample of it is left
 
 
@@ -171,12 +179,12 @@ class ThrottlingCheck(Check):
 
 
 class UtilizationCheck(Check):
-    """Whether a GPU idles while it should train."""
+    """Whether a GPU idles while it should train: it waits for data, or for the host, which launches its kernels."""
 
     about = "gpu"
 
-    def __init__(self, fraction: float) -> None:
-        self._fraction = fraction
+    def __init__(self, fraction: float, remedies: str = "let gptmill tune find the fastest settings") -> None:
+        self._fraction, self._remedies = fraction, remedies
         self._recent, self._alarm = Recent(), Alarm()
         self._evaluated_at = float("-inf")
         self._is_settling = False
@@ -199,9 +207,66 @@ class UtilizationCheck(Check):
         is_bad, is_fine = now < self._fraction, now > min(1.0, FINE_UTILIZATION * self._fraction)
         if not self._recent.is_full or not self._alarm.check(is_bad=is_bad, is_fine=is_fine, time=event.time):
             return ""
+        busy = f"the GPU was busy for only {now:.0%} of the last {self._recent.seconds:.0f} s of training"
+        if event.data_wait > 1 - now - IDLE_REST:
+            return (
+                f"{busy}, and waited for data for {event.data_wait:.0%} of the last step: put the shards on a faster "
+                f"local disk (SSD), raise --prefetch_batches, or use --data_on_device"
+            )
+        return f"{busy}, because the host does not launch its kernels fast enough: {self._remedies}"
+
+
+class MfuCheck(Check):
+    """Whether a GPU computes far below its peak although it is busy."""
+
+    about = "mfu"
+
+    def __init__(self, fraction: float, remedies: str) -> None:
+        self._fraction, self._remedies = fraction, remedies
+        self._recent, self._alarm = Recent(), Alarm()
+
+    def reset(self) -> None:
+        self._recent.clear()
+
+    def see_step(self, event: StepLogged) -> str:
+        if event.mfu is None or "gpu_utilization" not in event.telemetry:
+            return ""
+        self._recent.add(event.mfu, event.seconds)
+        now, is_busy = self._recent.average(), event.telemetry["gpu_utilization"] >= BUSY
+        is_fine = now > FINE_MFU * self._fraction
+        if not self._recent.is_full or not self._alarm.check(
+            is_bad=now < self._fraction and is_busy, is_fine=is_fine, time=event.time
+        ):
+            return ""
         return (
-            f"the GPU was busy for only {now:.0%} of the last {self._recent.seconds:.0f} s of training; raise "
-            f"--mini_batch_size, add --compile or --cuda_graphs on (gptmill tune finds the fastest settings)"
+            f"the GPU is busy but reaches {now:.1%} of its peak FLOP/s ({event.tokens_per_second:,.0f} tokens/s): "
+            f"its kernels are small or slow: {self._remedies}"
+        )
+
+
+class EvalTimeCheck(Check):
+    """Whether evaluations have become slower than they were."""
+
+    about = "evaluation"
+
+    def __init__(self, times: float) -> None:
+        self._times = times
+        self._usual: list[float] = []
+        self._alarm = Alarm()
+
+    def reset(self) -> None:
+        self._usual.clear()
+
+    def see_eval(self, event: EvalDone) -> str:
+        usual = median(self._usual) if len(self._usual) >= MIN_USUAL_EVALS else None
+        is_slow = usual is not None and event.seconds > max(self._times * usual, MIN_EVAL_SECONDS)
+        if not is_slow:
+            self._usual = [*self._usual[-USUAL_EVALS:], event.seconds]
+        if usual is None or not self._alarm.check(is_bad=is_slow, is_fine=not is_slow, time=event.time):
+            return ""
+        return (
+            f"the evaluation took {event.seconds:.1f} s, {event.seconds / usual:.1f} times its usual {usual:.1f} s: "
+            f"look for other programs on this machine, slow storage and a hot GPU"
         )
 
 

@@ -11,17 +11,22 @@ from collections.abc import Callable, Sequence
 from gptmill.config.run import RunConfig
 from gptmill.runs.events import EvalDone, Event, RolledBack, RunStarted, SampleDrawn, ScoresDone, StepLogged, Warned
 from gptmill.training.learning_checks import Check, GradNormCheck, OverfittingCheck, PlateauCheck
+from gptmill.training.loss_checks import GapCheck, NonFiniteCheck, NotLearningCheck
 from gptmill.training.machine_checks import (
     DataWaitCheck,
+    EvalTimeCheck,
     MemoryCheck,
+    MfuCheck,
     TemperatureCheck,
     ThrottlingCheck,
     ThroughputCheck,
     UtilizationCheck,
 )
 from gptmill.training.plan import TrainPlan
+from gptmill.training.remedies import advise_on_divergence, advise_on_speed
 from gptmill.training.straggler_check import ReadBusy, StragglerCheck
 
+MIN_MFU_PARAMETERS = 10_000_000
 UNUSUAL_STEPS = 3  # at the start and after a reset: compilation, an empty prefetch queue, cold caches
 
 
@@ -95,8 +100,24 @@ def build_monitor(
         (DataWaitCheck, options.warn_data_wait),
         (TemperatureCheck, options.warn_temperature),
         (ThrottlingCheck, options.warn_throttling),
-        (UtilizationCheck, options.warn_utilization),
+        (EvalTimeCheck, options.warn_eval_time),
+        (lambda limit: UtilizationCheck(limit, advise_on_speed(config, plan)), options.warn_utilization),
+        (lambda limit: GapCheck(limit, config.model.dropout), options.warn_overfitting_gap),
     ]
+    if plan.parameters >= MIN_MFU_PARAMETERS:  # no GPU is fast at less
+        by_limit.append((lambda limit: MfuCheck(limit, advise_on_speed(config, plan)), options.warn_mfu))
     checks += [build(limit) for build, limit in by_limit if limit is not None]
+    checks += _build_loss_checks(config, plan)
     stages = *plan.context_warmup, *plan.batch_size_warmup
     return Monitor(checks, [stage.last_step for stage in stages])
+
+
+def _build_loss_checks(config: RunConfig, plan: TrainPlan) -> list[Check]:
+    optimizer, steps = config.optimizer, config.monitor.warn_not_learning
+    remedies = advise_on_divergence(config, plan, optimizer.warmup_steps)
+    checks: list[Check] = []
+    if config.guard.guard != "rollback":  # which acts on it, and says so
+        checks.append(NonFiniteCheck(remedies, gradients_count=plan.precision != "fp16"))
+    if steps is not None:
+        checks.append(NotLearningCheck(steps, optimizer.warmup_steps, plan.vocab_size, optimizer.max_lr))
+    return checks

@@ -8,7 +8,6 @@ from gptmill.config.errors import UserError
 from gptmill.data.run_corpora import Corpora
 from gptmill.data.tokenizers.protocol import check_fingerprint
 from gptmill.inference.loading import check_size
-from gptmill.runtime.parallel.mesh import SHARD
 from gptmill.runtime.world import World
 from gptmill.training.dry_run import refuse_too_large
 from gptmill.training.initial_weights import InitialWeights
@@ -16,7 +15,7 @@ from gptmill.training.plan import TrainPlan, check_step_time
 from gptmill.training.plugin_fingerprints import check_plugins
 from gptmill.training.resume_point import ResumePoint
 from gptmill.training.run_request import RunRequest
-from gptmill.training.state import TrainState, build_spike_detector, build_state, uses_meta_device
+from gptmill.training.state import TrainState, build_spike_detector, build_state
 
 
 def build_or_restore(
@@ -32,8 +31,7 @@ def build_or_restore(
     if resume_point is not None:
         tensors = resume_point.checkpoint.tensors["model"]
         check_size(config.model, plan.padded_vocab_size, tensors, resume_point.description)
-    held = plan.parameters // (world.axis_size(SHARD) if uses_meta_device(config, world) else 1)
-    with refuse_too_large(held, world.device):
+    with refuse_too_large(world.device):
         check_step_time(plan, world)
         state = build_state(config, plan, world)
         if resume_point is not None:

@@ -24,7 +24,8 @@ from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.flight_recorder import set_up_flight_recorder
 from gptmill.runtime.host_allocator import keep_freed_memory
-from gptmill.runtime.memory import read_device_memory
+from gptmill.runtime.host_usage import read_available_memory
+from gptmill.runtime.memory import read_device_memory, read_host_memory
 from gptmill.runtime.parallel.mesh import arrange_ranks
 from gptmill.runtime.precision import set_matmul_precision
 from gptmill.runtime.ranks import has_ranks
@@ -36,6 +37,7 @@ from gptmill.runtime.world import World, open_world
 from gptmill.training.audit import check_audit
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers
 from gptmill.training.dry_run import dry_run
+from gptmill.training.host_memory_check import check_state_fits
 from gptmill.training.initial_weights import (
     broadcast_initial_weights,
     read_initial_source,
@@ -134,6 +136,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         check_machine(config, world, is_new=request.resumed is None)
         source = read_initial_source(request, world)
         data = open_run_data(request, world, report_preparing)
+        host_room = read_available_memory() or read_host_memory()  # before any rank has built its model
     world = arrange_ranks(world, choose_strategy(config, world, partial(data.plan, config, world)), config.machine)
     plan = data.plan(config, world)
     set_matmul_precision(plan.precision)
@@ -146,9 +149,11 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         weights = broadcast_initial_weights(source, request, data.corpora, plan, world)
     request = record_source(request, weights)
     config = request.config
+    with world.together():
+        check_state_fits(config, plan, world, host_room)
     state, plan = build_or_restore(request, plan, world, data.corpora, resume_point, weights)
     shows_progress = world.is_main and not request.is_quiet
-    try_step(state, config, plan, world, stack, shows_progress=shows_progress)
+    try_step(state, config, plan, world, host_room, stack, shows_progress=shows_progress)
     evaluators = build_evaluators(config, data.corpora, world, data.tasks, plan.max_steps)
     reader = build_reader(config, data.corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))
@@ -192,13 +197,20 @@ def open_machine(config: RunConfig, stack: ExitStack) -> World:
 
 
 def try_step(
-    state: TrainState, config: RunConfig, plan: TrainPlan, world: World, stack: ExitStack, *, shows_progress: bool
+    state: TrainState,
+    config: RunConfig,
+    plan: TrainPlan,
+    world: World,
+    host_room: int | None,
+    stack: ExitStack,
+    *,
+    shows_progress: bool,
 ) -> None:
     """The dry run, which finds out whether a step fits into memory, and compiles what the config asks to."""
     if config.machine.compile:
         stack.callback(forget_compiled)
     with say_if_slow(describe_dry_run(config)) if shows_progress else nullcontext():
-        dry_run(state, config, plan, world)
+        dry_run(state, config, plan, world, host_room)
 
 
 def describe_dry_run(config: RunConfig) -> str:

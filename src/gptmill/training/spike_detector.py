@@ -196,11 +196,7 @@ class SpikeDetector:
         done = self._counts.rollbacks
         times = "once" if done == 1 else f"{done} times in a row"
         before = f"rolling back and skipping data {times} did not help" if done else "max_rollbacks is 0"
-        return (
-            f"step {newest.step}: {what}; {before}. Resume from an earlier checkpoint with --resume STEP, "
-            f"--allow_changes and a lower --max_lr, inspect the data (gptmill data show --run RUN --step "
-            f"{max(1, newest.step - 1)}), or continue with --guard warn"
-        )
+        return f"step {newest.step}: {what}; {before}"
 
 
 def _read_record(values: Any) -> Record:

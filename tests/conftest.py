@@ -22,6 +22,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import settings
 from zygote import Process, Zygote
 
@@ -99,8 +100,21 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     os.environ[ZYGOTE] = f"{folder.name}/requests"
     zygote = Zygote.open(make_environment(), os.environ[ZYGOTE])
     config.add_cleanup(zygote.close)
+    rewrite_asserts(config)
     for spec in specs:
         spec.python = shlex.join([sys.executable, f"{TESTS}/zygote.py", os.environ[ZYGOTE]])
+
+
+def rewrite_asserts(config: pytest.Config) -> None:
+    """Compiles the tests as pytest does, once, while the zygote imports; in a clean clone every worker would do it."""
+    if sys.dont_write_bytecode:
+        return
+    given = [Path(word.partition("::")[0]) for word in config.args]
+    for path in [file for each in given for file in ([each] if each.is_file() else each.rglob("test_*.py"))]:
+        compiled = rewrite.get_cache_dir(path.resolve()) / f"{path.stem}{rewrite.PYC_TAIL}"
+        if rewrite._read_pyc(path, compiled) is None and rewrite.try_makedirs(compiled.parent):
+            source_hash, code = rewrite._rewrite_test(path.resolve(), config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source_hash, compiled)
 
 
 def names(item: pytest.Item, wanted: frozenset[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Protocol
@@ -16,9 +16,11 @@ from gptmill.api.budget import run_budget
 from gptmill.api.training import run_training
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
-from gptmill.config.requests import StartOptions
+from gptmill.config.requests import ReadingOptions, StartOptions
+from gptmill.data.sources import resolve_source
 from gptmill.experiments.budget import planning
 from gptmill.experiments.budget.corpus_sample import measure_difficulty, measure_tokenizers, read_sample
+from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt
 from gptmill.experiments.budget.explanation import explain_result
 from gptmill.experiments.budget.planning import check_given, parse_budget
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
@@ -151,6 +153,24 @@ def test_missing_and_tiny_texts_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ten.txt").write_text("ten bytes.", encoding="utf-8")
     with pytest.raises(UserError, match="has 10 bytes of text; a budget needs at least 2,000"):
         read_sample(str(tmp_path / "ten.txt"))
+
+
+def test_an_excerpt_is_of_all_of_the_corpus(tmp_path: Path) -> None:
+    """Books and files come one after the other: the first of them are not like the rest."""
+    (tmp_path / "lines.txt").write_text(
+        "".join(f"{number:06d} of them\n" for number in range(50_000)), encoding="utf-8"
+    )
+    source = resolve_source([str(tmp_path / "lines.txt")], ReadingOptions())
+    text, is_whole = read_excerpt(source, 100_000)
+    assert not is_whole
+    assert 95_000 <= len(text) <= 101_000
+    pieces = text.split(SEPARATOR)
+    assert len(pieces) == 100_000 // 4_096
+    starts = [int(piece[:6]) for piece in pieces]  # each begins with a line
+    assert starts[0] == 0
+    assert all(0 < after - before < 2_200 for before, after in pairwise(starts))
+    assert starts[-1] > 47_000
+    assert read_excerpt(source, 10**6)[1]
 
 
 def test_the_command_line_refuses_before_anything_is_written(tmp_path: Path, gptmill: GptMill) -> None:

@@ -21,6 +21,7 @@ from gptmill.evals.length_batches import plan_batches
 from gptmill.evals.prompts import Request
 from gptmill.evals.request_encoding import Sequences, encode_requests
 from gptmill.evals.sequence_table import ScoredBatch, SequenceTable
+from gptmill.evals.token_rows import lay_out_rows
 from gptmill.models.gpt import GPT
 from gptmill.models.language_model import LanguageModel
 from gptmill.runtime.precision import choose_precision, make_autocast
@@ -133,10 +134,10 @@ class LikelihoodScorer:
         """
         world = self._world
         found = torch.zeros(2, int(sequences.scored.sum()), device=world.device)
-        lengths = np.array([len(ids) - 1 for ids in sequences.ids], dtype=np.int64)
         context = self._model.config.context_length
-        batches = plan_batches(lengths, context, self._batch_tokens, fixed_shapes=self._fixed_shapes)
-        table = SequenceTable(sequences, batches, world.device)
+        rows = lay_out_rows(sequences, context, shares_contexts=self._can_share_contexts)
+        batches = plan_batches(rows.lengths, context, self._batch_tokens, fixed_shapes=self._fixed_shapes)
+        table = SequenceTable(rows, batches, world.device)
         # Where a forward pass needs all ranks, each runs as many, some of them for nothing.
         num_spare = -len(batches) % world.data_size if world.shards_weights else 0
         done = 0
@@ -148,13 +149,13 @@ class LikelihoodScorer:
             if is_stopped():
                 break  # but still join the all-reduce: other ranks may not have been stopped
             self._score_batch(table.cut(min(number, len(batches) - 1)), torch.zeros_like(found) if is_spare else found)
-            report(done)
+            report(done * len(sequences.ids) // len(rows.lengths))
         return found
 
     def _score_batch(self, batch: ScoredBatch, found: Tensor) -> None:
         """Writes the log-probability of each scored token to its place in `found`, and whether it is the likeliest."""
         with make_autocast(self._precision, self._world.device):
-            x_KC, lm_head = self._compute(batch.tokens_BT, batch.positions_K)
+            x_KC, lm_head = self._compute(batch)
             for chunk in range(0, len(x_KC), self._logit_chunk):
                 part = slice(chunk, chunk + self._logit_chunk)
                 logits_KV, targets_K, places_K = lm_head(x_KC[part]), batch.targets_K[part], batch.places_K[part]
@@ -163,13 +164,20 @@ class LikelihoodScorer:
                 found[0, places_K] = logprobs_KV.gather(1, targets_K[:, None]).squeeze(1)
                 found[1, places_K] = (logits_KV.argmax(dim=1) == targets_K).float()
 
-    def _compute(self, tokens_BT: Tensor, positions_K: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    @property
+    def _can_share_contexts(self) -> bool:
+        """Whether requests with the same context may share a row, which takes a mask, and rows of any length."""
+        is_free = not self._fixed_shapes and self._separator is None
+        return is_free and isinstance(self._model, GPT) and self._model.takes_branches
+
+    def _compute(self, batch: ScoredBatch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """What the LM head makes logits of, at the scored positions only; a model without a head gives logits."""
         if isinstance(self._model, GPT):
-            documents_BT = None if self._separator is None else find_documents(tokens_BT, self._separator)
-            x_BTC = self._model.hidden_states(tokens_BT, documents_BT)
-            return x_BTC.flatten(0, 1)[positions_K], self._model.lm_head
-        return self._model.logits(tokens_BT).flatten(0, 1)[positions_K], nn.Identity()
+            tokens_BT, separator = batch.tokens_BT, self._separator
+            documents_BT = None if separator is None else find_documents(tokens_BT, separator)
+            x_BTC = self._model.hidden_states(tokens_BT, documents_BT, batch.branches)
+            return x_BTC.flatten(0, 1)[batch.positions_K], self._model.lm_head
+        return self._model.logits(batch.tokens_BT).flatten(0, 1)[batch.positions_K], nn.Identity()
 
 
 def _report_after(report: Report, done_before: int, total: int, done: int) -> None:

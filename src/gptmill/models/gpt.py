@@ -8,7 +8,7 @@ W width of value embeddings.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,7 +26,14 @@ from gptmill.models.kv_cache import KVCache, LayerKVCache
 from gptmill.models.language_model import LanguageModel
 from gptmill.models.language_model import Losses as Losses
 from gptmill.models.losses import IGNORE_INDEX, LossConfig, LossSums, VocabShare, compute_loss
-from gptmill.models.masks import Mask, can_use_flex_attention, make_cached_mask, make_mask
+from gptmill.models.masks import (
+    Branches,
+    Mask,
+    can_use_flex_attention,
+    make_branch_mask,
+    make_cached_mask,
+    make_mask,
+)
 from gptmill.models.mixture_of_experts import RouterStats
 from gptmill.models.norms import build_norm
 from gptmill.models.rotary import make_rope
@@ -153,13 +160,21 @@ class GPT(LanguageModel):
             x_BTC, _ = run(block, x_BTC, context, cache)
         return x_BTC  # type: ignore[no-any-return]
 
-    def hidden_states(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+    def hidden_states(
+        self, tokens_BT: Tensor, documents_BT: Tensor | None = None, branches: Branches | None = None
+    ) -> Tensor:
         """The final hidden states, behind the last norm.
 
         `documents_BT` holds, for each token, the position in the row at which its document begins. Documents then do
-        not attend to each other, and learned positions count from their beginnings.
+        not attend to each other, and learned positions count from their beginnings. `branches` are for models that
+        take them, instead of documents.
         """
-        return self._normalise(self._run_blocks(tokens_BT, documents_BT).x_BTC)
+        if branches is None:
+            return self._normalise(self._run_blocks(tokens_BT, documents_BT).x_BTC)
+        rope = make_rope(branches.positions_BT, self.config)
+        contexts = {window: BlockContext(rope, make_branch_mask(window, branches)) for window in self.list_masks()}
+        x_BTC = self._embed(tokens_BT, branches.positions_BT)
+        return self._normalise(self._run_layers(tokens_BT, x_BTC, contexts).x_BTC)
 
     def lm_head(self, x_BTC: Tensor) -> Tensor:
         """Logits: the product with the token embedding, or with a matrix of its own, and the soft-cap."""
@@ -185,6 +200,11 @@ class GPT(LanguageModel):
     def has_kv_cache(self) -> bool:
         """Whether all attention can continue from a KV cache; that of a plug-in can if it derives from `Attention`."""
         return all(isinstance(block.attention, Attention) for block in self.blocks)
+
+    @property
+    def takes_branches(self) -> bool:
+        """Whether all attention keeps to a dense mask with positions of its own; that of a plug-in may not."""
+        return type(self) is GPT and self.has_kv_cache
 
     def set_activation_checkpointing(self, mode: ActivationCheckpointing) -> None:
         """Chooses what training keeps of a block for the backward pass."""
@@ -216,6 +236,9 @@ class GPT(LanguageModel):
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         contexts = self._make_contexts(tokens_BT, documents_BT, counts_BT)
         x_BTC = self._embed(tokens_BT, positions_T if documents_BT is None else positions_T - documents_BT)
+        return self._run_layers(tokens_BT, x_BTC, contexts)
+
+    def _run_layers(self, tokens_BT: Tensor, x_BTC: Tensor, contexts: Mapping[int | None, BlockContext]) -> Backbone:
         stats: list[RouterStats] = []
         for layer, block in enumerate(self.blocks):
             values_BTW = self._embed_values(tokens_BT, layer)

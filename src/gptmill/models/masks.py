@@ -34,6 +34,25 @@ class Mask(NamedTuple):
     """Without a mask: whether a query sees only keys up to its own position."""
 
 
+class Branches(NamedTuple):
+    """Rows in which several texts go on from one beginning: a branch sees the beginning and itself."""
+
+    positions_BT: Tensor
+    """Of each token, in the text that it belongs to."""
+    numbers_BT: Tensor
+    """Of each token's branch: 1 for the beginning, which all branches of its row share, and 0 for padding."""
+
+
+def make_branch_mask(window: int | None, branches: Branches) -> Mask:
+    """The mask of a whole row; a window is counted in positions of the texts."""
+    positions_BT, numbers_BT = branches
+    distances_BTS = positions_BT[:, :, None] - positions_BT[:, None, :]
+    visible_BTS = (numbers_BT[:, None, :] == 1) | (numbers_BT[:, :, None] == numbers_BT[:, None, :])
+    visible_BTS &= distances_BTS >= 0
+    visible_BTS = visible_BTS if window is None else visible_BTS & (distances_BTS < window)
+    return Mask(visible_BTS.unsqueeze(1))
+
+
 def make_mask(
     window: int | None,
     tokens_BT: Tensor,

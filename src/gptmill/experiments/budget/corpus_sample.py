@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
-from gptmill.data.sources import Source, read_documents, resolve_source
+from gptmill.data.sources import Source, resolve_source
 from gptmill.data.sources.compression import split_compression
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.experiments.budget.choice import CorpusFacts, TokenizerOption
+from gptmill.experiments.budget.excerpt import read_excerpt
 
 SAMPLE_BYTES = 1_000_000
 MIN_CORPUS_BYTES = 2_000
@@ -24,12 +25,11 @@ COMPRESSION_RATIO = 3  # text over its compressed form, where that has not been 
 VOCAB_SIZES = (512, 1024, 2048, 4096, 8192)
 MIN_BYTES_PER_ENTRY = 60  # of text for each entry of a vocabulary: rarer ones are not learned
 TIMED_CHARS = 200_000
-SEPARATOR = "\n<|endoftext|>\n"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The beginning of a corpus."""
+    """Pieces of a corpus."""
 
     text: str
     facts: CorpusFacts
@@ -45,9 +45,9 @@ class MeasuredTokenizer:
 
 
 def read_sample(corpus: str) -> Sample:
-    """Reads the beginning of the corpus; raises UserError if there is none, or too little."""
+    """Reads some of the corpus; raises UserError if there is none, or too little."""
     source = resolve_source([corpus], ReadingOptions())
-    text, is_whole = join_documents(source, SAMPLE_BYTES)
+    text, is_whole = read_excerpt(source, SAMPLE_BYTES)
     size = len(text.encode())
     if size < MIN_CORPUS_BYTES:
         raise UserError(
@@ -56,21 +56,6 @@ def read_sample(corpus: str) -> Sample:
         )
     total = size if is_whole else max(size, _estimate_bytes(source))
     return Sample(text, CorpusFacts(total, measure_difficulty(text)), is_whole)
-
-
-def join_documents(source: Source, max_bytes: int) -> tuple[str, bool]:
-    """The first documents, up to about so many bytes, with a separator between them; and whether these are all."""
-    parts: list[str] = []
-    size = 0
-    for document in read_documents(source, ReadingOptions(), lambda _defect: None):
-        if size >= max_bytes:
-            return SEPARATOR.join(parts), False
-        kept = document.encode()[: max_bytes - size].decode(errors="ignore")
-        parts.append(kept)
-        size += len(kept.encode())
-        if len(kept) < len(document):
-            return SEPARATOR.join(parts), False
-    return SEPARATOR.join(parts), True
 
 
 def measure_difficulty(text: str) -> float:

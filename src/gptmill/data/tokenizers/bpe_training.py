@@ -60,21 +60,9 @@ class Training:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, max_bytes: int, report: Report) -> Training:
-    """Trains a tokenizer of exactly `vocab_size` ids on the first `max_bytes` of `texts`, deterministically.
-
-    Every twentieth segment of about 16,000 characters is held out, to measure compression on unseen text.
-    """
-    try:
-        import rustbpe
-    except ImportError:
-        raise UserError("training a tokenizer needs the library rustbpe; run: pip install 'gptmill[data]'") from None
+    """Trains a tokenizer of exactly `vocab_size` ids on the first `max_bytes` of `texts`, deterministically."""
     started = time.monotonic()
-    segments = _Segments(texts, max_bytes, report)
-    trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(
-        iter(segments), vocab_size=vocab_size - 1, buffer_size=SEGMENTS_PER_BATCH, pattern=PATTERN
-    )
-    ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
+    ranks, segments = learn_ranks(texts, vocab_size, max_bytes, report)
     if segments.text_bytes == 0:
         raise UserError("the corpus contains no text; give files that contain some")
     if len(ranks) < vocab_size - 1:
@@ -82,8 +70,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_bytes: int, repor
             f"{segments.text_bytes:,} bytes of text are too few for --vocab_size {vocab_size}: they yield "
             f"{len(ranks) - 256:,} merges; give more text or a --vocab_size of at most {len(ranks) + 1}"
         )
-    bpe = TiktokenBpe(PATTERN, ranks, {END_OF_TEXT: len(ranks)})
-    gpt2 = Gpt2Tokenizer()
+    bpe, gpt2 = build_bpe(ranks), Gpt2Tokenizer()
     used = {id_ for text in segments.sample + segments.held_out for id_ in np.unique(bpe.encode(text)).tolist()}
     return Training(
         definition=make_definition(ranks),
@@ -98,6 +85,30 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_bytes: int, repor
     )
 
 
+def learn_ranks(
+    texts: Iterable[str], vocab_size: int, max_bytes: int, report: Report
+) -> tuple[dict[bytes, int], Segments]:
+    """The rank of every token but end-of-text, in the order in which they were merged, and the text that was read.
+
+    A smaller vocabulary is a prefix of it. There are fewer ranks than asked for where the text yields no more merges.
+    """
+    try:
+        import rustbpe
+    except ImportError:
+        raise UserError("training a tokenizer needs the library rustbpe; run: pip install 'gptmill[data]'") from None
+    segments = Segments(texts, max_bytes, report)
+    trainer = rustbpe.Tokenizer()
+    trainer.train_from_iterator(
+        iter(segments), vocab_size=vocab_size - 1, buffer_size=SEGMENTS_PER_BATCH, pattern=PATTERN
+    )
+    return {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}, segments
+
+
+def build_bpe(ranks: dict[bytes, int]) -> TiktokenBpe:
+    """The encoder of a rank table, with the end-of-text token after it."""
+    return TiktokenBpe(PATTERN, ranks, {END_OF_TEXT: len(ranks)})
+
+
 def make_definition(ranks: dict[bytes, int]) -> str:
     """Returns the tokenizer.json of a rank table, with the end-of-text token after it."""
     pre_tokenizer = {"type": "Sequence", "pretokenizers": [make_split(PATTERN), BYTE_LEVEL]}
@@ -105,8 +116,11 @@ def make_definition(ranks: dict[bytes, int]) -> str:
     return json.dumps(definition, ensure_ascii=False, indent=1) + "\n"
 
 
-class _Segments:
-    """Iterates over the training segments of `texts`; collects held-out segments, a sample and statistics."""
+class Segments:
+    """Iterates over the training segments of `texts`; collects held-out segments, a sample and statistics.
+
+    Every twentieth segment of about 16,000 characters is held out, to measure compression on unseen text.
+    """
 
     def __init__(self, texts: Iterable[str], max_bytes: int, report: Report) -> None:
         self._texts = texts

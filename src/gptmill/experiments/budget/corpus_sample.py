@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources import Source, resolve_source
 from gptmill.data.sources.compression import split_compression
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
-from gptmill.data.tokenizers.bpe_training import train_tokenizer
+from gptmill.data.tokenizers.bpe_training import build_bpe, learn_ranks, make_definition
+from gptmill.data.tokenizers.tiktoken_bpe import TiktokenBpe
 from gptmill.experiments.budget.choice import CorpusFacts, TokenizerOption
 from gptmill.experiments.budget.excerpt import read_excerpt
 
@@ -38,10 +40,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class MeasuredTokenizer:
-    """A tokenizer with its figures, and its tokenizer.json if it was trained on the sample."""
+    """A tokenizer with its figures, and what makes its tokenizer.json if it was trained on the sample."""
 
     option: TokenizerOption
-    definition: str | None = None
+    make_definition: Callable[[], str] | None = None
 
 
 def read_sample(corpus: str) -> Sample:
@@ -75,24 +77,37 @@ def _sum_entropy(symbols: NDArray[np.int64]) -> float:
     return float((counts * np.log2(len(symbols) / counts)).sum())
 
 
-def measure_tokenizers(sample: Sample, given: str | None, limit_seconds: float) -> Iterator[MeasuredTokenizer]:
-    """The given tokenizer alone; or bytes, and BPE trained on the sample in sizes that text and time are enough for."""
+def measure_tokenizers(sample: Sample, given: str | None) -> Iterator[MeasuredTokenizer]:
+    """The given tokenizer alone; or bytes, and BPE trained on the sample in all sizes that the text is enough for.
+
+    One training gives them all: the merges of a smaller vocabulary are the first ones of a larger.
+    """
     if given is not None:
         yield measure_tokenizer(given, build_tokenizer(given, [sample.text]), sample.text)
         return
     yield measure_tokenizer("byte", build_tokenizer("byte", []), sample.text)
-    size, started = len(sample.text.encode()), time.monotonic()
-    for vocab_size in VOCAB_SIZES:
-        if vocab_size * MIN_BYTES_PER_ENTRY > size or time.monotonic() - started > limit_seconds:
+    size = len(sample.text.encode())
+    sizes = [vocab_size for vocab_size in VOCAB_SIZES if vocab_size * MIN_BYTES_PER_ENTRY <= size]
+    if not sizes:
+        return
+    try:
+        ranks, segments = learn_ranks([sample.text], sizes[-1], size, lambda _: None)
+    except UserError:  # no library to train with
+        return
+    for vocab_size in sizes:
+        if len(ranks) < vocab_size - 1:  # too few distinct words for so many merges
             return
-        try:
-            trained = train_tokenizer([sample.text], vocab_size, size, lambda _: None)
-        except UserError:  # too few distinct words for so many merges, or no library to train with
-            return
-        held_out = trained.on_held_out or trained.on_training
-        speed = max(1.0, size / max(trained.seconds, 1e-3))  # training reads the text about as fast as encoding does
-        option = TokenizerOption(f"bpe-{vocab_size}", vocab_size, held_out.bytes_per_token, speed)
-        yield MeasuredTokenizer(option, trained.definition)
+        own = {token: rank for token, rank in ranks.items() if rank < vocab_size - 1}
+        option = _measure_bpe(f"bpe-{vocab_size}", build_bpe(own), segments.held_out or segments.sample)
+        yield MeasuredTokenizer(option, partial(make_definition, own))
+
+
+def _measure_bpe(name: str, bpe: TiktokenBpe, texts: Sequence[str]) -> TokenizerOption:
+    started = time.monotonic()
+    tokens = sum(len(bpe.encode(text)) for text in texts)
+    seconds = max(time.monotonic() - started, 1e-4)
+    size = sum(len(text.encode()) for text in texts)
+    return TokenizerOption(name, bpe.vocab_size, size / max(1, tokens), size / seconds)
 
 
 def measure_tokenizer(name: str, tokenizer: Tokenizer, text: str) -> MeasuredTokenizer:

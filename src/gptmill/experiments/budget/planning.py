@@ -23,7 +23,6 @@ MIN_SECONDS = 20.0
 MIN_EXCERPT_BYTES = 400_000  # of a corpus that is not used as a whole
 START_SECONDS = 2.0  # building the model, the dry run, opening the run
 END_SECONDS = 6.0  # the last checkpoint, its margin, and the exit of the process
-TOKENIZER_SHARE = 0.05  # of the budget, for trying tokenizers
 COMPILE_FROM_SECONDS = 180.0  # torch.compile takes up to a minute on a GPU
 # What a budget decides itself, or what a run within one cannot do.
 REFUSED = ("data_dir", "mixture", "num_epochs", "steps_per_epoch", "context_warmup", "batch_size_warmup", "init_from")
@@ -104,7 +103,7 @@ def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str,
         speed = measure_speed(given, seconds, world, lambda text: say(f"  {text}"))
         device, machine = describe_device(world.device), _choose_machine(given, seconds, world)
     say("trying tokenizers")
-    tokenizers = list(measure_tokenizers(sample, given.get("tokenizer"), TOKENIZER_SHARE * seconds))
+    tokenizers = list(measure_tokenizers(sample, given.get("tokenizer")))
     left = started + seconds - time.monotonic() - START_SECONDS - END_SECONDS
     options = tuple(tokenizer.option for tokenizer in tokenizers)
     situation = Situation(load_law(), speed, sample.facts, options, left, given)

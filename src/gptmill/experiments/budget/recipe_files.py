@@ -43,9 +43,9 @@ def write_files(plan: BudgetPlan, report: Report) -> BudgetFiles:
     folder = DATA_FOLDER / stem
     DATA_FOLDER.mkdir(exist_ok=True)
     tokenizer = plan.tokenizer.option.name
-    if plan.tokenizer.definition is not None:
+    if plan.tokenizer.make_definition is not None:
         path = folder.with_suffix(".json")
-        write_durably(path, plan.tokenizer.definition)
+        write_durably(path, plan.tokenizer.make_definition())
         tokenizer = str(path)
     corpus, reading, is_whole = plan.corpus, ReadingOptions(), plan.needed_bytes >= plan.situation.corpus.text_bytes
     if not is_whole:

@@ -18,6 +18,7 @@ from gptmill.runs.reporting.formatting import (
 )
 from gptmill.runs.reporting.learning import LossChange
 from gptmill.runs.reporting.money import describe_cost, make_cost_figure
+from gptmill.runs.reporting.phase_table import PHASE_COLUMNS, list_phase_rows
 from gptmill.runs.reporting.plots import plot_loss, plot_metrics
 
 STATES = {
@@ -147,17 +148,8 @@ def _describe_scores(facts: RunFacts) -> list[Block]:
 
 
 def _describe_phases(facts: RunFacts) -> list[Block]:
-    rows = []
-    for phase in facts.phases:
-        train = " → ".join(map(format_loss, phase.train_loss)) if phase.train_loss else "–"
-        rates = " → ".join(f"{rate:.2g}" for rate in phase.lr_range)
-        speed = format_amount(phase.tokens_per_second) if phase.tokens_per_second is not None else "–"
-        steps = f"{phase.first_step:,}–{phase.last_step:,}"
-        rows.append(
-            [phase.name, steps, rates, train, format_loss(phase.val_loss), speed, format_duration(phase.seconds)]
-        )
-    columns = ["phase", "steps", "learning rate", "training loss", "validation", "tokens/s", "time"]
-    return [Table(columns, rows)] if rows else []
+    rows = list_phase_rows(facts.phases)
+    return [Table([*PHASE_COLUMNS], rows)] if rows else []
 
 
 def _describe_timeline(facts: RunFacts) -> list[Block]:

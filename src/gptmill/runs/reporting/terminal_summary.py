@@ -5,7 +5,6 @@ from __future__ import annotations
 from gptmill.runs.display import make_plain
 from gptmill.runs.reporting.facts import RunFacts
 from gptmill.runs.reporting.formatting import (
-    format_amount,
     format_change,
     format_duration,
     format_loss,
@@ -14,10 +13,10 @@ from gptmill.runs.reporting.formatting import (
     format_perplexity,
 )
 from gptmill.runs.reporting.learning import LossChange
+from gptmill.runs.reporting.phase_table import PHASE_COLUMNS, list_phase_rows
 
 TITLE_WIDTH = 72
 LOSS_COLUMNS = ("loss", "first", "last", "change", "best", "perplexity")
-PHASE_COLUMNS = ("phase", "steps", "learning rate", "training loss", "validation", "tokens/s", "time")
 MIN_SHARE = 0.005
 
 
@@ -101,12 +100,5 @@ def _describe_time(facts: RunFacts) -> str:
 
 
 def _list_phases(facts: RunFacts) -> list[str]:
-    rows = []
-    for phase in facts.phases:
-        train = " → ".join(map(format_loss, phase.train_loss)) if phase.train_loss else "-"
-        rates = " → ".join(f"{rate:.2g}" for rate in phase.lr_range)
-        speed = format_amount(phase.tokens_per_second) if phase.tokens_per_second is not None else "-"
-        steps = f"{phase.first_step:,}-{phase.last_step:,}"
-        validation = "-" if phase.val_loss is None else format_loss(phase.val_loss)
-        rows.append([phase.name, steps, rates, train, validation, speed, format_duration(phase.seconds)])
+    rows = [[make_plain(cell) for cell in row] for row in list_phase_rows(facts.phases)]
     return format_columns(PHASE_COLUMNS, rows) if rows else []

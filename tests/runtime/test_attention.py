@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gptmill.config.run import AttentionBackend
-from gptmill.runtime.attention_backend import set_attention_backend
+from gptmill.runtime.attention_backend import set_attention_backend, without_cudnn_plans
 
 
 def list_left() -> set[str]:
@@ -30,3 +30,15 @@ def test_what_is_chosen_is_left_and_the_plain_formula(backend: AttentionBackend)
     set_attention_backend(backend)
     wanted = {"cudnn", "flash", "efficient"} if backend == "auto" else {backend}
     assert list_left() == wanted | {"math"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "inside"),
+    [("auto", {"flash", "efficient", "math"}), ("cudnn", {"cudnn", "math"}), ("flash", {"flash", "math"})],
+)
+def test_cudnn_steps_aside_for_other_fused_backends_alone(backend: AttentionBackend, inside: set[str]) -> None:
+    set_attention_backend(backend)
+    before = list_left()
+    with without_cudnn_plans():
+        assert list_left() == inside
+    assert list_left() == before

@@ -6,6 +6,7 @@ Shape suffixes: B rows, T tokens, C channels, V vocabulary, K scored tokens of a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +25,7 @@ from gptmill.evals.sequence_table import ScoredBatch, SequenceTable
 from gptmill.evals.token_rows import lay_out_rows
 from gptmill.models.gpt import GPT
 from gptmill.models.language_model import LanguageModel
+from gptmill.runtime.attention_backend import without_cudnn_plans
 from gptmill.runtime.precision import choose_precision, make_autocast
 from gptmill.runtime.world import World
 
@@ -112,12 +114,13 @@ class LikelihoodScorer:
         found: list[Tensor] = []
         scored: list[NDArray[np.int64]] = []
         num_cropped = done = 0
-        for sequences in groups:
-            report_here = partial(_report_after, report, done, total)
-            found.append(self._start_scoring(sequences, report_here, is_stopped))
-            scored.append(sequences.scored)
-            num_cropped += sequences.num_cropped
-            done += len(sequences.ids)
+        with nullcontext() if self._fixed_shapes else without_cudnn_plans():
+            for sequences in groups:
+                report_here = partial(_report_after, report, done, total)
+                found.append(self._start_scoring(sequences, report_here, is_stopped))
+                scored.append(sequences.scored)
+                num_cropped += sequences.num_cropped
+                done += len(sequences.ids)
         counts = np.concatenate(scored)
         logprobs, is_greedy = self._world.sum_over_data(torch.cat(found, dim=1)).cpu().double().numpy()
         starts = np.cumsum(counts) - counts

@@ -32,7 +32,9 @@ def compute_once(device: torch.device) -> None:
     tokens_T = torch.arange(TOKENS, device=device)
     x_TC = F.layer_norm(weight_CC[tokens_T], (WIDTH,))
     q_1HTD = F.linear(x_TC, weight_CC, weight_CC[0]).view(1, TOKENS, HEADS, HEAD_WIDTH).transpose(1, 2)
+    visible_TT = tokens_T[:, None] >= tokens_T
     attended_1HTD = F.scaled_dot_product_attention(q_1HTD, q_1HTD, q_1HTD, is_causal=True)
+    attended_1HTD = F.scaled_dot_product_attention(attended_1HTD, q_1HTD, q_1HTD, attn_mask=visible_TT[None, None])
     x_TC = x_TC + F.gelu(attended_1HTD.transpose(1, 2).reshape(TOKENS, WIDTH), approximate="tanh")
     logits_TV = F.linear(x_TC, weight_CC)
     logits_TV.log_softmax(dim=1, dtype=torch.float32).gather(1, tokens_T[:, None])

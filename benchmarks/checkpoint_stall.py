@@ -5,7 +5,8 @@
 Trains on random tokens with a skewed distribution, as in text, and reads the run's own events. The stall of a save is
 the extra time of the step before and the step after it, compared with two median steps: the device-to-host copy and
 whatever else blocks training. (The step before alone says nothing, since its metrics are read earlier than usual.) The
-cost of the background write is the extra time of the following steps.
+cost of the background write is the extra time of the following steps. Random tokens make the loss spike at larger
+learning rates, and a rollback would count as lost time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import numpy as np
 
 TOKENS = 20_000_000
 FLAGS = """--device cuda --compile --total_batch_size 131072 --mini_batch_size 64 --warmup_steps 100 --sample_tokens 0
-    --eval_freq 1000000 --eval_tokens 65536 --log_freq 1 --keep_checkpoints 2""".split()
+    --eval_freq 1000000 --eval_tokens 65536 --log_freq 1 --keep_checkpoints 2 --max_lr 1e-4
+    --min_lr 1e-5""".split()
 
 
 class Cadence(NamedTuple):

@@ -72,6 +72,7 @@ class Checkpointer:
         self._can_roll_back = config.guard.guard == "rollback"
         self._snapshots = SnapshotBuffers(world.device, 2 if self._can_roll_back else 1)
         self._being_written: Snapshot | None = None
+        self._waiting: Snapshot | None = None  # a best model, until the writer is free
         self._mirror = _build_mirror(config) if world.is_main else None
         self._writer: BackgroundSaver | None = None
         if world.is_main:
@@ -98,28 +99,36 @@ class Checkpointer:
             self._take(state, [])
 
     def save(self, state: TrainState, tiers: list[str], beat: Beat) -> None:
-        """Starts a background save; returns as soon as the copy off the device has been enqueued."""
+        """Starts a background save; returns as soon as the copy off the device has been enqueued.
+
+        It waits for the save before, but not with a best model alone: that waits in host memory, and a newer best model
+        takes its place. So a loss that falls faster than the disk writes does not hold up training.
+        """
         self.saved_at = state.step
         if self._writer is None:
             return
         started = time.monotonic()
+        if BEST in tiers:
+            self._drop_waiting()
+        if tiers == [BEST] and self._writer.is_busy and not self.is_joint and not self._is_next_buffer_in_use(state):
+            self._waiting = self._take(state, tiers)
+            return
+        self._start_waiting(beat)
         if self._is_next_buffer_in_use(state):
             self._writer.finish(beat)
-        snapshot = self._being_written = self._take(state, tiers)
-        stalled_seconds = time.monotonic() - started
-
-        def wait_for_copy() -> float:
-            snapshot.arrived.wait()
-            return stalled_seconds + snapshot.arrived.seconds_after(snapshot.started)
-
-        self._writer.start(snapshot.checkpoint, tiers, wait_for_copy, beat)
+        self._write(self._take(state, tiers), tiers, time.monotonic() - started, beat)
 
     def collect(self) -> list[Event]:
-        """Events about saves since the last call."""
-        return self._writer.collect() if self._writer else []
+        """Events about saves since the last call; also starts the save of a best model that had to wait."""
+        if self._writer is None:
+            return []
+        if not self._writer.is_busy:
+            self._start_waiting(lambda: None)
+        return self._writer.collect()
 
     def finish(self, beat: Beat, patience_seconds: float | None = None) -> bool:
         """Waits for the current save and its mirroring; returns whether the last checkpoint is durable."""
+        self._start_waiting(beat)
         is_durable = self._writer.finish(beat, patience_seconds) if self._writer else True
         if self._mirror is not None:
             self._mirror.finish(MIRROR_SECONDS, beat)
@@ -128,6 +137,8 @@ class Checkpointer:
     def roll_back(self, step: int) -> None:
         """Marks later checkpoints on disk as abandoned: the run continues from `step` on another trajectory."""
         self.saved_at = min(self.saved_at, step)
+        if self._waiting is not None and self._waiting.checkpoint.step > step:
+            self._drop_waiting()
         self._branched_at, self._branched_time = step, time.time()
 
     def find_older(self, last_step: int) -> Checkpoint[Saved] | None:
@@ -179,12 +190,35 @@ class Checkpointer:
         """What this rank saves; and for a rollback, rank 0 broadcasts what all ranks have."""
         return checkpoint if self._world.is_main else drop_whole(checkpoint)
 
+    def _write(self, snapshot: Snapshot, tiers: list[str], stalled_seconds: float, beat: Beat) -> None:
+        assert self._writer is not None
+        self._being_written = snapshot
+
+        def wait_for_copy() -> float:
+            snapshot.arrived.wait()
+            return stalled_seconds + snapshot.arrived.seconds_after(snapshot.started)
+
+        self._writer.start(snapshot.checkpoint, tiers, wait_for_copy, beat)
+
+    def _start_waiting(self, beat: Beat) -> None:
+        snapshot, self._waiting = self._waiting, None
+        if snapshot is not None:
+            self._write(snapshot, [BEST], 0.0, beat)
+
+    def _drop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._snapshots.drop(self._waiting)
+            self._waiting = None
+
     def _is_next_buffer_in_use(self, state: TrainState) -> bool:
-        """Whether a checkpoint is still being written from the host buffer that the next snapshot overwrites."""
-        if self._writer is None or self._being_written is None or not self._writer.is_busy:
+        """Whether the host buffer that the next snapshot overwrites holds a checkpoint that is still to be written."""
+        is_busy = self._writer is not None and self._writer.is_busy
+        held = [self._being_written if is_busy else None, self._waiting]
+        buffers = [snapshot.buffer for snapshot in held if snapshot is not None]
+        if not buffers:
             return False
         self._snapshots.allocate(self._choose_own(state.make_checkpoint({})))
-        return self._being_written.buffer is self._snapshots.find_next_buffer()
+        return self._snapshots.find_next_buffer() in buffers
 
 
 def _build_mirror(config: RunConfig) -> Mirror | None:

@@ -143,7 +143,7 @@ def evaluate_and_save(session: Session, state: TrainState, metrics: Metrics) -> 
         session.trackers.track(event)
     if metrics.median_step_seconds:  # unknown before the first step, which may compile for minutes
         session.watchdog.note_step_seconds(metrics.median_step_seconds)
-    session.stop.margin_seconds = SPARE_SECONDS + 2 * metrics.median_step_seconds + 2 * checkpointer.write_seconds
+    session.stop.margin_seconds = SPARE_SECONDS + 2 * metrics.median_step_seconds + 3 * checkpointer.write_seconds
 
 
 def evaluate(session: Session, state: TrainState) -> bool:

@@ -61,6 +61,10 @@ class SnapshotBuffers:
         self._taken = [*(older for older in self._taken if older.buffer is not buffer), snapshot]
         return snapshot
 
+    def drop(self, snapshot: Snapshot) -> None:
+        """Frees its buffer for the next one."""
+        self._taken = [taken for taken in self._taken if taken is not snapshot]
+
     def drop_later(self, last_step: int) -> list[int]:
         """Drops snapshots after a step, which a rollback to it undoes; returns the steps of those that are left."""
         self._taken = [snapshot for snapshot in self._taken if snapshot.checkpoint.step <= last_step]

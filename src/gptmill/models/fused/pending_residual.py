@@ -41,7 +41,10 @@ class Branch(NamedTuple):
 
     def copy_bias(self) -> Branch:
         """With the bias in memory of its own; its gradient still goes to the parameter."""
-        return self if self.bias_C is None else self._replace(bias_C=self.bias_C.clone())
+        if self.bias_C is None:
+            return self
+        # Not by _replace: torch 2.11 cannot compile a block that returns what that makes.
+        return Branch(self.y_BTC, self.bias_C.clone(), self.dropout_mask_BTC, self.dropout_scale)
 
     def drop(self, p: float) -> Branch:
         """With dropout pending: only its mask is drawn now, since the bias is still to be added."""

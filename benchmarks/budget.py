@@ -3,8 +3,8 @@
     python benchmarks/budget.py --books books.txt.xz --shakespeare input.txt [--corpora shakespeare python] \
         [--minutes 1 4 15] [--settings 8] [--work runs/budget]
 
-Python's standard library needs no file. Every run is a process of its own on the same text, the last part of which is
-held out, and has the same seconds for everything: preparing, measuring, training, evaluating. Hand-chosen settings are
+Python's standard library needs no file. Every run is a process of its own on the same text, without ten held-out pieces
+and has the same seconds for everything: preparing, measuring, training, evaluating. Hand-chosen settings are
 paced like the budget's own, so that their decay is done; the classic recipe, shakespeare-char-cpu, is cut off by its
 time limit. All models are scored on the same held-out text, in bits per byte. Prints a Markdown table, row by row, and
 exits with 1 if the budget's loss is not within 1 % of the best setting, or not below the classic recipe's.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import math
 import subprocess
 import sys
@@ -22,10 +21,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gptmill.data.sources.named_corpora import find_stdlib
+from texts import CORPORA, write_texts
 
-TEXT_CHARS = 12_000_000
-HELD_OUT_CHARS = 100_000
 WITHIN = 1.01
 GRACE_SECONDS = 120
 HAND_CHOSEN = (
@@ -54,7 +51,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--books", help="text of books, may be .xz")
     parser.add_argument("--shakespeare", help="input.txt")
-    parser.add_argument("--corpora", nargs="+", default=["books", "shakespeare", "python"])
+    parser.add_argument("--corpora", nargs="+", default=CORPORA)
     parser.add_argument("--minutes", nargs="+", type=float, default=[1.0, 4.0, 15.0])
     parser.add_argument("--settings", type=int, default=len(HAND_CHOSEN), help="how many hand-chosen settings to try")
     parser.add_argument("--work", default="runs/budget", help="folder for texts and runs")
@@ -64,7 +61,7 @@ def main() -> int:
     print("| corpus | budget | setting | bits per byte | seconds |\n|---|---:|---|---:|---:|")
     is_good = True
     for corpus in options.corpora:
-        write_texts(corpus, options, work)
+        write_texts(work, corpus, getattr(options, corpus, None))
         for minutes in options.minutes:
             rows = measure(corpus, minutes, options.settings, work)
             is_good = judge(rows) and is_good
@@ -130,26 +127,6 @@ def judge(rows: list[Row]) -> bool:
     difference = own.bits_per_byte / best.bits_per_byte - 1
     print(f"| | | budget against the best, {best.name} | {difference:+.2%} | |", flush=True)
     return own.bits_per_byte <= WITHIN * best.bits_per_byte and own.bits_per_byte < classic.bits_per_byte
-
-
-def write_texts(corpus: str, options: argparse.Namespace, work: Path) -> None:
-    """Writes the text to train on, and the held-out text."""
-    if (work / f"{corpus}.txt").exists():
-        return
-    text = read_text(corpus, options)[:TEXT_CHARS]
-    (work / f"{corpus}_val.txt").write_text(text[-HELD_OUT_CHARS:], encoding="utf-8")
-    (work / f"{corpus}.txt").write_text(text[:-HELD_OUT_CHARS], encoding="utf-8")
-
-
-def read_text(corpus: str, options: argparse.Namespace) -> str:
-    if corpus == "python":
-        paths = sorted(Path(path) for path, _ in find_stdlib())
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
-    path = Path({"books": options.books, "shakespeare": options.shakespeare}[corpus] or "")
-    if path.suffix == ".xz":
-        with lzma.open(path, "rt", encoding="utf-8") as file:
-            return file.read(TEXT_CHARS)
-    return path.read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

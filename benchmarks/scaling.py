@@ -1,40 +1,41 @@
 """Trains a grid of models and fits the scaling law that `--budget` predicts losses with.
 
-    python benchmarks/scaling.py --books books_train.txt.xz --books_val books_val.txt.xz --shakespeare input.txt \
+    python benchmarks/scaling.py --books books.txt.xz --shakespeare input.txt \
         --work runs/scaling [--device cuda] [--jobs 8] [--minutes 60] [--max_flops 1e13] [--fit_only] [--write]
 
 Every run has the batch, context and rates that a budget would choose for it, and is scored on all of the validation
 text. Runs are in order of importance; those whose result is in WORK/results.jsonl are not repeated, so that the command
 can be interrupted, or limited by --minutes, and started again. Losses do not depend on the machine's load, so that
---jobs can be trained side by side. Prints each run, the fitted constants, residuals, and the error on held-out runs,
-which are larger than all others. --write puts results and constants into the package.
+--jobs can be trained side by side; on a GPU they need its multi-process service (nvidia-cuda-mps-control -d). Prints
+each run, the fitted constants, residuals, and the error on the runs of the largest compute, predicted from the others.
+--write puts results and constants into the package.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import math
 import multiprocessing
 import shutil
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from texts import CORPORA, write_texts
 
 import gptmill
-from gptmill.data.sources.named_corpora import find_stdlib
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.evals.text_loss import count_bytes
-from gptmill.experiments.budget.choice import BATCHES, CONTEXTS, MAX_MICRO_BATCH, choose_batch
-from gptmill.experiments.budget.corpus_sample import measure_difficulty
+from gptmill.experiments.budget.choice import BATCHES, CONTEXTS, MAX_MICRO_BATCH, choose_batch, choose_dropout
+from gptmill.experiments.budget.corpus_sample import SAMPLE_BYTES, measure_density
+from gptmill.experiments.budget.excerpt import spread_pieces
 from gptmill.experiments.budget.family import FAMILY, Shape
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
 from gptmill.experiments.budget.learning_rates import choose_rates
@@ -42,13 +43,23 @@ from gptmill.experiments.budget.scaling_law import ScalingLaw
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone
 
-TRAIN_CHARS = {"books": 12_000_000, "python": 4_000_000}
-PIECES, PIECE_CHARS = 10, 6_000  # of the validation text, spread over all of it
 TOKENIZER_BYTES = 2_000_000
 LAW_FILE = Path(gptmill.__file__).parent / "experiments" / "budget" / "law.json"
 TINY, SMALL, MEDIUM, LARGE = Shape(2, 64), Shape(3, 96), Shape(4, 128), Shape(6, 192)
 LARGER, WIDE, WIDER, GPT2 = Shape(8, 256), Shape(8, 384), Shape(8, 512), Shape(12, 768)
-M = 1_000_000
+FRONTIERS = {
+    4e12: (TINY, SMALL, MEDIUM, LARGE),
+    1.6e13: (TINY, SMALL, MEDIUM, LARGE, LARGER),
+    6.4e13: (SMALL, MEDIUM, LARGE, LARGER, WIDE),
+    2.6e14: (MEDIUM, LARGE, LARGER, WIDE),
+    1e15: (LARGE, LARGER, WIDE, WIDER),
+    5e15: (LARGER, WIDE, WIDER, GPT2),
+}
+"""Compute and the sizes that share it: a minute of two CPU cores to some minutes of a large GPU."""
+TRAIN_BYTES = {"books": 12e6, "shakespeare": 1e6, "python": 12e6}
+EPOCH_TOKENS = 280_000  # of Shakespeare, with a vocabulary of 4,096
+FAR = 1.12  # above the best loss of its compute
+BYTES_PER_TOKEN = {256: 1.0, 1024: 2.6, 4096: 3.5, 8192: 3.9}  # about
 
 
 @dataclass(frozen=True)
@@ -66,8 +77,6 @@ class Cell:
     embedding_rate: float = 1.0
     batch: float = 1.0
     optimizer: str = "muon"
-    held_out: bool = False
-    """Not fitted: the law has to predict it."""
 
     @property
     def name(self) -> str:
@@ -81,7 +90,7 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        return 6.0 * self.tokens * (self.shape.block_weights + self.vocab_size * self.embd_size)
+        return self.tokens * count_token_flops(self.shape, self.vocab_size)
 
     @property
     def is_usual(self) -> bool:
@@ -90,80 +99,49 @@ class Cell:
 
 
 def make_cells() -> list[Cell]:
-    """The grid, the most useful runs first."""
-
-    def make(shape: Shape, tokens: float, corpus: str = "books", vocab_size: int = 1024, **more: Any) -> Cell:
-        return Cell(corpus, vocab_size, shape.num_layers, shape.embd_size, round(tokens), **more)
-
-    small = [make(*each) for each in product((TINY, SMALL, MEDIUM), (M / 10, 0.3 * M, M))]
-    large = [make(*each) for each in product((LARGE, LARGER, WIDE, WIDER), (M, 3 * M, 10 * M))]
-    longest = [make(shape, 30 * M) for shape in (MEDIUM, LARGE, LARGER, WIDE)]
-    held_out = [
-        make(WIDER, 30 * M, held_out=True),
-        make(GPT2, 10 * M, held_out=True),
-        make(GPT2, 30 * M, held_out=True),
+    """The grid, the most useful runs first: models of several sizes that take the same compute, at rising compute."""
+    frontiers = [
+        make_cell(corpus, vocab_size, shape, flops)
+        for flops, shapes in FRONTIERS.items()
+        for vocab_size, shape, corpus in product((1024, 4096), shapes, CORPORA)
     ]
     vocabularies = [
-        make(shape, tokens, vocab_size=vocab_size)
-        for shape, tokens in ((SMALL, 0.3 * M), (LARGE, 3 * M), (WIDE, 10 * M))
-        for vocab_size in (256, 4096, 8192)
+        make_cell(corpus, vocab_size, shape, flops)
+        for flops, shape in ((4e12, SMALL), (1.6e13, MEDIUM), (6.4e13, LARGE))
+        for vocab_size, corpus in product((256, 8192), CORPORA)
     ]
-    plays = [
-        make(shape, epochs * 0.4 * M, "shakespeare", dropout=dropout)
-        for epochs, dropouts in ((16, (0.1, 0.2)), (64, (0.2, 0.4)), (4, (0.0, 0.1)), (1, (0.0,)), (16, (0.0, 0.4)))
-        for shape, dropout in product((MEDIUM, LARGE, LARGER, WIDE), dropouts)
+    dropouts = [
+        Cell("shakespeare", 4096, shape.num_layers, shape.embd_size, epochs * EPOCH_TOKENS, dropout)
+        for epochs, shapes, tried in (
+            (16, (SMALL, MEDIUM, LARGE), (0.0, 0.1, 0.2)),
+            (8, (SMALL, MEDIUM, LARGE, LARGER), (0.0, 0.1, 0.2)),
+            (32, (SMALL, MEDIUM, LARGE), (0.1, 0.2)),
+            (4, (LARGE, LARGER), (0.0, 0.1)),
+        )
+        for shape, dropout in product(shapes, tried)
     ]
-    code = [
-        make(shape, tokens, "python", dropout=dropout)
-        for tokens, dropouts in ((M, (0.0,)), (6 * M, (0.0, 0.1)), (24 * M, (0.1, 0.2)))
-        for shape, dropout in product((MEDIUM, LARGE, LARGER, WIDE), dropouts)
-    ]
+    usual = [make_cell("books", 1024, shape, flops) for shape, flops in ((MEDIUM, 1.6e13), (LARGER, 2.6e14))]
     sweeps = [
-        make(shape, tokens, **{what: factor})
+        replace(cell, **{what: factor})
         for what, factors in (("embedding_rate", (0.5, 2.0)), ("matrix_rate", (0.5, 2.0)), ("batch", (0.5, 2.0, 4.0)))
-        for (shape, tokens), factor in product(((MEDIUM, M), (LARGER, 10 * M)), factors)
+        for cell, factor in product(usual, factors)
     ]
-    adamw = [make(shape, tokens, optimizer="adamw") for shape, tokens in ((MEDIUM, M), (LARGER, 10 * M))]
-    first = [cell for trio in zip(large, plays, plays[len(large) :], strict=False) for cell in trio]
-    rest = [*small, *vocabularies, *sweeps, *code, *longest, *plays[2 * len(large) :], *held_out, *adamw]
-    return list(dict.fromkeys([*first, *rest]))
+    adamw = [replace(cell, optimizer="adamw") for cell in usual]
+    cells = sorted(dict.fromkeys([*frontiers, *vocabularies]), key=lambda cell: cell.flops > 2e13)
+    return list(dict.fromkeys([*cells, *dropouts, *sweeps, *adamw]))
 
 
-def write_texts(options: argparse.Namespace, work: Path) -> None:
-    """Writes the training and the validation text of each corpus."""
-    if (work / "python.txt").exists():
-        return
-    with lzma.open(options.books, "rt", encoding="utf-8") as file:
-        books = file.read(TRAIN_CHARS["books"])
-    with lzma.open(options.books_val, "rt", encoding="utf-8") as file:
-        held_out = file.read()
-    plays = Path(options.shakespeare).read_text(encoding="utf-8")
-    code = read_python()
-    texts = {
-        "books": (books, spread(held_out)),
-        "shakespeare": (plays[: len(plays) * 9 // 10], spread(plays[len(plays) * 9 // 10 :])),
-        "python": (code[: len(code) * 19 // 20], spread(code[len(code) * 19 // 20 :])),
-    }
-    for name, (train, val) in texts.items():
-        (work / f"{name}_val.txt").write_text(val, encoding="utf-8")
-        (work / f"{name}.txt").write_text(train, encoding="utf-8")
+def make_cell(corpus: str, vocab_size: int, shape: Shape, flops: float) -> Cell:
+    """The run of a shape that takes so many FLOPs, with the dropout that a budget would choose."""
+    tokens = flops / count_token_flops(shape, vocab_size)
+    weights = shape.block_weights + vocab_size * shape.embd_size
+    dropout = choose_dropout(weights, tokens * BYTES_PER_TOKEN[vocab_size], TRAIN_BYTES[corpus])
+    rounded = int(float(f"{tokens:.2g}"))
+    return Cell(corpus, vocab_size, shape.num_layers, shape.embd_size, rounded, dropout)
 
 
-def read_python() -> str:
-    """Python's standard library, in an order that mixes its packages."""
-    paths = sorted((path for path, _ in find_stdlib()), key=lambda path: hash_name(path.name))
-    texts = (Path(path).read_text(encoding="utf-8", errors="replace") for path in paths)
-    return "\n".join(texts)[: TRAIN_CHARS["python"]]
-
-
-def hash_name(name: str) -> int:
-    return sum(ord(char) * 31**place for place, char in enumerate(name)) % 1_000_003
-
-
-def spread(text: str) -> str:
-    """Pieces from all over the text."""
-    starts = [number * (len(text) - PIECE_CHARS) // (PIECES - 1) for number in range(PIECES)]
-    return "".join(text[start : start + PIECE_CHARS] for start in starts)
+def count_token_flops(shape: Shape, vocab_size: int) -> float:
+    return 6.0 * (shape.block_weights + vocab_size * shape.embd_size)
 
 
 def prepare(work: Path, corpus: str, vocab_size: int) -> tuple[Path, float, int]:
@@ -234,7 +212,8 @@ def read_results(work: Path) -> dict[str, dict[str, Any]]:
 def run_grid(options: argparse.Namespace, work: Path) -> None:
     """Trains what is missing, several cells at a time, and writes each result as it comes."""
     deadline = time.monotonic() + 60 * options.minutes
-    write_texts(options, work)
+    for corpus in CORPORA:
+        write_texts(work, corpus, getattr(options, corpus, None))
     done = read_results(work)
     cells = [cell for cell in make_cells() if cell.name not in done and cell.flops <= options.max_flops]
     for corpus, vocab_size in sorted({(cell.corpus, cell.vocab_size) for cell in cells}):
@@ -260,41 +239,69 @@ def run_grid(options: argparse.Namespace, work: Path) -> None:
         print(f"time is up: {len(cells)} runs are left")
 
 
-def list_measured(results: list[dict[str, Any]], work: Path) -> list[dict[str, Any]]:
-    """The runs as the law sees them: of those that differ in dropout alone, the best; sweeps are left out."""
+def list_measured(results: list[dict[str, Any]], work: Path) -> dict[str, list[tuple[str, MeasuredRun]]]:
+    """The runs as the law sees them, by name: those to fit, and those of the largest compute, which it should predict.
+
+    Left out are sweeps, runs with another dropout than a budget would choose, and those that are far from the best of
+    their compute: a budget would not choose them.
+    """
     names = {each["corpus"] for each in results}
-    difficulties = {name: measure_difficulty((work / f"{name}.txt").read_text(encoding="utf-8")) for name in names}
-    best: dict[str, dict[str, Any]] = {}
-    for result in results:
-        cell = Cell(**{name: result[name] for name in Cell.__dataclass_fields__})
-        group = cell.name.partition("-d")[0]
-        if cell.is_usual and result["bits_per_byte"] < best.get(group, {"bits_per_byte": math.inf})["bits_per_byte"]:
-            best[group] = result
-    measured = []
-    for result in best.values():
-        size = result["bytes_per_token"]
-        run = MeasuredRun(
-            Shape(result["num_layers"], result["embd_size"]).block_weights,
-            result["steps"] * result["tokens_per_step"] * size, result["epoch_tokens"] * size, result["vocab_size"],
-            difficulties[result["corpus"]], result["bits_per_byte"],
-        )  # fmt: skip
-        measured.append({"name": result["name"], "is_fitted": not result["held_out"], "measured": asdict(run)})
-    return measured
+    densities = {name: measure_density(read_sample(work / f"{name}.txt")) for name in names}
+    runs = [(Cell(**{name: each[name] for name in Cell.__dataclass_fields__}), each) for each in results]
+    usual = [(cell, make_run(cell, each, densities[cell.corpus])) for cell, each in runs if is_like_budget(cell, each)]
+    lowest: dict[tuple[str, float], float] = {}
+    for cell, run in usual:
+        kind = cell.corpus, find_level(cell.flops)
+        lowest[kind] = min(run.bits_per_byte, lowest.get(kind, math.inf))
+    near = [(cell, run) for cell, run in usual if run.bits_per_byte < FAR * lowest[cell.corpus, find_level(cell.flops)]]
+    largest = max(find_level(cell.flops) for cell, _ in near)
+    return {
+        kind: [(cell.name, run) for cell, run in near if (find_level(cell.flops) == largest) is is_largest]
+        for kind, is_largest in (("smaller", False), ("largest", True))
+    }
 
 
-def print_fit(measured: list[dict[str, Any]]) -> ScalingLaw:
-    """Fits the law and prints it with its errors on fitted and on held-out runs."""
-    runs = {kind: [each for each in measured if each["is_fitted"] is kind] for kind in (True, False)}
-    law = fit_law([MeasuredRun(**each["measured"]) for each in runs[True]])
-    print(f"\n{law}\n\n| run | bits per byte | predicted | error |\n|---|---:|---:|---:|")
-    for kind, label in ((True, "fitted"), (False, "held out")):
-        found = [MeasuredRun(**each["measured"]) for each in runs[kind]]
-        errors = list_errors(law, found)
-        for each, run, error in zip(runs[kind], found, errors, strict=True):
+def read_sample(path: Path) -> str:
+    """As much of a text as a budget looks at."""
+    text = path.read_text(encoding="utf-8")
+    return spread_pieces(text, min(1.0, SAMPLE_BYTES / len(text.encode())))
+
+
+def make_run(cell: Cell, result: dict[str, Any], density: float) -> MeasuredRun:
+    trained, unique = count_text(result)
+    return MeasuredRun(cell.shape.block_weights, trained, unique, cell.vocab_size, density, result["bits_per_byte"])
+
+
+def count_text(result: dict[str, Any]) -> tuple[float, float]:
+    """The bytes trained on, and those of them that differ."""
+    size = result["bytes_per_token"]
+    return result["steps"] * result["tokens_per_step"] * size, result["epoch_tokens"] * size
+
+
+def is_like_budget(cell: Cell, result: dict[str, Any]) -> bool:
+    """Whether a budget would train the same."""
+    weights = cell.shape.block_weights + cell.vocab_size * cell.embd_size
+    return cell.is_usual and cell.dropout == choose_dropout(weights, *count_text(result))
+
+
+def find_level(flops: float) -> float:
+    return min(FRONTIERS, key=lambda level: abs(math.log(level / flops)))
+
+
+def print_fit(runs: dict[str, list[tuple[str, MeasuredRun]]]) -> ScalingLaw:
+    """Fits the smaller runs and prints the errors, those on the largest ones too; returns the law of all."""
+    law = fit_law([run for _, run in runs["smaller"]])
+    print("\n| run | bits per byte | predicted | error |\n|---|---:|---:|---:|")
+    for kind, named in runs.items():
+        errors = list_errors(law, [run for _, run in named])
+        for (name, run), error in zip(named, errors, strict=True):
             predicted = run.bits_per_byte / math.exp(error)
-            print(f"| {each['name']} ({label}) | {run.bits_per_byte:.4f} | {predicted:.4f} | {error:+.2%} |")
-        if errors:
-            print(f"| mean absolute error of {len(errors)} runs ({label}) | | | {fmean(map(abs, errors)):.2%} |")
+            print(f"| {name} ({kind}) | {run.bits_per_byte:.4f} | {predicted:.4f} | {error:+.2%} |")
+        print(f"| mean absolute error of {len(errors)} {kind} runs | | | {fmean(map(abs, errors)):.2%} |")
+    every = [run for named in runs.values() for _, run in named]
+    law = fit_law(every)
+    print(f"| mean absolute error, all {len(every)} fitted | | | {fmean(map(abs, list_errors(law, every))):.2%} |")
+    print(f"\n{law}")
     return law
 
 
@@ -309,10 +316,15 @@ def print_sweeps(results: list[dict[str, Any]]) -> None:
             print(f"| {name} | {result['name'].removeprefix(name + '-')} | {result['bits_per_byte']:.4f} |")
 
 
+def format_law(content: dict[str, list[dict[str, Any]]]) -> str:
+    """JSON with one line for each run."""
+    lines = {name: ",\n  ".join(map(json.dumps, rows)) for name, rows in content.items()}
+    return "{\n" + ",\n".join(f' "{name}": [\n  {rows}\n ]' for name, rows in lines.items()) + "\n}\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--books", help="books_train.txt.xz")
-    parser.add_argument("--books_val", help="books_val.txt.xz")
+    parser.add_argument("--books", help="text of books, may be .xz")
     parser.add_argument("--shakespeare", help="input.txt")
     parser.add_argument("--work", default="runs/scaling", help="folder for texts, shards, runs and results")
     parser.add_argument("--device", default="auto")
@@ -324,7 +336,7 @@ def main() -> int:
     options = parser.parse_args()
     work = Path(options.work)
     if not options.fit_only:
-        if missing := [name for name in ("books", "books_val", "shakespeare") if getattr(options, name) is None]:
+        if missing := [name for name in ("books", "shakespeare") if getattr(options, name) is None]:
             parser.error(f"the grid needs {', '.join(f'--{name}' for name in missing)}")
         work.mkdir(parents=True, exist_ok=True)
         run_grid(options, work)
@@ -335,8 +347,8 @@ def main() -> int:
     law = print_fit(measured)
     print_sweeps(results)
     if options.write:
-        content = {"law": asdict(law), "runs": measured, "results": results}
-        LAW_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        runs = [{"name": name, "measured": asdict(run)} for named in measured.values() for name, run in named]
+        LAW_FILE.write_text(format_law({"law": [asdict(law)], "runs": runs, "results": results}), encoding="utf-8")
         print(f"\nwrote {LAW_FILE}")
     return 0
 

@@ -17,8 +17,8 @@ from gptmill.experiments.budget.learning_rates import choose_rates
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
 
 CPU = make_speed_model([MeasuredStep(1.2e9, 0.035), MeasuredStep(6.5e9, 0.15), MeasuredStep(33e9, 0.7)])
-BOOKS = CorpusFacts(165_000_000, 2.18)
-PLAYS = CorpusFacts(1_115_394, 2.35)
+BOOKS = CorpusFacts(165_000_000, 2.5)
+PLAYS = CorpusFacts(1_115_394, 2.63)
 TOKENIZERS = (
     TokenizerOption("byte", 257, 1.0, 1e9),
     TokenizerOption("bpe-1024", 1024, 2.6, 2e6),
@@ -49,7 +49,7 @@ def test_what_is_chosen_fits_into_the_time() -> None:
 
 
 def test_a_tiny_corpus_gets_a_small_model_and_dropout() -> None:
-    tiny, large = (pick(make_situation(900, corpus)) for corpus in (CorpusFacts(50_000, 2.3), BOOKS))
+    tiny, large = (pick(make_situation(900, corpus)) for corpus in (CorpusFacts(50_000, 2.8), BOOKS))
     assert tiny.shape.block_weights < large.shape.block_weights
     assert tiny.epochs > 4
     assert tiny.dropout > 0

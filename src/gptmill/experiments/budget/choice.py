@@ -28,9 +28,10 @@ MAX_MICRO_BATCH = 32_768  # tokens
 MIN_STEPS = 50
 MAX_WEIGHTS_PER_BYTE = 10.0  # of text: about as many as the recipe shakespeare-char has; more would overfit
 MAX_PROBE_FACTOR = 16  # how far beyond the largest measured step its speed is trusted
-# Above so much pressure to learn the text by heart. The best of a few on 1 MB of Shakespeare: none at 4, 0.1 at 14, 0.2
-# at 47 and at 112.
-DROPOUTS = ((400.0, 0.4), (150.0, 0.3), (25.0, 0.2), (6.0, 0.1))
+# Above so much pressure to learn the text by heart, embeddings included. Up to MAX_FREE_EPOCHS of Shakespeare, no
+# dropout was the best, even with 6 weights per byte; of more, 0.1 to 0.2 at a pressure of 28, and none was a disaster.
+DROPOUTS = ((400.0, 0.4), (120.0, 0.3), (25.0, 0.2), (8.0, 0.1))
+MAX_FREE_EPOCHS = 5.0
 TIME_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.09, 0.06, 0.04, 0.03, 0.02)  # that training may be limited to
 MIN_VAL_BYTES, MAX_VAL_FRACTION, MIN_VAL_FRACTION = 60_000, 0.1, 0.01
 EVAL_SHARE, MIN_EVAL_TOKENS = 0.03, 16_384  # of the trained tokens
@@ -53,8 +54,8 @@ class CorpusFacts:
     """What the choice depends on in a corpus."""
 
     text_bytes: int
-    difficulty: float
-    """Entropy of a byte given the two before it, in bits: what the loss is proportional to."""
+    density: float
+    """The bits that a compressor leaves of a byte: the lower, the easier the text is to predict."""
 
 
 def choose_val_fraction(text_bytes: float) -> float:
@@ -93,9 +94,8 @@ class Candidate:
 
     @property
     def dropout(self) -> float:
-        trained = self.tokens * self.tokenizer.bytes_per_token
-        pressure = find_pressure(self.shape.block_weights, trained, self.unique_bytes)
-        return next((dropout for most, dropout in DROPOUTS if pressure > most), 0.0)
+        weights = self.shape.block_weights + self.tokenizer.vocab_size * self.shape.embd_size
+        return choose_dropout(weights, self.tokens * self.tokenizer.bytes_per_token, self.unique_bytes)
 
     @property
     def eval_tokens(self) -> int:
@@ -181,6 +181,14 @@ def choose_batch(tokens: float) -> float:
     return float(BASE_BATCH * (tokens / BASE_TOKENS) ** BATCH_POWER)
 
 
+def choose_dropout(weights: float, trained_bytes: float, unique_bytes: float) -> float:
+    """The dropout that keeps so many weights, embeddings included, from learning the text by heart."""
+    if trained_bytes <= MAX_FREE_EPOCHS * unique_bytes:
+        return 0.0
+    pressure = find_pressure(weights, trained_bytes, unique_bytes)
+    return next((dropout for most, dropout in DROPOUTS if pressure > most), 0.0)
+
+
 def _list_shapes(given: Mapping[str, Any]) -> list[Shape]:
     """The family's shapes, with the depth and width that are given."""
     shapes = {
@@ -212,7 +220,7 @@ def _fill(
         return None
     trained = steps * batch * option.bytes_per_token
     unique = min(usable, trained)
-    bits = law.predict(shape.block_weights, trained, unique, option.vocab_size, corpus.difficulty)
+    bits = law.predict(shape.block_weights, trained, unique, option.vocab_size, corpus.density)
     return Candidate(option, shape, context, batch, steps, step_seconds, unique, bits, share)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import lzma
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
@@ -57,24 +55,13 @@ def read_sample(corpus: str) -> Sample:
             f"model, and some megabytes to be of use"
         )
     total = size if is_whole else max(size, _estimate_bytes(source))
-    return Sample(text, CorpusFacts(total, measure_difficulty(text)), is_whole)
+    return Sample(text, CorpusFacts(total, measure_density(text)), is_whole)
 
 
-def measure_difficulty(text: str) -> float:
-    """The entropy of a byte given the two before it, in bits.
-
-    What a small model learns first is close to that. How well bzip2 compresses a text is a worse measure: on code it
-    gains from long repetitions, which such a model does not see.
-    """
-    data = np.frombuffer(text.encode()[:SAMPLE_BYTES], np.uint8).astype(np.int64)
-    pairs = data[:-2] * 256 + data[1:-1]
-    return (_sum_entropy(pairs * 256 + data[2:]) - _sum_entropy(pairs)) / max(1, len(pairs))
-
-
-def _sum_entropy(symbols: NDArray[np.int64]) -> float:
-    """The entropy of all symbols together, in bits, by their own frequencies."""
-    counts = np.unique(symbols, return_counts=True)[1]
-    return float((counts * np.log2(len(symbols) / counts)).sum())
+def measure_density(text: str) -> float:
+    """The bits that LZMA leaves of a byte: it finds what a model learns first, and long repetitions as well."""
+    data = text.encode()[:SAMPLE_BYTES]
+    return 8 * len(lzma.compress(data)) / max(1, len(data))
 
 
 def measure_tokenizers(sample: Sample, given: str | None) -> Iterator[MeasuredTokenizer]:

@@ -82,7 +82,7 @@ def _describe_corpus(plan: BudgetPlan) -> str:
     facts = plan.situation.corpus
     is_whole = plan.needed_bytes >= facts.text_bytes
     part = "" if is_whole else f", of which {plan.needed_bytes / 1e6:.1f} MB are used, in pieces from all over it"
-    return f"{facts.text_bytes / 1e6:.1f} MB{part}; two bytes leave {facts.difficulty:.2f} bits for the next"
+    return f"{facts.text_bytes / 1e6:.1f} MB{part}; LZMA leaves {facts.density:.2f} bits of a byte"
 
 
 def _explain_steps(best: Candidate) -> str:

@@ -11,11 +11,11 @@ from gptmill.experiments.budget.scaling_law import ScalingLaw
 
 def load_law() -> ScalingLaw:
     """The law that budgets are planned with."""
-    return ScalingLaw(**load_fit()["law"])
+    return ScalingLaw(**load_fit()["law"][0])
 
 
 def load_fit() -> dict[str, Any]:
-    """The content of law.json: law, runs, and the range of sizes and data that they cover."""
+    """The content of law.json: the law, the runs that it is fitted to, and the results of all runs."""
     text = (resources.files("gptmill.experiments.budget") / "law.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gptmill.experiments.budget.scaling_law import BYTE_VOCAB, ScalingLaw, find_data, find_overfitting, find_size
+from gptmill.experiments.budget.scaling_law import (
+    BYTE_VOCAB,
+    USUAL_DENSITY,
+    ScalingLaw,
+    find_data,
+    find_overfitting,
+    find_size,
+)
 
 # Near those that large grids found (Hoffmann et al.: 0.34 and 0.28). A small grid alone would fit a steep power and a
 # high floor as well, and then see no use in larger models.
 MIN_POWER, MAX_POWER = 0.2, 0.4
-SIZE_POWERS = DATA_POWERS = (0.2, 0.25, 0.3, 0.35, 0.4)
-VOCAB_POWERS = tuple(-0.4 + 0.2 * number for number in range(6))
-FIRST_STEP, ROUNDS = 0.1, 8  # of a finer search around the best exponents
-FITTED = 6  # constants
+STARTS = (0.25, 0.4)  # of both powers
+STEPS = tuple(0.4 / 2**number for number in range(9))  # of a search along each exponent in turn
+ROUNDS = 20  # at most, with each step
+FITTED = 10  # constants
 
-Powers = tuple[float, ...]
-"""Exponents of size, data and vocabulary."""
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -32,39 +39,51 @@ class MeasuredRun:
     trained_bytes: float
     unique_bytes: float
     vocab_size: float
-    difficulty: float
+    density: float
     bits_per_byte: float
+
+
+class Powers(NamedTuple):
+    """The law's exponents."""
+
+    size_power: float
+    data_power: float
+    size_vocab: float = 0.0
+    data_vocab: float = 0.0
+    floor_density: float = 1.0
+    size_density: float = 0.0
+    data_density: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Terms:
     """What the law's terms are computed from, one entry for each run."""
 
-    weights: NDArray[np.float64]
-    data: NDArray[np.float64]
-    vocab: NDArray[np.float64]
-    difficulty: NDArray[np.float64]
-    target: NDArray[np.float64]
+    size: Floats
+    data: Floats
+    vocab: Floats
+    density: Floats
+    target: Floats
+    """The loss without overfitting."""
 
 
 def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
-    """The law with the smallest relative errors; needs runs of several sizes, data amounts and vocabularies."""
+    """The law with the smallest relative errors; needs runs of several sizes, data amounts, vocabularies and texts."""
     terms = _Terms(
-        np.array([find_size(run.weights, run.unique_bytes) for run in runs]),
-        np.array([find_data(run.trained_bytes, run.unique_bytes) for run in runs]),
+        np.array([find_size(run.weights, run.unique_bytes) / 1e6 for run in runs]),
+        np.array([find_data(run.trained_bytes, run.unique_bytes) / 1e6 for run in runs]),
         np.array([run.vocab_size / BYTE_VOCAB for run in runs]),
-        np.array([run.difficulty * find_overfitting(run.weights, run.trained_bytes, run.unique_bytes) for run in runs]),
-        np.array([run.bits_per_byte for run in runs]),
+        np.array([run.density / USUAL_DENSITY for run in runs]),
+        np.array(
+            [run.bits_per_byte / find_overfitting(run.weights, run.trained_bytes, run.unique_bytes) for run in runs]
+        ),
     )
-    powers = _pick(terms, product(SIZE_POWERS, DATA_POWERS, VOCAB_POWERS))
-    step = FIRST_STEP
-    for _ in range(ROUNDS):
-        moves = product((-step, 0.0, step), repeat=3)
-        near = (tuple(power + move for power, move in zip(powers, each, strict=True)) for each in moves)
-        powers = _pick(terms, (each for each in near if min(each[:2]) >= MIN_POWER and max(each[:2]) <= MAX_POWER))
-        step /= 2
+    starts = [_descend(terms, Powers(*powers)) for powers in product(STARTS, repeat=2)]
+    powers = min(starts, key=lambda each: _measure_misfit(terms, each))
     floor, size_factor, data_factor = _find_factors(terms, powers)
-    law = ScalingLaw(floor, size_factor, powers[0], data_factor, powers[1], powers[2], spread=0.0)
+    law = ScalingLaw(
+        floor=floor, size_factor=size_factor, data_factor=data_factor, spread=0.0, **powers._asdict()
+    )  # fmt: skip
     return replace(law, spread=measure_spread(law, runs, FITTED))
 
 
@@ -73,7 +92,7 @@ def list_errors(law: ScalingLaw, runs: Sequence[MeasuredRun]) -> list[float]:
     return [
         math.log(
             run.bits_per_byte
-            / law.predict(run.weights, run.trained_bytes, run.unique_bytes, run.vocab_size, run.difficulty)
+            / law.predict(run.weights, run.trained_bytes, run.unique_bytes, run.vocab_size, run.density)
         )
         for run in runs
     ]
@@ -85,11 +104,24 @@ def measure_spread(law: ScalingLaw, runs: Sequence[MeasuredRun], fitted: int = 0
     return math.sqrt(squares / max(1, len(runs) - fitted))
 
 
-def _pick(terms: _Terms, choices: Iterable[Powers]) -> Powers:
-    return min((_solve(terms, powers), powers) for powers in choices)[1]
+def _descend(terms: _Terms, powers: Powers) -> Powers:
+    """Moves one exponent at a time as long as that lowers the error, in ever smaller steps."""
+    best = _measure_misfit(terms, powers)
+    for step in STEPS:
+        for _ in range(ROUNDS):
+            before = best
+            for name, move in product(Powers._fields, (-step, step)):
+                moved = powers._replace(**{name: getattr(powers, name) + move})
+                if not (min(moved[:2]) >= MIN_POWER and max(moved[:2]) <= MAX_POWER):
+                    continue
+                if (error := _measure_misfit(terms, moved)) < best:
+                    best, powers = error, moved
+            if best == before:
+                break
+    return powers
 
 
-def _solve(terms: _Terms, powers: Powers) -> float:
+def _measure_misfit(terms: _Terms, powers: Powers) -> float:
     """The squared relative error with the best factors."""
     matrix = _make_matrix(terms, powers)
     return float(((matrix @ np.array(_find_factors(terms, powers)) - 1) ** 2).sum())
@@ -109,13 +141,14 @@ def _find_factors(terms: _Terms, powers: Powers) -> tuple[float, float, float]:
             for column, factor in zip(used, found.tolist(), strict=True):
                 factors[column] = factor
             best, best_error = (factors[0], factors[1], factors[2]), error
+        if len(used) == matrix.shape[1]:
+            break  # without a bound in the way, nothing is better
     return best
 
 
-def _make_matrix(terms: _Terms, powers: Powers) -> NDArray[np.float64]:
+def _make_matrix(terms: _Terms, powers: Powers) -> Floats:
     """The three terms of each run without their factors, relative to its loss."""
-    size_power, data_power, vocab_power = powers
-    size = terms.weights**-size_power
-    data = terms.vocab**vocab_power * terms.data**-data_power
-    columns = [np.ones_like(size), size, data]
-    return np.stack([terms.difficulty * column / terms.target for column in columns], axis=1)
+    floor = terms.density**powers.floor_density
+    size = terms.density**powers.size_density * terms.vocab**powers.size_vocab * terms.size**-powers.size_power
+    data = terms.density**powers.data_density * terms.vocab**powers.data_vocab * terms.data**-powers.data_power
+    return np.stack([floor, size, data], axis=1) / terms.target[:, None]

@@ -94,8 +94,8 @@ class Checkpointer:
         return self._writer.last_seconds if self._writer else 0.0
 
     def take_snapshot(self, state: TrainState) -> None:
-        """Copies the state to host memory for a later rollback, unless the buffer is still being written to disk."""
-        if self._writer is not None and self._can_roll_back and not self._is_next_buffer_in_use(state):
+        """Copies the state to host memory for a later rollback, unless all buffers are still to be written to disk."""
+        if self._writer is not None and self._can_roll_back:
             self._take(state, [])
 
     def save(self, state: TrainState, tiers: list[str], beat: Beat) -> None:
@@ -110,13 +110,17 @@ class Checkpointer:
         started = time.monotonic()
         if BEST in tiers:
             self._drop_waiting()
-        if tiers == [BEST] and self._writer.is_busy and not self.is_joint and not self._is_next_buffer_in_use(state):
-            self._waiting = self._take(state, tiers)
+        may_wait = tiers == [BEST] and self._writer.is_busy and not self.is_joint
+        if may_wait and (waiting := self._take(state, tiers)) is not None:
+            self._waiting = waiting
             return
         self._start_waiting(beat)
-        if self._is_next_buffer_in_use(state):
+        snapshot = self._take(state, tiers)
+        if snapshot is None:
             self._writer.finish(beat)
-        self._write(self._take(state, tiers), tiers, time.monotonic() - started, beat)
+            snapshot = self._take(state, tiers)
+        assert snapshot is not None
+        self._write(snapshot, tiers, time.monotonic() - started, beat)
 
     def collect(self) -> list[Event]:
         """Events about saves since the last call; also starts the save of a best model that had to wait."""
@@ -183,8 +187,12 @@ class Checkpointer:
                     if read_step(path) <= self._branched_at or read_info(path).saved_at > self._branched_time:
                         yield path
 
-    def _take(self, state: TrainState, tiers: list[str]) -> Snapshot:
-        return self._snapshots.take(self._choose_own(state.make_checkpoint({**self._origin, "tiers": tiers})))
+    def _take(self, state: TrainState, tiers: list[str]) -> Snapshot | None:
+        """A snapshot; None if all buffers hold what is still to be written."""
+        is_busy = self._writer is not None and self._writer.is_busy
+        held = [self._being_written if is_busy else None, self._waiting]
+        live = self._choose_own(state.make_checkpoint({**self._origin, "tiers": tiers}))
+        return self._snapshots.take(live, [snapshot for snapshot in held if snapshot is not None])
 
     def _choose_own(self, checkpoint: Checkpoint[Held]) -> Checkpoint[Held]:
         """What this rank saves; and for a rollback, rank 0 broadcasts what all ranks have."""
@@ -209,16 +217,6 @@ class Checkpointer:
         if self._waiting is not None:
             self._snapshots.drop(self._waiting)
             self._waiting = None
-
-    def _is_next_buffer_in_use(self, state: TrainState) -> bool:
-        """Whether the host buffer that the next snapshot overwrites holds a checkpoint that is still to be written."""
-        is_busy = self._writer is not None and self._writer.is_busy
-        held = [self._being_written if is_busy else None, self._waiting]
-        buffers = [snapshot.buffer for snapshot in held if snapshot is not None]
-        if not buffers:
-            return False
-        self._snapshots.allocate(self._choose_own(state.make_checkpoint({})))
-        return self._snapshots.find_next_buffer() in buffers
 
 
 def _build_mirror(config: RunConfig) -> Mirror | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,15 +42,19 @@ class SnapshotBuffers:
             self._taken.clear()
             self._buffers = [HostBuffer(tensors, self._device) for _ in range(self._count)]
 
-    def find_next_buffer(self) -> HostBuffer:
-        """The buffer of the next snapshot: a free one, or that of the oldest snapshot."""
+    def _find_buffer(self, kept: Collection[Snapshot]) -> HostBuffer | None:
+        """The buffer of the next snapshot: a free one, or that of the oldest snapshot that need not be kept."""
         used = [snapshot.buffer for snapshot in self._taken]
-        return next((buffer for buffer in self._buffers if buffer not in used), used[0] if used else self._buffers[0])
+        order = [*(buffer for buffer in self._buffers if buffer not in used), *used]
+        keeping = [snapshot.buffer for snapshot in kept]
+        return next((buffer for buffer in order if buffer not in keeping), None)
 
-    def take(self, live: Checkpoint[Held]) -> Snapshot:
-        """Enqueues the copy off the device without waiting for it."""
+    def take(self, live: Checkpoint[Held], kept: Collection[Snapshot] = ()) -> Snapshot | None:
+        """Enqueues the copy off the device without waiting for it; None if all buffers have to be kept."""
         self.allocate(live)
-        buffer = self.find_next_buffer()
+        buffer = self._find_buffer(kept)
+        if buffer is None:
+            return None
         started = DeviceTimestamp(self._device)
         copied = buffer.fill(_flatten(live))
         tensors = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -87,3 +89,16 @@ def test_wrong_options_are_one_error_each(corpus: gptmill.Corpus, tmp_path: Path
         gptmill.prepare()
     with pytest.raises(gptmill.UserError):
         gptmill.open_corpus(tmp_path / "nothing")
+
+
+def test_a_script_needs_no_main_guard_to_prepare_in_several_processes(tmp_path: Path) -> None:
+    (tmp_path / "sea.txt").write_text("the sea\n" * 1000, encoding="utf-8")
+    (tmp_path / "script.py").write_text(
+        "import gptmill\n"
+        "print(gptmill.prepare('sea.txt', out='data', tokenizer='byte', val_fraction=0.1, processes=2))\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout.count("Corpus")) == (0, 1), done.stderr

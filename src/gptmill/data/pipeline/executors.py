@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypeVar
 
 from gptmill.config.errors import UserError
@@ -37,15 +40,19 @@ class InlineExecutor(Executor):
 class WorkerPool(ProcessPoolExecutor):
     """A process pool whose workers ignore Ctrl-C, which the parent handles."""
 
+    runs_script = True
+    """Whether a new process runs the user's script first, as spawned ones do."""
+
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         """May start a process, which inherits the blocked signal: it is ignored from its first instruction on."""
-        if not hasattr(signal, "pthread_sigmask"):  # Windows
-            return super().submit(function, *arguments, **options)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return super().submit(function, *arguments, **options)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with nullcontext() if self.runs_script else _hidden_script():
+            if not hasattr(signal, "pthread_sigmask"):  # Windows
+                return super().submit(function, *arguments, **options)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                return super().submit(function, *arguments, **options)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def count_cores() -> int:
@@ -78,6 +85,7 @@ def open_executor(
         # Spawned, not forked: the parent may have threads and locks.
         context = multiprocessing.get_context("spawn")
         executor = WorkerPool(processes, mp_context=context, initializer=_become_worker, initargs=(plugins,))
+        executor.runs_script = b"__main__" in pickle.dumps(load)  # a part that the script itself defines
         try:
             for _ in range(processes):
                 executor.submit(load)
@@ -108,6 +116,21 @@ def map_in_order(
     finally:
         for _, future in pending:
             future.cancel()
+
+
+@contextmanager
+def _hidden_script() -> Iterator[None]:
+    """Starts processes as if there were no script.
+
+    They would run it first; and one that calls `prepare` without `if __name__ == "__main__"` would prepare the corpus
+    once more, in every process.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _become_worker(plugins: str | None) -> None:

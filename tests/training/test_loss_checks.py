@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from conftest import EXACT_FLAGS
 from steps import make_noise, make_step, show
+from tiny import make_config, make_shards, plan_for
 
 from gptmill.cli.main import run_guarded
 from gptmill.runs.event_log import read_events
-from gptmill.runs.events import EvalDone, Event, StepLogged, Warned
+from gptmill.runs.events import EvalDone, Event, StepLogged, TrainEvalDone, Warned
 from gptmill.training.loss_checks import GapCheck, NonFiniteCheck, NotLearningCheck
+from gptmill.training.monitor import build_monitor
 
 
 def make_losses(first: float, last: float, steps: int = 300, noise: float = 0.02) -> list[StepLogged]:
@@ -53,7 +55,7 @@ def make_evals(pairs: list[tuple[float, float]], epochs: float) -> list[Event]:
 def test_a_validation_loss_far_above_that_of_training_is_told_once() -> None:
     """As of a large model over five epochs of a small corpus: validation stalls, training falls on."""
     pairs = [(5.8, 5.9), (5.2, 5.3), (4.6, 4.95), (3.8, 4.8), (3.6, 4.75), (3.4, 4.74), (3.35, 4.74)]
-    (warning,) = show(GapCheck(0.3, 0.1), make_evals(pairs, 5.0))
+    (warning,) = show(GapCheck(0.3, dropout=0.1, eval_train=False), make_evals(pairs, 5.0))
     assert warning.about == "overfitting"
     assert "the validation loss 4.7400 is 41% above the training loss 3.3500" in warning.message
     assert "--dropout (it is 0.1)" in warning.message
@@ -69,7 +71,33 @@ def test_a_validation_loss_far_above_that_of_training_is_told_once() -> None:
     ids=["both fall", "other text in the first epoch", "noise"],
 )
 def test_a_small_or_passing_gap_is_not_overfitting(pairs: list[tuple[float, float]], epochs: float) -> None:
-    assert show(GapCheck(0.3, 0.0), make_evals(pairs, epochs)) == []
+    assert show(GapCheck(0.3, dropout=0.0, eval_train=False), make_evals(pairs, epochs)) == []
+
+
+def add_train_evals(events: list[Event], loss: float) -> list[Event]:
+    """Each evaluation is followed by one on training windows, with this loss."""
+    return [
+        each
+        for event in events
+        for each in ([event, TrainEvalDone(event.step, loss, 64, 0.1)] if isinstance(event, EvalDone) else [event])
+    ]
+
+
+def test_with_eval_train_the_losses_of_the_same_step_are_compared(text_file: Path) -> None:
+    """Dropout raises the loss of the steps, and hides a gap; easy batches show one that is not there."""
+    hidden = add_train_evals(make_evals([(4.5, 4.74)] * 6, 5.0), loss=3.35)
+    seeming = add_train_evals(make_evals([(3.35, 4.74)] * 6, 5.0), loss=4.5)
+    shards = make_shards(text_file)
+
+    def warn(events: list[Event], *, eval_train: bool) -> list[str]:
+        config = make_config(eval_train=eval_train)
+        monitor = build_monitor(config, plan_for(config, shards), None)
+        return [warning.message for event in events for warning in monitor.check(event)]
+
+    (message,) = warn(hidden, eval_train=True)
+    assert "the validation loss 4.7400 is 41% above the loss on training windows 3.3500" in message
+    assert (warn(hidden, eval_train=False), warn(seeming, eval_train=True)) == ([], [])
+    assert len(warn(seeming, eval_train=False)) == 1
 
 
 def test_steps_that_are_not_finite_are_told_once_with_remedies() -> None:

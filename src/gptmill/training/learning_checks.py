@@ -7,7 +7,7 @@ from collections import deque
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from gptmill.runs.events import EvalDone, StepLogged
+from gptmill.runs.events import EvalDone, StepLogged, TrainEvalDone
 from gptmill.training.alarm import Alarm, Recent, Usual
 
 NORM_STEPS = 20
@@ -29,6 +29,10 @@ class Check:
         return ""
 
     def see_eval(self, event: EvalDone) -> str:
+        return self.see_pause(event.time)
+
+    def see_train_eval(self, event: TrainEvalDone) -> str:
+        """Comes after the evaluation of the same step, with --eval_train only."""
         return self.see_pause(event.time)
 
     def see_pause(self, time: float) -> str:

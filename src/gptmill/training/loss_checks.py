@@ -6,7 +6,7 @@ import math
 from collections import deque
 from statistics import fmean
 
-from gptmill.runs.events import EvalDone, StepLogged
+from gptmill.runs.events import EvalDone, StepLogged, TrainEvalDone
 from gptmill.training.alarm import Alarm
 from gptmill.training.learning_checks import WORSE_EVALUATIONS, Check
 
@@ -72,20 +72,27 @@ class NotLearningCheck(Check):
 
 
 class GapCheck(Check):
-    """Whether the validation loss is far above the training loss once text has been read twice."""
+    """Whether the validation loss is far above the training loss once text has been read twice.
+
+    With `eval_train` it is compared with the loss on training windows, which is of the same step and without dropout;
+    otherwise with the mean of the steps since the evaluation before.
+    """
 
     about = "overfitting"
 
-    def __init__(self, gap: float, dropout: float) -> None:
-        self._gap, self._dropout = gap, dropout
+    def __init__(self, gap: float, *, dropout: float, eval_train: bool) -> None:
+        self._gap, self._dropout, self._eval_train = gap, dropout, eval_train
         self._alarm = Alarm()
         self._losses: list[float] = []
+        self._val: EvalDone | None = None
+        """The newest evaluation, until the loss on training windows is known."""
         self._epoch = 0.0
         self._wide = 0
         """Evaluations in a row with such a gap."""
 
     def reset(self) -> None:
         self._losses.clear()
+        self._val = None
         self._wide = 0
 
     def see_step(self, event: StepLogged) -> str:
@@ -94,10 +101,21 @@ class GapCheck(Check):
         return ""
 
     def see_eval(self, event: EvalDone) -> str:
-        if not self._losses or not math.isfinite(event.val_loss):
+        losses, self._losses = self._losses, []
+        if self._eval_train:
+            self._val = event
             return ""
-        train = fmean(self._losses)
-        self._losses.clear()
+        return self._compare(event, fmean(losses), "training loss") if losses else ""
+
+    def see_train_eval(self, event: TrainEvalDone) -> str:
+        val, self._val = self._val, None
+        if val is None or val.step != event.step:
+            return ""
+        return self._compare(val, event.train_loss, "loss on training windows")
+
+    def _compare(self, event: EvalDone, train: float, name: str) -> str:
+        if not math.isfinite(event.val_loss):
+            return ""
         is_wide = self._epoch > 1 and event.val_loss > (1 + self._gap) * train > 0
         self._wide = self._wide + 1 if is_wide else 0
         is_bad = self._wide >= WORSE_EVALUATIONS
@@ -106,6 +124,6 @@ class GapCheck(Check):
         above = event.val_loss / train - 1
         return (
             f"after {self._epoch:.1f} epochs the validation loss {event.val_loss:.4f} is {above:.0%} above the "
-            f"training loss {train:.4f}: the model learns its text by heart; use more text, fewer epochs, more "
+            f"{name} {train:.4f}: the model learns its text by heart; use more text, fewer epochs, more "
             f"--dropout (it is {self._dropout:g}), a smaller model, or --early_stop_patience"
         )

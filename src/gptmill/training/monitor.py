@@ -7,6 +7,7 @@ ones before may have run on another machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gptmill.config.run import RunConfig
 from gptmill.runs.events import (
@@ -57,7 +58,9 @@ class Monitor:
             return self._ask(event, lambda check: check.see_step(event)) if self._is_usual(event) else []
         elif isinstance(event, EvalDone):
             return self._ask(event, lambda check: check.see_eval(event))
-        elif isinstance(event, TrainEvalDone | ScoresDone | SampleDrawn):
+        elif isinstance(event, TrainEvalDone):
+            return self._ask(event, lambda check: check.see_train_eval(event))
+        elif isinstance(event, ScoresDone | SampleDrawn):
             return self._ask(event, lambda check: check.see_pause(event.time))
         return []
 
@@ -92,7 +95,7 @@ def build_monitor(
     config: RunConfig, plan: TrainPlan, device_bytes: int | None, read_busy: ReadBusy | None = None
 ) -> Monitor:
     """The checks that the config asks for; `device_bytes` is the memory of the GPU, `read_busy` tells ranks apart."""
-    options = config.monitor
+    options, eval_train = config.monitor, config.evaluation.eval_train
     checks: list[Check] = []
     norm_limits = options.warn_grad_norm, options.warn_grad_norm_rise
     if norm_limits != (None, None):
@@ -112,7 +115,7 @@ def build_monitor(
         (TemperatureCheck, options.warn_temperature),
         (ThrottlingCheck, options.warn_throttling),
         (lambda limit: UtilizationCheck(limit, advise_on_speed(config, plan)), options.warn_utilization),
-        (lambda limit: GapCheck(limit, config.model.dropout), options.warn_overfitting_gap),
+        (partial(GapCheck, dropout=config.model.dropout, eval_train=eval_train), options.warn_overfitting_gap),
     ]
     if plan.parameters >= MIN_MFU_PARAMETERS:  # no GPU is fast at less
         by_limit.append((lambda limit: MfuCheck(limit, advise_on_speed(config, plan)), options.warn_mfu))

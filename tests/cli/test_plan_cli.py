@@ -174,3 +174,25 @@ def test_python_plans_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert package.plan(config, gpu="A100 80GB", gpus=8, corpus_tokens=10e9).to_dict() == found.to_dict()
     with pytest.raises(UserError, match="change the RunConfig itself"):
         package.plan(config, num_epochs=2)
+
+
+@pytest.mark.usefixtures("folder")
+def test_on_a_cpu_a_run_is_held_against_the_memory_that_is_free(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gptmill train does, and in its words; a named GPU is held against its own memory."""
+    free = 10**9
+    monkeypatch.setattr("gptmill.training.planned_machine.read_available_memory", lambda: free)
+    words = "demo --device cpu --mini_batch_size 128 --total_batch_size 12288 --corpus_tokens 1e9".split()
+    found = plan(capsys, *words)
+    assert found["available_memory_bytes"] == free < found["device_memory_bytes"]
+    (message,) = (each["message"] for each in found["warnings"] if each["about"] == "memory")
+    assert message.startswith("gptmill train would refuse this run now: out of memory on cpu: one micro-batch of")
+    assert "but 1.0 GB are available; --mini_batch_size 64 would fit" in message
+    assert run_guarded(["plan", *words, "--mini_batch_size", "64"]) == 0
+    printed = capsys.readouterr().out
+    assert " of 1.0 GB that are free now" in printed
+    assert "would refuse" not in printed
+    named = plan(capsys, *words, "--gpu", "H200")
+    assert named["available_memory_bytes"] is None
+    assert not [each for each in named["warnings"] if each["about"] == "memory"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gptmill.runtime.host_usage import measure_growth, read_available_memory, read_host_usage
+from gptmill.runtime.host_usage import measure_growth, read_available_memory, read_host_room, read_host_usage
 
 STATUS = "Name:\tpython\nVmRSS:\t 9000000 kB\nRssAnon:\t 2000000 kB\nRssFile:\t 6000000 kB\nRssShmem:\t 1000000 kB\n"
 MEMINFO = "MemTotal:       8000000 kB\nMemFree:         100000 kB\nMemAvailable:    2000000 kB\n"
@@ -50,7 +50,7 @@ def test_usage_is_that_of_the_machine_or_of_the_container(
     write_files(tmp_path / "groups", groups)
     files = tmp_path / "proc", tmp_path / "cgroup", tmp_path / "groups"
     usage = read_host_usage(*files)
-    assert read_available_memory(*files) == available
+    assert read_available_memory(*files) == read_host_room(*files) == available
     assert usage == {"host_memory_gb": pytest.approx(3.072), "host_memory_used": pytest.approx(used)}
 
 
@@ -58,6 +58,12 @@ def test_a_system_without_these_files_reports_nothing(tmp_path: Path) -> None:
     assert read_host_usage(tmp_path, tmp_path / "cgroup", tmp_path) == {}
     assert read_available_memory(tmp_path, tmp_path / "cgroup", tmp_path) is None
     assert measure_growth(lambda: pytest.fail("it cannot be measured"), tmp_path) is None
+
+
+def test_a_container_at_its_limit_has_no_room_and_is_not_taken_for_one_without_a_limit(tmp_path: Path) -> None:
+    write_files(tmp_path, {"proc/meminfo": MEMINFO, "cgroup": "0::/job"})
+    write_files(tmp_path / "groups/job", {"memory.max": "1000", "memory.current": "1000", "memory.stat": ""})
+    assert read_host_room(tmp_path / "proc", tmp_path / "cgroup", tmp_path / "groups") == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -159,8 +159,10 @@ def describe_schedule(plan: RunPlan) -> str:
 
 
 def describe_memory(plan: RunPlan) -> str:
-    memory, has = plan.plan.memory, plan.machine.memory_bytes
+    memory, has, free = plan.plan.memory, plan.machine.memory_bytes, plan.machine.available_bytes
     total = f" of {has / 1e9:,.1f} GB" if has else ""
+    if free is not None:
+        total = f" of {free / 1e9:,.1f} GB that are free now"
     if plan.probe is not None or memory is None:
         return f"{plan.memory_bytes / 1e9:,.2f} GB{total}, measured"
     kinds = vars(plan.strategy.memory if plan.strategy else memory)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gptmill.config.errors import UserError
 from gptmill.config.parallel_relations import count_data_ranks, count_sharing_ranks, list_split_flags
 from gptmill.config.plan_request import PlanRequest, check_plan_request, count_nodes
@@ -18,6 +20,8 @@ from gptmill.experiments.probe import ProbeResult, probe
 from gptmill.models.parameters import ParameterCount, count_parameters
 from gptmill.runs.checkpoints.disk_space import free_bytes
 from gptmill.runtime.interconnects import Interconnect, find_interconnect
+from gptmill.runtime.world import World
+from gptmill.training.host_memory_check import check_activations_fit, check_state_fits
 from gptmill.training.plan import TrainPlan, derive_plan
 from gptmill.training.plan_checks import PlannedRun, PlanWarning, find_plan_warnings
 from gptmill.training.planned_corpus import PlannedCorpus, read_planned_corpus
@@ -106,6 +110,7 @@ class RunPlan:
             "memory_bytes": self.memory_bytes,
             "estimated_memory_bytes": asdict(memory) if memory else None,
             "device_memory_bytes": self.machine.memory_bytes,
+            "available_memory_bytes": self.machine.available_bytes,
             "counts": asdict(self.counts),
             "free_disk_bytes": self.free_disk_bytes,
             "seconds": self.time.total if self.time else None,
@@ -154,14 +159,18 @@ def make_run_plan(config: RunConfig, request: PlanRequest, say: Say = lambda _: 
         corpus_tokens=corpus.tokens,
         median_document_tokens=corpus.median_document_tokens,
         device_name=machine.name,
-        device_memory_bytes=machine.memory_bytes,
+        device_memory_bytes=machine.memory_bytes if machine.available_bytes is None else None,
         needed_memory_bytes=memory,
         has_kernels=machine.rate.has_kernels,
         free_disk_bytes=free,
         counts=counts,
         time=time,
     )
-    warnings = (*find_plan_warnings(checked), *warn_of_splits(config, machine))
+    warnings = (
+        *warn_of_host_memory(config, plan, machine),
+        *find_plan_warnings(checked),
+        *warn_of_splits(config, machine),
+    )
     return RunPlan(
         config, plan, corpus, machine, parameters, counts, memory, free, time, measured, warnings, links, strategies,
         placements,
@@ -187,6 +196,20 @@ def check_sharing_ranks(config: RunConfig, gpus: int) -> None:
     if gpus % needed:
         flags = join_words(list_split_flags(config.machine))
         raise UserError(f"{flags} takes {needed} GPUs or a multiple of them, not {gpus}; add --gpus {needed}")
+
+
+def warn_of_host_memory(config: RunConfig, plan: TrainPlan, machine: PlannedMachine) -> list[PlanWarning]:
+    """What gptmill train would refuse on this CPU, by the memory that is available now."""
+    ranks, room = machine.rate.ranks, machine.available_bytes
+    if list_split_flags(config.machine) or (ranks > 1 and config.machine.parallel in ("fsdp", "hsdp")):
+        return []  # nor does it check them
+    world = World(0, ranks, torch.device("cpu"))
+    try:
+        check_state_fits(config, plan, world, room)
+        check_activations_fit(config, plan, world, room, lambda: None)
+    except UserError as error:
+        return [PlanWarning("memory", f"gptmill train would refuse this run now: {error}")]
+    return []
 
 
 def warn_of_splits(config: RunConfig, machine: PlannedMachine) -> list[PlanWarning]:

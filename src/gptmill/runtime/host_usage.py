@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gptmill.runtime.memory import GROUPS, KIBIBYTE, MEMBERSHIP, list_limit_files
+from gptmill.runtime.memory import GROUPS, KIBIBYTE, MEMBERSHIP, list_limit_files, read_host_memory
 
 GIGA = 1e9
 PROC = Path("/proc")
@@ -49,6 +49,12 @@ def read_available_memory(proc: Path = PROC, membership: Path = MEMBERSHIP, grou
             in_use, limit = _measure_group(path)
             available.append(max(0, limit - in_use))
     return min(available, default=None)
+
+
+def read_host_room(proc: Path = PROC, membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int | None:
+    """What is available, or all that there is where the system does not tell; None if neither is known."""
+    available = read_available_memory(proc, membership, groups)
+    return read_host_memory(membership, groups) if available is None else available
 
 
 def measure_growth(action: Callable[[], object], proc: Path = PROC) -> int | None:

@@ -10,6 +10,7 @@ from gptmill.config.run import RunConfig
 from gptmill.models.kernels.support import has_kernels
 from gptmill.runtime.device import choose_device, describe_device, find_nvidia_gpus
 from gptmill.runtime.gpu_catalog import find_gpu
+from gptmill.runtime.host_usage import read_available_memory
 from gptmill.runtime.memory import read_device_memory, read_host_memory
 from gptmill.runtime.peak_rates import find_peak_rate
 from gptmill.runtime.precision import choose_precision
@@ -31,6 +32,8 @@ class PlannedMachine:
     price_per_hour: float | None
     """Dollars per device and hour; None if unknown."""
     is_price_given: bool = False
+    available_bytes: int | None = None
+    """What a run on this CPU can still take of its memory; None for other devices, and if unknown."""
 
 
 def find_planned_machine(config: RunConfig, gpu: str | None, gpus: int, price: float | None) -> PlannedMachine:
@@ -54,7 +57,10 @@ def find_planned_machine(config: RunConfig, gpu: str | None, gpus: int, price: f
     is_gpu = device.type == "cuda"
     memory = read_device_memory(device) if is_gpu else read_host_memory()
     usual = find_price(name) if is_gpu else None
-    return PlannedMachine(name, rate, memory, is_gpu, True, usual if price is None else price, price is not None)
+    available = read_available_memory() if device.type == "cpu" else None
+    return PlannedMachine(
+        name, rate, memory, is_gpu, True, usual if price is None else price, price is not None, available
+    )
 
 
 def _assume_gpu(config: RunConfig, gpus: int, price: float | None) -> PlannedMachine:

@@ -24,8 +24,8 @@ from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.flight_recorder import set_up_flight_recorder
 from gptmill.runtime.host_allocator import keep_freed_memory
-from gptmill.runtime.host_usage import read_available_memory
-from gptmill.runtime.memory import read_device_memory, read_host_memory
+from gptmill.runtime.host_usage import read_host_room
+from gptmill.runtime.memory import read_device_memory
 from gptmill.runtime.parallel.mesh import arrange_ranks
 from gptmill.runtime.precision import set_matmul_precision
 from gptmill.runtime.ranks import has_ranks
@@ -136,7 +136,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
         check_machine(config, world, is_new=request.resumed is None)
         source = read_initial_source(request, world)
         data = open_run_data(request, world, report_preparing)
-        host_room = read_available_memory() or read_host_memory()  # before any rank has built its model
+        host_room = read_host_room()  # before any rank has built its model
     world = arrange_ranks(world, choose_strategy(config, world, partial(data.plan, config, world)), config.machine)
     plan = data.plan(config, world)
     set_matmul_precision(plan.precision)

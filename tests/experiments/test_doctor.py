@@ -41,6 +41,7 @@ from gptmill.experiments.doctor.probe_findings import (
 )
 from gptmill.experiments.doctor.probe_group import Probe, ProbeGroup, Result, wait_for
 from gptmill.experiments.doctor.probe_process import PREFIX, main
+from gptmill.runtime.cpu_usage import read_quota
 
 CPU = MachineFacts("2.13.0+cpu", None, device="cpu", threads=2, host_bytes=int(16e9))
 H200 = GpuFacts("NVIDIA H200", (9, 0), int(150e9), int(149e9))
@@ -374,24 +375,15 @@ def test_threads_beyond_a_container_s_cores_are_a_warning(tmp_path: Path) -> Non
     membership, group = tmp_path / "cgroup", tmp_path / "groups" / "docker" / "x"
     group.mkdir(parents=True)
     membership.write_text("0::/docker/x\n", encoding="utf-8")
-    assert machine.read_quota(membership, tmp_path / "groups") is None
+    assert read_quota(membership, tmp_path / "groups") is None
     (group / "cpu.max").write_text("max 100000\n", encoding="utf-8")
-    assert machine.read_quota(membership, tmp_path / "groups") is None
+    assert read_quota(membership, tmp_path / "groups") is None
     (group.parent / "cpu.max").write_text("50000 100000\n", encoding="utf-8")
-    quota = machine.read_quota(membership, tmp_path / "groups")
+    quota = read_quota(membership, tmp_path / "groups")
     assert quota == 0.5
     found = machine.check_cores(replace(CPU, threads=64), quota)
     assert (found.state, found.fix) == ("warning", "export OMP_NUM_THREADS=1")
     assert machine.check_cores(replace(CPU, threads=1), None).state == "ok"
-
-
-def test_a_limit_of_cgroup_v1_counts_too(tmp_path: Path) -> None:
-    (tmp_path / "cgroup").write_text("3:cpu,cpuacct:/job\n4:memory:/job\n", encoding="utf-8")
-    group = tmp_path / "cpu" / "job"
-    group.mkdir(parents=True)
-    (group / "cpu.cfs_quota_us").write_text("300000", encoding="utf-8")
-    (group / "cpu.cfs_period_us").write_text("100000", encoding="utf-8")
-    assert machine.read_quota(tmp_path / "cgroup", tmp_path) == 3.0
 
 
 def test_little_memory_is_a_warning(tmp_path: Path) -> None:

@@ -37,5 +37,8 @@ class MonitorConfig:
     """Warn if a GPU stays at this many degrees Celsius or above."""
     warn_throttling: float | None = 0.1
     """Warn if heat or the power supply slows a GPU down for more than this fraction of the time."""
+    warn_cpu: float | None = 0.7
+    """Warn if other programs leave a run on a CPU less than this fraction of its cores, if its threads do not fit
+    them, or if its micro-batches are too small."""
     warn_utilization: float | None = 0.7
     """Warn if a GPU is busy for less than this fraction of the time."""

@@ -118,7 +118,7 @@ RANGES = (
         "must be at least 0 and below 1",
     ),
     Range(
-        "warn_throughput warn_data_wait warn_mfu warn_memory warn_throttling warn_utilization",
+        "warn_throughput warn_data_wait warn_mfu warn_memory warn_throttling warn_cpu warn_utilization",
         lambda value: 0 < value < 1,
         'must be a fraction between 0 and 1, or "none"',
     ),

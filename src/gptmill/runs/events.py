@@ -116,7 +116,8 @@ class StepLogged(Event):
     telemetry: dict[str, float] = field(default_factory=dict)
     """Means since the last logged step, by NVML and the host: gpu_utilization (0 to 1), gpu_memory_gb, gpu_power_watts,
     gpu_temperature_celsius, gpu_throttled_thermal and gpu_throttled_power (0 to 1), host_memory_gb (this process),
-    host_memory_used (0 to 1). What was not measured is absent."""
+    host_memory_used (0 to 1), and on a CPU host_cpu_cores (of this process) and host_idle_cores. What was not measured
+    is absent."""
 
     @property
     def perplexity(self) -> float:
@@ -239,7 +240,7 @@ class Warned(Event):
     about: str
     """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, plan, schedule, tasks or validation; of the
     monitor: grad_norm, plateau, nan, not_learning, overfitting, throughput, eval_time, straggler, data_wait, mfu,
-    memory or gpu."""
+    memory, cpu or gpu."""
     message: str
 
 

@@ -1,4 +1,4 @@
-"""Telemetry: a thread samples the GPUs and the host's memory once a second; training reads means and never waits.
+"""Telemetry: a thread samples the machine once a second; training reads means and never waits.
 
 Rank 0 samples all GPUs that the run uses on its machine, which needs no communication between ranks.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 
+from gptmill.runtime.cpu_usage import CpuMeter, list_cpus
 from gptmill.runtime.gpu_usage import find_gpus, open_gpu_meter
 from gptmill.runtime.host_usage import read_host_usage
 from gptmill.runtime.world import World
@@ -80,6 +81,8 @@ def open_telemetry(world: World) -> Iterator[Telemetry]:
     openers: dict[str, OpenMeter] = {"host memory": lambda: read_host_usage}
     if gpus := find_gpus(world.device):
         openers["GPU"] = lambda: open_gpu_meter(gpus)
+    if world.device.type == "cpu":
+        openers["host CPU"] = lambda: CpuMeter(list_cpus())
     telemetry, stop = Telemetry(), Event()
     thread = Thread(target=sample_until, args=(stop, telemetry, openers), name="telemetry", daemon=True)
     thread.start()

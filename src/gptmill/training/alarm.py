@@ -15,6 +15,7 @@ USUAL_STEPS = 256
 MIN_USUAL_STEPS = 20
 MIN_USUAL_SECONDS = 60.0
 REPEAT_SECONDS = 600.0
+SETTLING_SECONDS = 3.0
 
 
 class Recent:
@@ -77,6 +78,22 @@ class Usual:
         self._values: deque[float] = deque(maxlen=USUAL_STEPS)
         self._seconds = 0.0
         self.level = None
+
+
+class Settling:
+    """The steps whose telemetry still has samples of an evaluation: the first after it, and those of some seconds."""
+
+    def __init__(self) -> None:
+        self._paused_at = float("-inf")
+        self._is_first = False
+
+    def note_pause(self, time: float) -> None:
+        self._paused_at, self._is_first = time, True
+
+    def includes(self, time: float) -> bool:
+        """Whether the step that ended now is one of them; to be asked once of each step."""
+        is_first, self._is_first = self._is_first, False
+        return is_first or time - self._paused_at < SETTLING_SECONDS
 
 
 class Alarm:

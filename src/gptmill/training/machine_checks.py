@@ -6,7 +6,7 @@ from collections import deque
 from statistics import median
 
 from gptmill.runs.events import EvalDone, StepLogged
-from gptmill.training.alarm import Alarm, Recent, Usual
+from gptmill.training.alarm import Alarm, Recent, Settling, Usual
 from gptmill.training.learning_checks import Check
 
 GIGA = 1e9
@@ -24,7 +24,6 @@ MIN_EVALUATIONS = 3
 MIN_DELAY_SECONDS = 1.0  # above the usual time
 BUSY = 0.9  # of the time
 IDLE_REST = 0.1  # of the time: what else idles a GPU that waits for data
-SETTLING_SECONDS = 3.0  # after an evaluation, until no sample of it is left
 
 
 class ThroughputCheck(Check):
@@ -216,22 +215,17 @@ class UtilizationCheck(Check):
 
     def __init__(self, fraction: float, remedies: str = "let gptmill tune find the fastest settings") -> None:
         self._fraction, self._remedies = fraction, remedies
-        self._recent, self._alarm = Recent(), Alarm()
-        self._evaluated_at = float("-inf")
-        self._is_settling = False
+        self._recent, self._alarm, self._settling = Recent(), Alarm(), Settling()
 
     def reset(self) -> None:
         self._recent.clear()
 
     def see_pause(self, time: float) -> str:
-        self._evaluated_at, self._is_settling = time, True
+        self._settling.note_pause(time)
         return ""
 
     def see_step(self, event: StepLogged) -> str:
-        was_settling, self._is_settling = self._is_settling, False
-        if was_settling or event.time - self._evaluated_at < SETTLING_SECONDS:
-            return ""  # the samples are of the evaluation
-        if "gpu_utilization" not in event.telemetry:
+        if self._settling.includes(event.time) or "gpu_utilization" not in event.telemetry:
             return ""
         self._recent.add(event.telemetry["gpu_utilization"], event.seconds)
         now = self._recent.average()

@@ -21,6 +21,7 @@ from gptmill.runs.events import (
     TrainEvalDone,
     Warned,
 )
+from gptmill.training.cpu_check import CpuCheck, CpuRun
 from gptmill.training.learning_checks import Check, GradNormCheck, OverfittingCheck, PlateauCheck
 from gptmill.training.loss_checks import GapCheck, NonFiniteCheck, NotLearningCheck
 from gptmill.training.machine_checks import (
@@ -92,9 +93,16 @@ class Monitor:
 
 
 def build_monitor(
-    config: RunConfig, plan: TrainPlan, device_bytes: int | None, read_busy: ReadBusy | None = None
+    config: RunConfig,
+    plan: TrainPlan,
+    device_bytes: int | None,
+    read_busy: ReadBusy | None = None,
+    cpu: CpuRun | None = None,
 ) -> Monitor:
-    """The checks that the config asks for; `device_bytes` is the memory of the GPU, `read_busy` tells ranks apart."""
+    """The checks that the config asks for.
+
+    `device_bytes` is the memory of the GPU, `read_busy` tells ranks apart, and `cpu` is known for a run on a CPU.
+    """
     options, eval_train = config.monitor, config.evaluation.eval_train
     checks: list[Check] = []
     norm_limits = options.warn_grad_norm, options.warn_grad_norm_rise
@@ -107,6 +115,8 @@ def build_monitor(
         checks.append(MemoryCheck(options.warn_memory, device_bytes))
     if options.warn_straggler is not None and read_busy is not None:
         checks.append(StragglerCheck(options.warn_straggler, read_busy))
+    if options.warn_cpu is not None and cpu is not None:
+        checks.append(CpuCheck(options.warn_cpu, cpu))
     by_limit: list[tuple[Callable[[float], Check], float | None]] = [
         (OverfittingCheck, options.warn_overfitting),
         (ThroughputCheck, options.warn_throughput),

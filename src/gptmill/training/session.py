@@ -36,6 +36,7 @@ from gptmill.runtime.watchdog import Watchdog, open_watchdog
 from gptmill.runtime.world import World, open_world
 from gptmill.training.audit import check_audit
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers
+from gptmill.training.cpu_check import find_cpu_run
 from gptmill.training.dry_run import dry_run
 from gptmill.training.host_memory_check import check_state_fits
 from gptmill.training.initial_weights import (
@@ -169,7 +170,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     trackers.track(describe_run(request, run, plan, world, state, data.corpora, resume_point))
     for warning in list_start_warnings(config, plan, world, state, data, resume_point):
         trackers.track(warning)
-    monitor = build_monitor(config, plan, read_device_memory(world.device), make_busy_reader(world, watchdog))
+    cpu = find_cpu_run(config, plan, world.size) if world.device.type == "cpu" else None
+    monitor = build_monitor(config, plan, read_device_memory(world.device), make_busy_reader(world, watchdog), cpu)
     telemetry = stack.enter_context(open_telemetry(world))
     session = Session(
         config, plan, world, data.sampler, reader, evaluators, run, checkpointer, stop, watchdog, failures,

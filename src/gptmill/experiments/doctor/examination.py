@@ -11,6 +11,7 @@ from gptmill.experiments.doctor import disk, environment, gpu, machine, probe_fi
 from gptmill.experiments.doctor.facts import MachineFacts
 from gptmill.experiments.doctor.finding import Finding, run_check
 from gptmill.experiments.doctor.probe_group import Probe, ProbeGroup, Result, wait_for
+from gptmill.runtime.cpu_usage import read_quota
 from gptmill.runtime.toolchain import find_compile_cache, find_obstacle
 
 Say = Callable[[str], None]
@@ -85,7 +86,7 @@ def check_machine(facts: MachineFacts) -> list[Finding]:
     checks: dict[str, Callable[[], Finding]] = {
         "memory": lambda: machine.check_memory(facts),
         "shared memory": lambda: machine.check_shared_memory(len(facts.gpus)),
-        "cores": lambda: machine.check_cores(facts, machine.read_quota()),
+        "cores": lambda: machine.check_cores(facts, read_quota()),
         "open files": machine.check_open_files,
         "clock": machine.check_clock,
     }

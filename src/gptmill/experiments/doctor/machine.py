@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import gptmill
 from gptmill.experiments.doctor.facts import MachineFacts
 from gptmill.experiments.doctor.finding import Finding
+from gptmill.runtime.cpu_usage import list_cpus
 
 try:
     import resource
@@ -23,7 +22,6 @@ LEAST_SHARED = 1 << 30
 LEAST_OPEN_FILES = 1024
 MAX_SKEW_SECONDS = 5.0
 SHARED_MEMORY = Path("/dev/shm")
-MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def check_memory(facts: MachineFacts) -> Finding:
@@ -49,7 +47,7 @@ def check_shared_memory(gpus: int, folder: Path = SHARED_MEMORY) -> Finding:
 
 def check_cores(facts: MachineFacts, quota: float | None) -> Finding:
     """Threads that outnumber the cores of a container wait for each other."""
-    cores = count_cores()
+    cores = len(list_cpus())
     allowed = min(cores, quota or cores)
     limit = "" if quota is None or quota >= cores else f", limited to {quota:g} by its cgroup"
     what = f"{cores} cores{limit}; torch uses {facts.threads} threads"
@@ -57,37 +55,6 @@ def check_cores(facts: MachineFacts, quota: float | None) -> Finding:
         fix = f"export OMP_NUM_THREADS={max(1, int(allowed))}"
         return Finding(GROUP, "cores", "warning", what, "more threads than cores: slow on a CPU", fix)
     return Finding(GROUP, "cores", "ok", what)
-
-
-def count_cores() -> int:
-    """The cores that this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def read_quota(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> float | None:
-    """Cores that the process's cgroups (v2 or v1) allow; None if they set no limit."""
-    try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    quotas = []
-    for line in lines:
-        _, controllers, inside = line.split(":", 2)
-        path = PurePosixPath(inside.lstrip("/"))
-        for group in (path, *path.parents):
-            with suppress(OSError, ValueError, ZeroDivisionError):  # no limit, or "max"
-                if not controllers:
-                    limit, period = (groups / group / "cpu.max").read_text(encoding="utf-8").split()
-                elif "cpu" in controllers.split(","):
-                    folder = groups / "cpu" / group
-                    limit = (folder / "cpu.cfs_quota_us").read_text(encoding="utf-8")
-                    period = (folder / "cpu.cfs_period_us").read_text(encoding="utf-8")
-                else:
-                    continue
-                if int(limit) > 0:
-                    quotas.append(int(limit) / int(period))
-    return min(quotas, default=None)
 
 
 def check_open_files() -> Finding:

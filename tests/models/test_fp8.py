@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from traced_functions import Recorder
 
 from gptmill.config.run import ActivationCheckpointing, Fp8Layers, ModelConfig
 from gptmill.models.fused.fp8_layers import Fp8Linear, build_fp8_linear, use_fp8
@@ -208,6 +209,16 @@ def test_it_compiles_whole(emulated: bool) -> None:
     for plain, traced in zip(*results, strict=True):
         # On ARM torch rounds once more without the compiler, and what is rounded to fp8 next is far from exact.
         assert measure_distance(traced, plain) < 0.05
+
+
+@ignores_compiler
+def test_compiled_in_fp32_it_ends_in_no_cast_to_fp32() -> None:
+    """torch 2.11 would lose the gradient: pytorch/pytorch#180642."""
+    recorder = Recorder()
+    layer = build_fp8_linear(nn.Linear(32, 48, bias=False), emulated=True)
+    torch.compile(layer, backend=recorder)(draw(2, 16, 32).requires_grad_())
+    assert recorder.last_operations
+    assert "to" not in recorder.last_operations
 
 
 def test_small_gradients_beside_large_ones_survive() -> None:

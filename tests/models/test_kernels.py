@@ -19,6 +19,7 @@ from compositions import COMPOSITIONS, CONTEXT, build_wild, draw_tokens
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule
+from traced_functions import Recorder
 
 from gptmill.config.model import ModelConfig
 from gptmill.config.run import ActivationCheckpointing
@@ -201,6 +202,19 @@ def test_the_compiler_looks_into_every_operation_but_those_that_it_is_told_of() 
     run(model)
     assert {name for name in met if name.startswith("gptmill::")} == {"gptmill::linear_cross_entropy"}
     assert set(OPAQUE_OPS) <= set(torch._C._dispatch_get_all_op_names())  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does
+@pytest.mark.parametrize("name", ["classic", "llama"])
+def test_no_gradient_goes_to_a_tensor_that_a_cast_returned_as_it_was(name: str) -> None:
+    """Of an autograd.Function that ends in such a cast, torch 2.11 loses the gradient: pytorch/pytorch#180642."""
+    register_custom_ops()
+    recorder = Recorder()
+    model = build_wild(replace(COMPOSITIONS[name], num_layers=1), kernels="auto").train()
+    model.compile_parts(backend=recorder)
+    model(draw_tokens(2, CONTEXT), draw_tokens(2, CONTEXT, seed=3))
+    assert recorder.last_operations
+    assert "to" not in recorder.last_operations
 
 
 def test_the_compiler_is_told_of_what_it_does_not_look_into() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gptmill.config.model import LinearScaling, Llama3Scaling, ModelConfig, NoScaling, Rope
+from gptmill.models.casting import cast
 
 LOW_FREQ_FACTOR = 1.0  # Llama 3.1's: a frequency with fewer rotations than this in the original context is low
 HIGH_FREQ_FACTOR = 4.0  # and with more than this, high
@@ -39,7 +40,7 @@ def apply_rope(x_BTHD: Tensor, cos_sin: CosSin) -> Tensor:
     cos_T1D, sin_T1D = (part.unsqueeze(-2) for part in cos_sin)
     x = x_BTHD.float()
     first, second = x.chunk(2, dim=-1)
-    return (x * cos_T1D + torch.cat([-second, first], dim=-1) * sin_T1D).to(x_BTHD.dtype)
+    return cast(x * cos_T1D + torch.cat([-second, first], dim=-1) * sin_T1D, x_BTHD.dtype)
 
 
 def make_frequencies(rope: Rope, head_width: int, device: torch.device) -> Tensor:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptmill.models.casting import cast
 from gptmill.models.kernels.custom_ops import make_custom_op
 
 SLOPE = 1.5957691216057308  # 2 * sqrt(2 / pi)
@@ -39,7 +40,7 @@ class _BiasGelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias_F: Tensor) -> Tensor:
         ctx.save_for_backward(x, bias_F)
         biased = x.float() + bias_F.float()
-        return (biased * torch.sigmoid(SLOPE * (biased + CUBE * biased**3))).to(x.dtype)
+        return cast(biased * torch.sigmoid(SLOPE * (biased + CUBE * biased**3)), x.dtype)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gptmill.models.casting import cast
+
 Fp8Format = Literal["fp8", "fp8-emulated"]
 TILE = 16
 TINIEST_AMAX = 1e-30  # its scale and the inverse of that are still finite in fp32
@@ -97,7 +99,7 @@ def scaled_gemm(
     """`a @ b.T`, plus a bias; both operands are row-major."""
     if emulated:
         product_MN = emulated_scaled_gemm(a_MK, b_NK)
-        return (product_MN if bias_N is None else product_MN + bias_N).to(dtype)
+        return cast(product_MN if bias_N is None else product_MN + bias_N, dtype)
     return torch._scaled_mm(
         a_MK.fp8,
         b_NK.fp8.t(),

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptmill.models.casting import cast
 from gptmill.models.kernels.custom_ops import make_custom_op
 
 
@@ -31,7 +32,7 @@ class _SwiGlu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         gate, up = x.float().chunk(2, dim=-1)
-        return (gate * torch.sigmoid(gate) * up).to(x.dtype)
+        return cast(gate * torch.sigmoid(gate) * up, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> Tensor:

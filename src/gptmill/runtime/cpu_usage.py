@@ -1,4 +1,7 @@
-"""Cores of the host: those that this process may use, those that it keeps busy, and those that idle."""
+"""Cores of the host: those that this process may use, those that it keeps busy, and those that idle.
+
+Does not import torch: gptmill doctor also looks at machines where that fails.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from gptmill.runtime.memory import GROUPS, MEMBERSHIP
-
+MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 STAT = Path("/proc/stat")
 TOPOLOGY = Path("/sys/devices/system/cpu")
 IDLE_FIELDS = slice(3, 5)  # idle and iowait: see proc(5)

@@ -38,7 +38,6 @@ class MonitorConfig:
     warn_throttling: float | None = 0.1
     """Warn if heat or the power supply slows a GPU down for more than this fraction of the time."""
     warn_cpu: float | None = 0.7
-    """Warn if other programs leave a run on a CPU less than this fraction of its cores, if its threads do not fit
-    them, or if its micro-batches are too small."""
+    """Warn if a run on a CPU gets less than this fraction of its cores, or has too many or few threads for them."""
     warn_utilization: float | None = 0.7
     """Warn if a GPU is busy for less than this fraction of the time."""

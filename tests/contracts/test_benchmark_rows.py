@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import PROJECT, TINY_FLAGS, make_environment
+from zygote import Zygote
 
 from gptmill.cli.config import run
 from gptmill.config.errors import UserError
@@ -221,29 +222,41 @@ def test_a_speed_is_read_from_the_row_that_was_asked_for() -> None:
         INTERLEAVED.read_speed(output, "124M fp8")
 
 
+# A run that is stopped at its third step, asked for again, and then with a recipe that no run has.
+OBTAINED = """
+import json, sys
+from pathlib import Path
+sys.path.append(sys.argv[1])
+import runs
+
+recipe, ends = Path("tiny.toml"), []
+def obtain(text):
+    recipe.write_text(text, encoding="utf-8")
+    return runs.obtain(Path("runs/tiny"), str(recipe), sys.argv[2:], 120.0, 3, lambda: ends.append(1))
+
+first = obtain("[training]\\nmax_steps = 1000000\\n")
+again = obtain("[training]\\nmax_steps = 1000000\\n")
+seconds = first.select("StepLogged")[0]["time"] - first.started
+found = [first.last_step, seconds, first.is_finished, again == first, len(ends)]
+print(json.dumps([*found, obtain("[training]\\nmax_steps = 1000000\\n[model]\\ndropout = 2.0\\n")]))
+"""
+
+
 @pytest.mark.slow
 def test_a_run_is_stopped_at_its_step_kept_and_trained_again_only_when_something_changed(
-    text_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    words: list[str], tmp_path: Path, zygote: Zygote
 ) -> None:
-    request = PrepareRequest(out=str(tmp_path / "shards"), tokenizer="byte", val_fraction=0.1)
-    prepare_corpus([str(text_file)], request, lambda _: None)
-    recipe = tmp_path / "tiny.toml"
-    recipe.write_text("[training]\nmax_steps = 1000000\n", encoding="utf-8")
-    flags = [*TINY_FLAGS, "--data_dir", str(tmp_path / "shards")]
-    ends: list[int] = []
-
-    def obtain() -> Any:
-        return RUNS.obtain(tmp_path / "runs" / "tiny", str(recipe), flags, 120.0, 3, lambda: ends.append(1))
-
-    first = obtain()
-    assert 3 <= first.last_step < 1_000_000
-    assert 0 < first.select("StepLogged")[0]["time"] - first.started < 120
-    assert not first.is_finished
-    assert obtain() == first
-    assert len(ends) == 1
-    recipe.write_text("[training]\nmax_steps = 1000000\n[model]\ndropout = 2.0\n", encoding="utf-8")
-    assert obtain() is None
-    assert "dropout = 2.0" in capfd.readouterr().err
+    flags = [*TINY_FLAGS, "--data_dir", str(tmp_path / words[1])]
+    done = zygote.run(["-c", OBTAINED, str(PROJECT / "benchmarks"), *flags], tmp_path, make_environment())
+    assert done.returncode == 0, done.stderr
+    last_step, seconds, is_finished, is_kept, num_ends, refused = json.loads(done.stdout)
+    assert 3 <= last_step < 1_000_000
+    assert 0 < seconds < 120
+    assert not is_finished
+    assert is_kept
+    assert num_ends == 1
+    assert refused is None
+    assert "dropout = 2.0" in done.stderr
 
 
 @pytest.mark.parametrize(("is_alone", "folder"), [(True, "own"), (False, "runs/cache")])

@@ -124,7 +124,8 @@ def choose_sizes(words: list[str]) -> list[str]:
         return []
     is_recipe_for_gpu = any(word.startswith("gpt2-") for word in words)
     sizes = "--eval_tokens 192 --sample_tokens 4 --total_batch_size 192 --mini_batch_size 1".split()
-    if (is_demo(words) or is_recipe_for_gpu) and "--size" not in words:
+    has_large_model = is_demo(words) or is_recipe_for_gpu or "shakespeare-char-cpu" in words
+    if has_large_model and "--size" not in words:
         sizes += "--num_layers 1 --embd_size 32 --num_heads 1".split()
     if is_recipe_for_gpu:
         sizes += "--context_length 64".split()

@@ -22,6 +22,14 @@ from gptmill.runs.events import EvalDone
 
 STEPS, RUN = EXACT_STEPS, EXACT_FLAGS
 
+# gptmill, which tries again at once what the disk has refused.
+IMPATIENT = """
+from gptmill.runs.checkpoints import background_save
+background_save.RETRY_SECONDS = (0.02,)
+from gptmill.cli.main import main
+raise SystemExit(main())
+"""
+
 
 @pytest.fixture
 def inline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> GptMill:
@@ -116,7 +124,7 @@ def test_a_disk_that_fills_up_does_not_end_the_run(
     other = small_disk / "other"
     other.write_bytes(bytes(800_000))
     place = ["--logdir", str(small_disk), "--run_name", "full"]
-    process = start("train", *RUN, *wide, "--checkpoint_freq", "2", *place)
+    process = start("train", *RUN, *wide, "--checkpoint_freq", "2", *place, program=("-c", IMPATIENT))
     checkpoints = small_disk / "full/checkpoints"
     while not (checkpoints / "latest").exists() and process.poll() is None:
         time.sleep(0.005)
@@ -155,26 +163,26 @@ def test_a_run_stops_before_its_time_limit_and_goes_on(tmp_path: Path, gptmill: 
     assert f"{last} train" in (tmp_path / "runs/late/log.txt").read_text()
 
 
-@pytest.mark.parametrize("slow", ["--eval_tokens=4000", "--sample_tokens=200"])
+@pytest.mark.parametrize("slow", ["--eval_tokens=3000", "--sample_tokens=120"])
 def test_a_signal_is_heard_in_the_middle_of_an_evaluation(
     tmp_path: Path, inline: GptMill, start: Start, slow: str
 ) -> None:
     """Many windows one at a time, or a long sample: seconds that a scheduler may not grant."""
     inline("prepare", "words.txt", "--tokenizer", "byte", "--val_fraction", "0.5", "--out", "half")
-    short = "--total_batch_size 32 --mini_batch_size 1 --max_steps 22 --eval_freq 20 --data_dir half".split()
+    short = "--total_batch_size 32 --mini_batch_size 1 --max_steps 7 --eval_freq 6 --data_dir half".split()
     flags = ["train", *RUN, slow, *short]
     inline(*flags, "--run_name", "straight")
     process = start(*flags, "--run_name", "stopped")
     log = tmp_path / "runs/stopped/log.txt"
-    wait_for_text(process, log, "\n20 train")  # what comes next is the evaluation
+    wait_for_text(process, log, "\n6 train")  # what comes next is the evaluation
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output
-    assert "20 train" in log.read_text()
-    assert "20 val" not in log.read_text()
+    assert "\n6 train" in log.read_text()
+    assert "\n6 val" not in log.read_text()
     inline("train", "--run_name", "stopped", "--resume", "latest")
     assert_same_end(tmp_path, "straight", "stopped")
-    samples = [(tmp_path / "runs" / run / "samples/step_000020.txt").read_text() for run in ("straight", "stopped")]
+    samples = [(tmp_path / "runs" / run / "samples/step_000006.txt").read_text() for run in ("straight", "stopped")]
     assert samples[0] == samples[1]
 
 

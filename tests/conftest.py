@@ -168,9 +168,15 @@ def list_names(code: CodeType) -> Iterator[str]:
             yield from list_names(constant)
 
 
+def pytest_collection() -> None:
+    """Nothing that is collected goes away again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Spares every later garbage collection the modules that are imported by now."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

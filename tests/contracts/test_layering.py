@@ -119,17 +119,24 @@ def _find_module(imported: str, paths: dict[str, Path]) -> str:
 
 
 def _list_imports(tree: ast.Module) -> Iterator[Import]:
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    hidden = {inner for function in functions for inner in ast.walk(function)}
-    for node in ast.walk(tree):
+    for node, is_hidden in _list_statements(tree):
         if isinstance(node, ast.ImportFrom):
             module = "gptmill.relative" if node.level else str(node.module)
             is_own = module.split(".")[0] == "gptmill"
             for name in node.names:
-                yield Import(f"{module}.{name.name}" if is_own else module, node.lineno, node in hidden)
+                yield Import(f"{module}.{name.name}" if is_own else module, node.lineno, is_hidden)
         elif isinstance(node, ast.Import):
             for name in node.names:
-                yield Import(name.name, node.lineno, node in hidden)
+                yield Import(name.name, node.lineno, is_hidden)
+
+
+def _list_statements(parent: ast.AST, is_hidden: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """All of them, with whether they are in a function; expressions, which are most of a file, hold none."""
+    is_hidden |= isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef)
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield node, is_hidden
+            yield from _list_statements(node, is_hidden)
 
 
 def find_imports_that_point_up(modules: dict[str, Module]) -> list[str]:

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 IMPORTED = ("gptmill.cli", "gptmill.api", "gptmill.training.loop", "torch._dynamo")
+ALSO_IMPORTED = ("numpy.ma", "rich._emoji_codes", "encodings.idna")  # by every training, sooner or later
 STREAMS = (0, 1, 2)
 HUGE_PAGE = 2 << 20
 MADV_COLLAPSE = 25
@@ -272,7 +273,7 @@ def serve(owner: socket.socket, listener: socket.socket) -> None:
 def import_programs() -> None:
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     multiprocessing.util.spawnv_passfds = fork_worker  # type: ignore[attr-defined]
-    for name in IMPORTED:
+    for name in (*IMPORTED, *ALSO_IMPORTED):
         import_all(name)
     sys.modules["gptmill.runs.code_fingerprint"].make_code_fingerprint()
     sys.modules["gptmill.config.schema"].list_fields(sys.modules["gptmill.config.run"].RunConfig)

@@ -28,9 +28,10 @@ WAIT_SECONDS = 60.0
 PATCHED = """
 import os, sys, time
 from gptmill.runtime import heartbeats, rank_store, rank_watch, ranks, watchdog
-from gptmill.training import rank_failures
+from gptmill.training import checkpointing, rank_failures
 rank_watch.POLL_SECONDS, rank_watch.GRACE_SECONDS = 0.1, 0.5
 rank_failures.SEARCH_SECONDS = ranks.SEARCH_SECONDS = rank_store.LEAVE_SECONDS = 1.0
+checkpointing.PATIENCE_SECONDS = 2.0
 watchdog.POLL_SECONDS, watchdog.SILENT_SECONDS, heartbeats.SILENT_SECONDS = 0.1, 0.5, 0.5
 {everywhere}
 if os.environ["RANK"] == "1":

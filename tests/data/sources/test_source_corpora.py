@@ -181,7 +181,11 @@ def test_without_a_network_one_sentence_says_what_to_fetch_and_where_to_put_it(p
 
 
 @pytest.mark.usefixtures("no_network")
-def test_without_a_network_a_corpus_of_many_files_is_still_one_sentence(cache: Path) -> None:
+def test_without_a_network_a_corpus_of_many_files_is_still_one_sentence(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = download.shutil.disk_usage("/")._replace(free=10**12)
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(
         UserError, match=r"the 14 files from https://.*/000_00000.parquet to 013_00000.parquet"
     ) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -14,6 +13,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -41,7 +41,7 @@ class WorkerPool(ProcessPoolExecutor):
     """A process pool whose workers ignore Ctrl-C, which the parent handles."""
 
     runs_script = True
-    """Whether a new process runs the user's script first, as spawned ones do."""
+    """Whether a new process runs the user's script first, as spawned ones usually do."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         """May start a process, which inherits the blocked signal: it is ignored from its first instruction on."""
@@ -85,7 +85,7 @@ def open_executor(
         # Spawned, not forked: the parent may have threads and locks.
         context = multiprocessing.get_context("spawn")
         executor = WorkerPool(processes, mp_context=context, initializer=_become_worker, initargs=(plugins,))
-        executor.runs_script = b"__main__" in pickle.dumps(load)  # a part that the script itself defines
+        executor.runs_script = _has_main_guard()
         try:
             for _ in range(processes):
                 executor.submit(load)
@@ -118,13 +118,21 @@ def map_in_order(
             future.cancel()
 
 
+def _has_main_guard() -> bool:
+    """Whether the user's script says what only the first process is to do: others run it too, for what it defines.
+
+    One that calls `prepare` without a guard would prepare the corpus once more, in every process.
+    """
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        return path is None or "__main__" in Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+
+
 @contextmanager
 def _hidden_script() -> Iterator[None]:
-    """Starts processes as if there were no script.
-
-    They would run it first; and one that calls `prepare` without `if __name__ == "__main__"` would prepare the corpus
-    once more, in every process.
-    """
+    """Starts processes as if there were no script."""
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

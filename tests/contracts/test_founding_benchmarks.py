@@ -34,7 +34,8 @@ def test_000_runs_on_a_text_and_stops_early(start: Start, tmp_path: Path) -> Non
     output = run(start, "headline_000.py", str(write_words(tmp_path)), "--tokens", "2000", "--logdir", "runs")
     (steps,) = (line for line in output.splitlines() if line.startswith("| steps |"))
     assert steps == "| steps | 1,610 | 6 | 4 |"
-    assert "- early stopping finds the plateau: stopped at step 4, 33% fewer" in output
+    assert "- a validation loss of 4.74 in less than 30 s: " in output
+    assert "- early stopping finds the plateau: stopped at step 4; lowest loss " in output
 
 
 def test_000_needs_as_many_tokens_as_asked_for(start: Start, tmp_path: Path) -> None:
@@ -99,24 +100,25 @@ def test_003_confirms_or_corrects_its_claim(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_000_is_judged_by_its_events(capsys: pytest.CaptureFixture[str]) -> None:
-    def make_run(steps: int, seconds: float, losses: list[float], reason: str) -> Any:
+    def make_run(steps: int, losses: list[float], reason: str, eval_seconds: float = 10.0) -> Any:
         events: list[dict[str, Any]] = [
-            {"event": "EvalDone", "step": 100 * number, "val_loss": loss} for number, loss in enumerate(losses)
+            {"event": "EvalDone", "step": 100 * number, "val_loss": loss, "time": 100.0 + eval_seconds * number}
+            for number, loss in enumerate(losses)
         ]
         events += [{"event": "TrainEvalDone", "step": 0, "train_loss": 11.0}]
         events += [{"event": "TrainEvalDone", "step": steps, "train_loss": 3.3}]
         events += [
             {"event": "StepLogged", "step": step, "loss": 11.0 - step / 200, "seconds": 0.01} for step in (1, steps)
         ]
-        events.append({"event": "RunFinished", "step": steps, "reason": reason, "time": 100.0 + seconds})
+        events.append({"event": "RunFinished", "step": steps, "reason": reason, "time": 140.0})
         return HEADLINE.Run(events, 100.0)
 
-    whole = make_run(1610, 24.0, [10.9, 5.0, 4.7, 4.8], "finished")
-    early = make_run(1300, 20.0, [10.9, 5.0, 4.7, 4.75], "stopped early: the validation loss has not fallen")
+    stopped, losses = "stopped early: the validation loss has not fallen", [10.9, 5.0, 4.7, 4.75]
+    whole, early = make_run(1610, [10.9, 5.0, 4.9, 4.8], "finished"), make_run(1300, losses, stopped)
     assert HEADLINE.report([whole, early]) == 0
     output = capsys.readouterr().out
-    assert (
-        "| lowest validation loss (perplexity) | 4.74 (115), flat from step 1,300 | 4.70 (110) at step 200 |" in output
-    )
-    assert HEADLINE.report([make_run(1610, 31.0, [10.9, 4.7], "finished"), early]) == MISSED
+    assert "| until validation loss 4.74 | 79 min | never | 20.0 s |" in output
+    assert "| 4.74 (115), flat from step 1,300 | 4.80 (122) at step 300 | 4.70 (110) at step 200 |" in output
+    assert HEADLINE.report([whole, make_run(1300, losses, stopped, eval_seconds=16.0)]) == MISSED
+    assert HEADLINE.report([whole, make_run(1300, losses, "finished")]) == MISSED
     assert HEADLINE.report([whole, None]) == MISSED

@@ -86,7 +86,7 @@ def test_options_of_the_user_are_kept_and_the_rest_chosen_around_them() -> None:
 
 def test_a_slower_machine_gets_a_model_that_is_not_larger() -> None:
     slow = make_speed_model([replace(step, seconds=8 * step.seconds) for step in CPU.steps])
-    fast, slower = pick(make_situation(120)), pick(replace(make_situation(120), speed=slow))
+    fast, slower = pick(make_situation(1200)), pick(replace(make_situation(1200), speed=slow))
     assert slower.shape.block_weights <= fast.shape.block_weights
     assert slower.bits_per_byte > fast.bits_per_byte
 
@@ -111,3 +111,12 @@ def test_speed_is_interpolated_and_never_falls_with_the_work() -> None:
     assert times[:4] == pytest.approx([0.06] * 4)
     assert times[4] == pytest.approx(0.12)
     assert times[6] == pytest.approx(0.48)
+
+
+def test_the_head_costs_what_two_vocabularies_showed() -> None:
+    small, large = MeasuredStep(1e9, 0.04, 4e8), MeasuredStep(1e9, 0.06, 32e8)
+    model = make_speed_model([large, small, MeasuredStep(8e9, 0.2, 8e8)])
+    for step in (small, large, MeasuredStep(8e9, 0.2, 8e8)):
+        assert model.find_seconds(step.flops, step.head_flops) == pytest.approx(step.seconds)
+    noisy = make_speed_model([replace(small, seconds=0.07), large])
+    assert noisy.find_seconds(1e9, 32e8) == noisy.find_seconds(1e9, 4e8) == pytest.approx(0.07)

@@ -204,10 +204,10 @@ def _fill(
 ) -> Candidate | None:
     """As many steps of this as fit into a share of the time; None if too few, or too large to know their speed."""
     law, corpus, speed = situation.law, situation.corpus, situation.speed
-    flops = batch * _count_token_flops(shape, context, option.vocab_size)
+    flops, head_flops = (batch * each for each in _count_token_flops(shape, context, option.vocab_size))
     if flops > MAX_PROBE_FACTOR * speed.largest_flops:
         return None
-    step_seconds = speed.find_seconds(flops)
+    step_seconds = speed.find_seconds(flops, head_flops)
     usable = corpus.text_bytes * (1 - choose_val_fraction(corpus.text_bytes))
     bytes_per_second = batch * option.bytes_per_token / step_seconds
     # Evaluations, at the start and at the end, take their share. Text is prepared only as far as it is used.
@@ -225,9 +225,11 @@ def _fill(
 
 
 @cache
-def _count_token_flops(shape: Shape, context: int, vocab_size: int) -> float:
+def _count_token_flops(shape: Shape, context: int, vocab_size: int) -> tuple[float, float]:
+    """Of the blocks, and of the LM head."""
     model = build_config(ModelConfig, _select_model({**FAMILY, **shape.list_values(), "context_length": context}))
-    return count_flops(model, pad_vocab(vocab_size), context)
+    blocks = count_flops(model, 0, context)
+    return blocks, count_flops(model, pad_vocab(vocab_size), context) - blocks
 
 
 def _select_model(values: dict[str, Any]) -> dict[str, Any]:

@@ -29,19 +29,22 @@ from gptmill.training.plan import TrainPlan
 from gptmill.training.state import TrainState, build_state
 
 PROBED = (Shape(2, 64), Shape(4, 128), Shape(6, 256), Shape(8, 512), Shape(12, 768), Shape(24, 1024))
-VOCAB_SIZE = 1024
+VOCAB_SIZE, LARGE_VOCAB_SIZE = 1024, 8192
 STEP_TOKENS = 1024
 WARM_UP_STEPS, MEASURED_STEPS = 2, 5
 GPU_WARM_UP_STEPS = 5  # the first ones are eager, then one is captured as a CUDA graph
 PROBE_SHARE = 0.06  # of the budget
-USEFUL_STEPS = 300  # a model that cannot do so many in the budget is out of the question
+USEFUL_STEPS = 100  # a model that cannot do so many in the budget is out of the question
 
 Say = Callable[[str], None]
 assert set(PROBED) <= set(SHAPES)
 
 
 def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World, say: Say) -> SpeedModel:
-    """Steps of ever larger models, until the next one could not be trained in the budget or costs too much to try."""
+    """Steps of ever larger models, until the next one could not be trained in the budget or costs too much to try.
+
+    The smallest is measured with a small and with a large vocabulary, for what the LM head costs.
+    """
     measured: list[MeasuredStep] = []
     is_gpu = world.device.type == "cuda"
     tokens = STEP_TOKENS * (16 if is_gpu else 1)
@@ -49,6 +52,9 @@ def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World,
         # A process' first step loads libraries and compiles kernels, which says nothing about later ones.
         measure_step(_make_config(PROBED[0], given, tokens), world, 0.0)
     left = PROBE_SHARE * budget_seconds
+    started = time.monotonic()
+    measured.append(measure_step(_make_config(PROBED[0], given, tokens), world, left, LARGE_VOCAB_SIZE))
+    left -= time.monotonic() - started
     for shape in PROBED:
         started = time.monotonic()
         try:
@@ -73,19 +79,20 @@ def count_warm_up(world: World) -> int:
     return GPU_WARM_UP_STEPS if world.device.type == "cuda" else WARM_UP_STEPS
 
 
-def measure_step(config: RunConfig, world: World, limit_seconds: float) -> MeasuredStep:
+def measure_step(config: RunConfig, world: World, limit_seconds: float, vocab_size: int = VOCAB_SIZE) -> MeasuredStep:
     """The median of a few training steps: forward, backward, clipping and update; of fewer if the time is up."""
     tokens, context = config.training.total_batch_size, config.model.context_length
-    state = build_state(config, _make_plan(config, world), world)
+    state = build_state(config, _make_plan(config, world, vocab_size), world)
     generator = torch.Generator().manual_seed(0)
     shape = (tokens // context, context)
-    inputs, targets = (torch.randint(VOCAB_SIZE, shape, generator=generator).to(world.device) for _ in range(2))
+    inputs, targets = (torch.randint(vocab_size, shape, generator=generator).to(world.device) for _ in range(2))
     seconds: list[float] = []
     warm_up = count_warm_up(world)
     while len(seconds) < warm_up + MEASURED_STEPS and (len(seconds) < 2 or sum(seconds) < limit_seconds):
         seconds.append(_time_step(state, Batch(inputs, targets), tokens, world))
-    flops = tokens * count_flops(config.model, pad_vocab(VOCAB_SIZE), context)
-    return MeasuredStep(flops, statistics.median(seconds[min(warm_up, len(seconds) - 1) :]))
+    blocks = tokens * count_flops(config.model, 0, context)
+    whole = tokens * count_flops(config.model, pad_vocab(vocab_size), context)
+    return MeasuredStep(blocks, statistics.median(seconds[min(warm_up, len(seconds) - 1) :]), whole - blocks)
 
 
 def _time_step(state: TrainState, batch: Batch, tokens: int, world: World) -> float:
@@ -108,12 +115,12 @@ def _make_config(shape: Shape, given: Mapping[str, Any], tokens: int) -> RunConf
     return layer_config(values, {**machine, "mini_batch_size": tokens // context})
 
 
-def _make_plan(config: RunConfig, world: World) -> TrainPlan:
-    parameters = count_parameters(config.model, pad_vocab(VOCAB_SIZE))
+def _make_plan(config: RunConfig, world: World, vocab_size: int) -> TrainPlan:
+    parameters = count_parameters(config.model, pad_vocab(vocab_size))
     windows = config.training.mini_batch_size
     return TrainPlan(
-        vocab_size=VOCAB_SIZE,
-        padded_vocab_size=pad_vocab(VOCAB_SIZE),
+        vocab_size=vocab_size,
+        padded_vocab_size=pad_vocab(vocab_size),
         parameters=parameters.total,
         tokens_per_step=config.training.total_batch_size,
         windows_per_step=windows,

@@ -34,6 +34,7 @@ STEP_TOKENS = 1024
 WARM_UP_STEPS, MEASURED_STEPS = 2, 5
 GPU_WARM_UP_STEPS = 5  # the first ones are eager, then one is captured as a CUDA graph
 PROBE_SHARE = 0.06  # of the budget
+SLOWDOWN = 4  # from one size to the next, which has about eight times the weights: small steps are mostly overhead
 USEFUL_STEPS = 100  # a model that cannot do so many in the budget is out of the question
 
 Say = Callable[[str], None]
@@ -66,7 +67,7 @@ def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World,
         measured.append(step)
         say(f"{shape.num_layers} layers of width {shape.embd_size}: {tokens / step.seconds:,.0f} tokens/s")
         left -= time.monotonic() - started
-        next_seconds = step.seconds * 8  # each one has about eight times the weights of the last
+        next_seconds = step.seconds * SLOWDOWN
         if (
             left < (count_warm_up(world) + MEASURED_STEPS) * next_seconds
             or USEFUL_STEPS * next_seconds > budget_seconds

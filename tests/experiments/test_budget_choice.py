@@ -118,5 +118,6 @@ def test_the_head_costs_what_two_vocabularies_showed() -> None:
     model = make_speed_model([large, small, MeasuredStep(8e9, 0.2, 8e8)])
     for step in (small, large, MeasuredStep(8e9, 0.2, 8e8)):
         assert model.find_seconds(step.flops, step.head_flops) == pytest.approx(step.seconds)
+    assert make_speed_model([replace(small, seconds=0.9), small, large]) == make_speed_model([small, large])
     noisy = make_speed_model([replace(small, seconds=0.07), large])
     assert noisy.find_seconds(1e9, 32e8) == noisy.find_seconds(1e9, 4e8) == pytest.approx(0.07)

@@ -50,7 +50,14 @@ class SpeedModel:
 
 
 def make_speed_model(steps: Sequence[MeasuredStep]) -> SpeedModel:
-    """Sorted by FLOPs; a step that took less than a smaller one is noise and takes as long."""
+    """Sorted by FLOPs; a step that took less than a smaller one is noise and takes as long.
+
+    Of steps that were measured several times, the fastest counts.
+    """
+    fastest: dict[tuple[float, float], MeasuredStep] = {}
+    for step in sorted(steps, key=lambda step: step.seconds):
+        fastest.setdefault((step.flops, step.head_flops), step)
+    steps = list(fastest.values())
     head_rate = _find_head_rate(steps)
     rising: list[MeasuredStep] = []
     for step in sorted(steps, key=lambda step: (step.flops, step.head_flops)):

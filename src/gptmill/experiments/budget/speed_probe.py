@@ -31,7 +31,7 @@ from gptmill.training.state import TrainState, build_state
 PROBED = (Shape(2, 64), Shape(4, 128), Shape(6, 256), Shape(8, 512), Shape(12, 768), Shape(24, 1024))
 VOCAB_SIZE, LARGE_VOCAB_SIZE = 1024, 8192
 STEP_TOKENS = 1024
-WARM_UP_STEPS, MEASURED_STEPS = 2, 5
+WARM_UP_STEPS, MEASURED_STEPS = 2, 3
 GPU_WARM_UP_STEPS = 5  # the first ones are eager, then one is captured as a CUDA graph
 PROBE_SHARE = 0.06  # of the budget
 SLOWDOWN = 4  # from one size to the next, which has about eight times the weights: small steps are mostly overhead
@@ -52,28 +52,30 @@ def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World,
     if is_gpu:
         # A process' first step loads libraries and compiles kernels, which says nothing about later ones.
         measure_step(_make_config(PROBED[0], given, tokens), world, 0.0)
-    left = PROBE_SHARE * budget_seconds
+    left, smallest = PROBE_SHARE * budget_seconds, _make_config(PROBED[0], given, tokens)
+
+    def measure_smallest() -> None:
+        sizes = (LARGE_VOCAB_SIZE, VOCAB_SIZE)
+        measured.extend(measure_step(smallest, world, left / 4, vocab_size) for vocab_size in sizes)
+
     started = time.monotonic()
-    measured.append(measure_step(_make_config(PROBED[0], given, tokens), world, left, LARGE_VOCAB_SIZE))
-    left -= time.monotonic() - started
-    for shape in PROBED:
-        started = time.monotonic()
+    measure_smallest()
+    for shape in PROBED[1:]:
+        next_seconds = measured[-1].seconds * SLOWDOWN
+        is_affordable = time.monotonic() - started + next_seconds * (count_warm_up(world) + MEASURED_STEPS) < left
+        if not is_affordable or USEFUL_STEPS * next_seconds > budget_seconds:
+            break
         try:
-            step = measure_step(_make_config(shape, given, tokens), world, left)
+            measured.append(measure_step(_make_config(shape, given, tokens), world, left))
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or not measured:
+            if not is_out_of_memory(error):
                 raise
             break
-        measured.append(step)
-        say(f"{shape.num_layers} layers of width {shape.embd_size}: {tokens / step.seconds:,.0f} tokens/s")
-        left -= time.monotonic() - started
-        next_seconds = step.seconds * SLOWDOWN
-        if (
-            left < (count_warm_up(world) + MEASURED_STEPS) * next_seconds
-            or USEFUL_STEPS * next_seconds > budget_seconds
-        ):
-            break
-    return make_speed_model(measured)
+    measure_smallest()  # once more: a machine that is busy for a moment looks slow
+    model = make_speed_model(measured)
+    for step, shape in zip(model.steps, PROBED, strict=False):
+        say(f"{shape.num_layers} layers of width {shape.embd_size}: {tokens / step.seconds:,.0f} tokens/s without head")
+    return model
 
 
 def count_warm_up(world: World) -> int:

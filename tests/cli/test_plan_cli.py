@@ -109,6 +109,7 @@ def test_a_plain_text_gives_an_estimate_of_its_tokens(folder: Path, capsys: pyte
     [
         (["gpt2-124m", "--gpu", "H2000"], "--gpu H2000: not known"),
         (["gpt2-124m", "--gpu", "H200", "--probe"], "measures this machine"),
+        (["gpt2-124m", "--probe_steps", "5"], "needs --probe"),
         (["gpt2-124m", "--gpu", "H200", "--mfu", "45"], "mfu = 45.0: must be above 0 and at most 1"),
         (["gpt2-124m", "--gpu", "H200", "--gpus", "3"], "total_batch_size"),
         (["gpt2-124m", "--gpu", "H200", "--gpus", "8", "--nodes", "3"], "nodes = 3: must divide the number of GPUs, 8"),
@@ -116,7 +117,7 @@ def test_a_plain_text_gives_an_estimate_of_its_tokens(folder: Path, capsys: pyte
         (["--device", "cpu", "--data_dir", "none_here"], "not prepared"),
         (["demo", "--probe", "--device", "cpu"], "prepare it first: gptmill prepare python-stdlib"),
     ],
-    ids=["gpu", "both", "mfu", "gpus", "nodes", "network", "endless", "unprepared"],
+    ids=["gpu", "both", "unprobed", "mfu", "gpus", "nodes", "network", "endless", "unprepared"],
 )
 def test_what_cannot_be_planned_is_refused_in_one_sentence(
     folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str

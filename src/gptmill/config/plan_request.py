@@ -57,7 +57,10 @@ def check_plan_request(request: PlanRequest) -> None:
         "mfu": (request.mfu is None or 0 < request.mfu <= 1, "must be above 0 and at most 1, e.g. 0.45"),
         "price_per_hour": (request.price_per_hour is None or request.price_per_hour >= 0, "must not be negative"),
         "corpus_tokens": (request.corpus_tokens is None or 1 <= request.corpus_tokens <= 1e15, "must be at least 1"),
-        "probe_steps": (request.probe_steps >= 2, "must be at least 2"),
+        "probe_steps": (
+            request.probe_steps >= 2 and (request.probe or request.probe_steps == PlanRequest.probe_steps),
+            "must be at least 2, and needs --probe",
+        ),
         "probe": (
             not (request.probe and request.gpu),
             "measures this machine, and --gpu names another; leave one of them out",

@@ -23,6 +23,7 @@ from typing import IO
 
 from gptmill.runtime.signals import list_stop_signals
 
+NAP_SECONDS = 1.0
 POLL_SECONDS = 0.05
 KEPT_LINES = 40
 MAX_INTERRUPTS = 3
@@ -66,7 +67,7 @@ def run_child(command: Sequence[str], relay: SignalRelay) -> ChildExit:
     reader = threading.Thread(target=_forward_stderr, args=(child.stderr, last_lines), daemon=True)
     reader.start()
     with relay.attach(child):
-        code = child.wait()
+        code = _wait(child)
     _signal_group(child, "SIGKILL")  # orphaned workers would keep its locks and its memory
     reader.join(PIPE_SECONDS)
     return ChildExit(code, list(last_lines))
@@ -169,6 +170,13 @@ def open_relay() -> Iterator[SignalRelay]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """Waits in short naps: a signal that came just before one long system call would be handled after it."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return child.wait(NAP_SECONDS)
 
 
 def _forward_stderr(source: IO[bytes], last_lines: deque[str]) -> None:

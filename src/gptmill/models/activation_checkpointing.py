@@ -32,7 +32,6 @@ def run_block(block: nn.Module, mode: ActivationCheckpointing, *arguments: Any) 
 
 def run_forward(block: nn.Module, mode: ActivationCheckpointing, *arguments: Any) -> Any:
     """The same without the block's hooks, to be called within them."""
-    # Without a bound method or a partial, which torch 2.11 cannot compile here.
     return _call(type(block).forward, mode if block.training else "none", (block, *arguments))
 
 

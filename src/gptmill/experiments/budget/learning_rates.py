@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 BASE_WIDTH = 128
-MATRIX_LR = 0.02
+MATRIX_LR = 0.014
 # Of Muon's other parameters: from the best of our sweep at small widths to that of books-124m-modern at 768.
 EMBEDDING_LR, EMBEDDING_POWER = 0.012, 0.75
 ADAMW_LR, MAX_ADAMW_LR = 2e-3, 4e-3  # at the base width

@@ -21,13 +21,13 @@ import shutil
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
-from itertools import product
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from scaling_grid import Cell, find_level, make_cells
 from texts import CORPORA, write_texts
 
 import gptmill
@@ -37,7 +37,7 @@ from gptmill.evals.text_loss import count_bytes
 from gptmill.experiments.budget.choice import BATCHES, CONTEXTS, MAX_MICRO_BATCH, choose_batch, choose_dropout
 from gptmill.experiments.budget.corpus_sample import SAMPLE_BYTES, measure_density
 from gptmill.experiments.budget.excerpt import spread_pieces
-from gptmill.experiments.budget.family import FAMILY, Shape
+from gptmill.experiments.budget.family import FAMILY
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
 from gptmill.experiments.budget.learning_rates import choose_rates
 from gptmill.experiments.budget.scaling_law import ScalingLaw
@@ -46,145 +46,9 @@ from gptmill.runs.events import EvalDone
 
 TOKENIZER_BYTES = 2_000_000
 LAW_FILE = Path(gptmill.__file__).parent / "experiments" / "budget" / "law.json"
-TINY, SMALL, MEDIUM, LARGE = Shape(2, 64), Shape(3, 96), Shape(4, 128), Shape(6, 192)
-LARGER, WIDE, WIDER, GPT2 = Shape(8, 256), Shape(8, 384), Shape(8, 512), Shape(12, 768)
-FRONTIERS = {
-    4e12: (TINY, SMALL, MEDIUM, LARGE),
-    1.6e13: (TINY, SMALL, MEDIUM, LARGE, LARGER),
-    6.4e13: (SMALL, MEDIUM, LARGE, LARGER, WIDE),
-    2.6e14: (MEDIUM, LARGE, LARGER, WIDE),
-}
-"""Compute and the sizes that share it: from a minute of two CPU cores to an hour. A GPU soon repeats its text."""
-TRAIN_BYTES = {"books": 12e6, "shakespeare": 1e6, "python": 12e6}
-# Shape, epochs and dropouts of runs that read their text again and again, as a large GPU does.
-REPEATED = {
-    "shakespeare": (
-        (MEDIUM, 16, (0.0, 0.1)), (MEDIUM, 32, (0.1, 0.2)), (MEDIUM, 64, (0.1, 0.2)),
-        (LARGE, 8, (0.0, 0.1)), (LARGE, 16, (0.1, 0.2)), (LARGE, 32, (0.2, 0.3)), (LARGE, 64, (0.3,)),
-        (LARGER, 8, (0.1, 0.2)), (LARGER, 16, (0.2, 0.3)), (LARGER, 32, (0.3, 0.4)),
-        (WIDE, 4, (0.0, 0.1)), (WIDE, 8, (0.2, 0.3)), (WIDE, 16, (0.3, 0.4)), (WIDE, 32, (0.4,)),
-    ),
-    "books": (
-        (LARGE, 4, (0.0,)), (LARGE, 16, (0.0, 0.1)), (LARGE, 32, (0.1,)),
-        (LARGER, 2, (0.0,)), (LARGER, 8, (0.0, 0.1)), (LARGER, 16, (0.1, 0.2)), (LARGER, 32, (0.2,)),
-        (WIDE, 4, (0.0,)), (WIDE, 8, (0.1, 0.2)), (WIDE, 16, (0.2,)),
-        (WIDER, 4, (0.1,)), (WIDER, 8, (0.2,)), (WIDER, 16, (0.2, 0.3)),
-        (GPT2, 4, (0.1,)), (GPT2, 8, (0.3,)),
-    ),
-    "python": (
-        (LARGE, 4, (0.0,)), (LARGE, 16, (0.0,)), (LARGE, 32, (0.1,)),
-        (LARGER, 8, (0.0, 0.1)), (LARGER, 16, (0.1,)), (LARGER, 32, (0.2,)),
-        (WIDE, 4, (0.0,)), (WIDE, 8, (0.1,)), (WIDE, 16, (0.2,)),
-        (WIDER, 4, (0.1,)), (WIDER, 8, (0.2,)), (WIDER, 16, (0.2,)),
-    ),
-}  # fmt: skip
 USUAL_DECAY = OptimizerConfig().weight_decay
 NEAR_DROPOUT = 0.1  # to that of a budget
 FAR = 1.12  # above the best loss of its compute
-BYTES_PER_TOKEN = {256: 1.0, 1024: 2.6, 4096: 3.5, 8192: 3.9}  # about
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of the grid; the factors multiply what a budget would choose."""
-
-    corpus: str
-    vocab_size: int
-    """256: bytes."""
-    num_layers: int
-    embd_size: int
-    tokens: int
-    dropout: float = 0.0
-    matrix_rate: float = 1.0
-    embedding_rate: float = 1.0
-    batch: float = 1.0
-    optimizer: str = "muon"
-    weight_decay: float = 1.0
-
-    @property
-    def name(self) -> str:
-        size = f"{self.corpus}-{self.vocab_size}-{self.num_layers}x{self.embd_size}-{self.tokens // 1000}k"
-        rates = f"b{self.batch:g}-m{self.matrix_rate:g}-e{self.embedding_rate:g}-{self.optimizer}"
-        decay = "" if self.weight_decay == 1.0 else f"-w{self.weight_decay:g}"
-        return f"{size}-d{self.dropout:g}-{rates}{decay}"
-
-    @property
-    def shape(self) -> Shape:
-        return Shape(self.num_layers, self.embd_size)
-
-    @property
-    def flops(self) -> float:
-        return self.tokens * count_token_flops(self.shape, self.vocab_size)
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether it has the rates and batch of a budget; the law is fitted on these, the others are sweeps."""
-        factors = (self.matrix_rate, self.embedding_rate, self.batch, self.weight_decay)
-        return set(factors) == {1.0} and self.optimizer == "muon"
-
-
-def make_cells() -> list[Cell]:
-    """The grid, the most useful runs first: models of several sizes that take the same compute, at rising compute."""
-    frontiers = [
-        make_cell(corpus, vocab_size, shape, flops)
-        for flops, shapes in FRONTIERS.items()
-        for vocab_size, shape, corpus in product((1024, 4096), shapes, CORPORA)
-    ]
-    vocabularies = [
-        make_cell(corpus, vocab_size, shape, flops)
-        for flops, shape in ((4e12, SMALL), (1.6e13, MEDIUM), (6.4e13, LARGE))
-        for vocab_size, corpus in product((256, 8192), CORPORA)
-    ]
-    repeated = [
-        make_repeated_cell(corpus, 4096, shape, epochs, dropout)
-        for corpus, rows in REPEATED.items()
-        for shape, epochs, dropouts in rows
-        for dropout in dropouts
-    ]
-    repeated += [
-        make_repeated_cell("shakespeare", 1024, shape, epochs, dropout)
-        for shape, epochs, dropout in (
-            (LARGE, 8, 0.1), (LARGE, 16, 0.2), (LARGE, 32, 0.3), (LARGER, 8, 0.2), (LARGER, 16, 0.3), (WIDE, 16, 0.4),
-        )
-    ]  # fmt: skip
-    repeated += [
-        make_repeated_cell("books", 8192, shape, epochs, dropout)
-        for shape, epochs, dropout in ((LARGER, 16, 0.1), (WIDE, 8, 0.2), (WIDER, 8, 0.2))
-    ]
-    usual = [
-        make_cell(corpus, 4096, shape, flops)
-        for shape, flops in ((TINY, 4e12), (SMALL, 1.6e13), (MEDIUM, 6.4e13))
-        for corpus in ("books", "python")
-    ]
-    changes = [("matrix_rate", 0.5), ("matrix_rate", 0.7), ("embedding_rate", 0.7), ("batch", 2.0)]
-    sweeps = [replace(cell, **{name: factor}) for cell, (name, factor) in product(usual, changes)]
-    adamw = [replace(cell, optimizer="adamw") for cell in usual]
-    decayed = [
-        replace(make_repeated_cell("shakespeare", 4096, shape, epochs, dropout), weight_decay=factor)
-        for shape, epochs, dropout in ((MEDIUM, 32, 0.1), (LARGE, 16, 0.2), (LARGER, 16, 0.3))
-        for factor in (3.0, 10.0)
-    ]
-    cells = sorted(dict.fromkeys([*frontiers, *vocabularies]), key=lambda cell: cell.flops > 2e13)
-    return list(dict.fromkeys([*cells, *sweeps, *adamw, *repeated, *decayed]))
-
-
-def make_cell(corpus: str, vocab_size: int, shape: Shape, flops: float) -> Cell:
-    """The run of a shape that takes so many FLOPs, with the dropout that a budget would choose."""
-    tokens = flops / count_token_flops(shape, vocab_size)
-    weights = shape.block_weights + vocab_size * shape.embd_size
-    dropout = choose_dropout(weights, tokens, TRAIN_BYTES[corpus] / BYTES_PER_TOKEN[vocab_size])
-    rounded = int(float(f"{tokens:.2g}"))
-    return Cell(corpus, vocab_size, shape.num_layers, shape.embd_size, rounded, dropout)
-
-
-def make_repeated_cell(corpus: str, vocab_size: int, shape: Shape, epochs: int, dropout: float) -> Cell:
-    """The run that reads a corpus so many times."""
-    tokens = int(float(f"{epochs * TRAIN_BYTES[corpus] / BYTES_PER_TOKEN[vocab_size]:.2g}"))
-    return Cell(corpus, vocab_size, shape.num_layers, shape.embd_size, tokens, dropout)
-
-
-def count_token_flops(shape: Shape, vocab_size: int) -> float:
-    return 6.0 * (shape.block_weights + vocab_size * shape.embd_size)
 
 
 def prepare(work: Path, corpus: str, vocab_size: int) -> tuple[Path, float, int]:
@@ -331,10 +195,6 @@ def is_like_budget(cell: Cell, result: dict[str, Any]) -> bool:
     tokens = result["steps"] * result["tokens_per_step"]
     usual = choose_dropout(weights, tokens, result["epoch_tokens"])
     return cell.is_usual and abs(cell.dropout - usual) <= NEAR_DROPOUT
-
-
-def find_level(flops: float) -> float:
-    return min(FRONTIERS, key=lambda level: abs(math.log(level / flops)))
 
 
 def print_fit(runs: dict[str, list[tuple[str, MeasuredRun]]]) -> ScalingLaw:

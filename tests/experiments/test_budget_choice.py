@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from gptmill.experiments.budget.choice import (
     TokenizerOption,
     choose,
     choose_dropout,
+    correct,
 )
 from gptmill.experiments.budget.explanation import _explain_steps
 from gptmill.experiments.budget.fitted_law import load_law
@@ -68,6 +70,21 @@ def test_dropout_starts_after_five_epochs_and_grows_with_weights_and_epochs() ->
     found = [choose_dropout(weights, epochs * text, text) for weights, epochs in ((6.5e6, 4), (1.3e6, 7), (1.3e6, 29))]
     assert found == [0.0, 0.15, 0.25]
     assert choose_dropout(1e9, 1000 * text, text) == 0.4
+
+
+def test_measured_candidates_are_ranked_anew_and_the_others_stay_behind_them() -> None:
+    situation = make_situation(120)
+    expected = choose(situation)
+    first, second = (each.step_seconds for each in expected[:2])
+    found = correct(situation, expected, [3 * first, 1.1 * second, math.inf])
+    assert found[0].shape == expected[1].shape
+    assert found[0].tokenizer == expected[1].tokenizer
+    assert found[0].steps < expected[1].steps
+    assert found[0].bits_per_byte > expected[1].bits_per_byte
+    assert all((each.shape, each.tokenizer) != (expected[2].shape, expected[2].tokenizer) for each in found)
+    assert found[2].bits_per_byte > expected[3].bits_per_byte, "as much slower as those that were measured"
+    with pytest.raises(UserError, match="nothing can be trained"):
+        correct(situation, expected[:1], [math.inf])
 
 
 def test_time_is_left_over_where_more_of_it_would_overfit() -> None:

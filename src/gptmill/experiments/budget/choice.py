@@ -6,7 +6,8 @@ Pure: what the machine and the corpus are like comes in as numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -144,11 +145,43 @@ def choose(situation: Situation) -> list[Candidate]:
     """All candidates, the best first; raises UserError if there is none."""
     candidates = [candidate for option in situation.tokenizers for candidate in _list_candidates(situation, option)]
     if not candidates:
-        left = f"{max(0.0, situation.seconds):.0f} s that are left of the budget after measuring"
-        raise UserError(
-            f"nothing can be trained for at least {MIN_STEPS} steps in the {left}; give more time, or fix fewer options"
-        )
-    # Of equal losses the smaller model: it is the faster one to use.
+        raise _make_time_error(situation)
+    return _rank(candidates)
+
+
+def correct(situation: Situation, candidates: Sequence[Candidate], measured: Sequence[float]) -> list[Candidate]:
+    """The candidates anew, the best first, now that the step times of the first ones are measured.
+
+    The others are taken to be as much slower or faster than expected as these were.
+    """
+    known = [seconds / each.step_seconds for seconds, each in zip(measured, candidates, strict=False)]
+    typical = statistics.median([factor for factor in known if math.isfinite(factor)] or [1.0])
+    seconds = [*measured, *(typical * each.step_seconds for each in candidates[len(measured) :])]
+    filled = [
+        _fill(situation, each.tokenizer, each.shape, each.context_length, each.tokens_per_step, each.share, own)
+        for each, own in zip(candidates, seconds, strict=True)
+    ]
+    first, others = filled[: len(measured)], filled[len(measured) :]
+    # Only what was measured is chosen: what was not may have been left out for a reason.
+    ranked = [*_rank(_drop_none(first)), *_rank(_drop_none(others))]
+    if not ranked:
+        raise _make_time_error(situation)
+    return ranked
+
+
+def _make_time_error(situation: Situation) -> UserError:
+    left = f"{max(0.0, situation.seconds):.0f} s that are left of the budget after measuring"
+    return UserError(
+        f"nothing can be trained for at least {MIN_STEPS} steps in the {left}; give more time, or fix fewer options"
+    )
+
+
+def _drop_none(candidates: Sequence[Candidate | None]) -> list[Candidate]:
+    return [each for each in candidates if each is not None]
+
+
+def _rank(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The best first; of equal losses the smaller model, since it is the faster one to use."""
     return sorted(candidates, key=lambda each: (round(each.bits_per_byte, 4), each.shape.block_weights))
 
 
@@ -203,14 +236,20 @@ def _list_shapes(given: Mapping[str, Any]) -> list[Shape]:
 
 
 def _fill(
-    situation: Situation, option: TokenizerOption, shape: Shape, context: int, batch: int, share: float
+    situation: Situation,
+    option: TokenizerOption,
+    shape: Shape,
+    context: int,
+    batch: int,
+    share: float,
+    measured_seconds: float | None = None,
 ) -> Candidate | None:
     """As many steps of this as fit into a share of the time; None if too few, or too large to know their speed."""
     law, corpus, speed = situation.law, situation.corpus, situation.speed
     flops, head_flops = (batch * each for each in _count_token_flops(shape, context, option.vocab_size))
     if flops > MAX_PROBE_FACTOR * speed.largest_flops:
         return None
-    step_seconds = speed.find_seconds(flops, head_flops)
+    step_seconds = measured_seconds or speed.find_seconds(flops, head_flops)
     usable = corpus.text_bytes * (1 - choose_val_fraction(corpus.text_bytes))
     bytes_per_second = batch * option.bytes_per_token / step_seconds
     # Evaluations, at the start and at the end, take their share. Text is prepared only as far as it is used.

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.validation import check_config
-from gptmill.experiments.budget.choice import MIN_VAL_BYTES, Candidate, Situation, choose
+from gptmill.experiments.budget.choice import MIN_VAL_BYTES, Candidate, Situation, choose, correct
 from gptmill.experiments.budget.corpus_sample import MeasuredTokenizer, Sample, measure_tokenizers, read_sample
 from gptmill.experiments.budget.fitted_law import load_law
-from gptmill.experiments.budget.speed_probe import measure_speed
+from gptmill.experiments.budget.speed_probe import measure_candidates, measure_speed
 from gptmill.runtime.device import describe_device
 from gptmill.runtime.world import World, open_world
 
@@ -23,6 +23,7 @@ MIN_SECONDS = 20.0
 MIN_EXCERPT_BYTES = 400_000  # of a corpus that is not used as a whole
 START_SECONDS = 2.0  # building the model, the dry run, opening the run
 END_SECONDS = 6.0  # the last checkpoint, its margin, and the exit of the process
+MEASURED_CANDIDATES = 3
 COMPILE_FROM_SECONDS = 180.0  # torch.compile takes up to a minute on a GPU
 # What a budget decides itself, or what a run within one cannot do.
 REFUSED = ("data_dir", "mixture", "num_epochs", "steps_per_epoch", "context_warmup", "batch_size_warmup", "init_from")
@@ -102,17 +103,25 @@ def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str,
     with open_world(given.get("device", "auto")) as world:
         speed = measure_speed(given, seconds, world, lambda text: say(f"  {text}"))
         device, machine = describe_device(world.device), _choose_machine(given, seconds, world)
-    say("trying tokenizers")
-    tokenizers = list(measure_tokenizers(sample, given.get("tokenizer")))
-    left = started + seconds - time.monotonic() - START_SECONDS - END_SECONDS
-    options = tuple(tokenizer.option for tokenizer in tokenizers)
-    situation = Situation(load_law(), speed, sample.facts, options, left, given)
-    candidates = tuple(choose(situation))
+        say("trying tokenizers")
+        tokenizers = list(measure_tokenizers(sample, given.get("tokenizer")))
+        options = tuple(tokenizer.option for tokenizer in tokenizers)
+        situation = Situation(load_law(), speed, sample.facts, options, _find_left(started + seconds), given)
+        expected = choose(situation)
+        say("measuring the best candidates")
+        measured = measure_candidates(expected[:MEASURED_CANDIDATES], given, seconds, world)
+    situation = replace(situation, seconds=_find_left(started + seconds))
+    candidates = tuple(correct(situation, expected, measured))
     best = candidates[0]
     tokenizer = next(each for each in tokenizers if each.option == best.tokenizer)
     values = {**machine, **best.list_values({name: value for name, value in given.items() if name != "tokenizer"})}
     check_config(make_config(None, {**values, "data_dir": corpus}))  # before anything is written
     return BudgetPlan(corpus, seconds, started, sample, situation, candidates, tokenizer, device, values)
+
+
+def _find_left(deadline: float) -> float:
+    """Seconds for preparing, training and evaluating."""
+    return deadline - time.monotonic() - START_SECONDS - END_SECONDS
 
 
 def _choose_machine(given: Mapping[str, Any], seconds: float, world: World) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from gptmill.config.recipes import layer_config
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import Batch
-from gptmill.experiments.budget.choice import CONTEXTS
+from gptmill.experiments.budget.choice import CONTEXTS, MAX_MICRO_BATCH, Candidate
 from gptmill.experiments.budget.family import FAMILY, SHAPES, Shape
 from gptmill.experiments.budget.speed_model import MeasuredStep, SpeedModel, make_speed_model
 from gptmill.models.flops import count_flops
@@ -34,6 +34,7 @@ STEP_TOKENS = 1024
 WARM_UP_STEPS, MEASURED_STEPS = 2, 3
 GPU_WARM_UP_STEPS = 5  # the first ones are eager, then one is captured as a CUDA graph
 PROBE_SHARE = 0.06  # of the budget
+CANDIDATE_SHARE = 0.01  # of it, for each candidate
 SLOWDOWN = 4  # from one size to the next, which has about eight times the weights: small steps are mostly overhead
 USEFUL_STEPS = 100  # a model that cannot do so many in the budget is out of the question
 
@@ -78,6 +79,26 @@ def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World,
     return model
 
 
+def measure_candidates(
+    candidates: Sequence[Candidate], given: Mapping[str, Any], budget_seconds: float, world: World
+) -> list[float]:
+    """The step times of the candidates themselves; infinite for one that does not fit into memory."""
+    limit = CANDIDATE_SHARE * budget_seconds
+    return [_measure_candidate(each, given, limit, world) for each in candidates]
+
+
+def _measure_candidate(candidate: Candidate, given: Mapping[str, Any], limit_seconds: float, world: World) -> float:
+    tokens = min(candidate.tokens_per_step, MAX_MICRO_BATCH)
+    config = _make_config(candidate.shape, given, tokens, candidate.context_length, candidate.dropout)
+    try:
+        step = measure_step(config, world, limit_seconds, candidate.tokenizer.vocab_size)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return math.inf
+    return step.seconds * candidate.tokens_per_step / tokens
+
+
 def count_warm_up(world: World) -> int:
     return GPU_WARM_UP_STEPS if world.device.type == "cuda" else WARM_UP_STEPS
 
@@ -111,10 +132,13 @@ def _time_step(state: TrainState, batch: Batch, tokens: int, world: World) -> fl
     return time.monotonic() - started
 
 
-def _make_config(shape: Shape, given: Mapping[str, Any], tokens: int) -> RunConfig:
-    context = next(size for most, size in CONTEXTS if shape.block_weights <= most)
+def _make_config(
+    shape: Shape, given: Mapping[str, Any], tokens: int, context: int | None = None, dropout: float = 0.0
+) -> RunConfig:
+    context = context or next(size for most, size in CONTEXTS if shape.block_weights <= most)
     machine = {name: given[name] for name in ("precision", "device", "kernels", "attention_backend") if name in given}
     values = {**FAMILY, **shape.list_values(), "context_length": context, "total_batch_size": tokens}
+    values["dropout"] = dropout
     return layer_config(values, {**machine, "mini_batch_size": tokens // context})
 
 

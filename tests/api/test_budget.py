@@ -22,7 +22,7 @@ from gptmill.data.sources import resolve_source
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.experiments.budget import planning
 from gptmill.experiments.budget.corpus_sample import measure_density, measure_tokenizers, read_sample
-from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt
+from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt, read_few_documents
 from gptmill.experiments.budget.explanation import explain_result
 from gptmill.experiments.budget.planning import check_given, parse_budget
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
@@ -71,7 +71,7 @@ def test_it_explains_writes_a_recipe_trains_and_says_how_far_off_it_was(
     assert "run_name" not in recipe
     loss = [event for event in read_events(result.outcome.run.events) if isinstance(event, EvalDone)][-1].val_loss
     measured = float(result.verdict.partition("; ")[2].split()[0])
-    assert measured == pytest.approx(loss / math.log(2), rel=1e-3)  # a byte per token, but for the end of the text
+    assert measured == pytest.approx(loss / math.log(2), rel=1e-2)  # a byte per token, but for the ends of pieces
     assert "of 10m used" in result.verdict
 
 
@@ -182,6 +182,22 @@ def test_an_excerpt_is_of_all_of_the_corpus(tmp_path: Path) -> None:
     assert all(0 < after - before < 2_200 for before, after in pairwise(starts))
     assert starts[-1] > 47_000
     assert read_excerpt(source, 10**6)[1]
+
+
+def test_validation_text_is_of_all_parts_of_a_single_document(tmp_path: Path) -> None:
+    """Else the loss is that of the last play, and says nothing about the prediction."""
+    lines = [f"{number:06d} of them\n" for number in range(20_000)]
+    (tmp_path / "lines.txt").write_text("".join(lines), encoding="utf-8")
+    text = read_few_documents(resolve_source([str(tmp_path / "lines.txt")], ReadingOptions()))
+    assert text is not None
+    pieces = text.split(SEPARATOR)
+    assert "".join(pieces) == "".join(lines)  # all of it, and each line once
+    assert all(0 <= int(piece[:6]) - 1250 * number <= 1 for number, piece in enumerate(pieces))
+    assert len(pieces) == 16
+    (tmp_path / "many").mkdir()
+    for number in range(20):
+        (tmp_path / "many" / f"{number}.txt").write_text("one of many", encoding="utf-8")
+    assert read_few_documents(resolve_source([str(tmp_path / "many")], ReadingOptions())) is None
 
 
 def test_the_command_line_refuses_before_anything_is_written(tmp_path: Path, gptmill: GptMill) -> None:

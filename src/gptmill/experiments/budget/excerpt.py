@@ -10,6 +10,7 @@ from gptmill.data.sources import Source, read_documents
 READ_CHARS = 64_000_000
 MAX_PIECES, MIN_PIECE_CHARS = 64, 4_096
 MAX_LINE = 1_000
+FEW_DOCUMENTS = 16
 SEPARATOR = "\n<|endoftext|>\n"
 
 
@@ -26,6 +27,24 @@ def spread_pieces(text: str, share: float) -> str:
     starts = [_find_line(text, number * len(text) // num_pieces) for number in range(num_pieces)]
     length = int(share * len(text)) // num_pieces
     return SEPARATOR.join(text[start : start + length] for start in starts)
+
+
+def read_few_documents(source: Source) -> str | None:
+    """The whole text of a corpus of few documents, cut into more of them; None if it has many, or is large.
+
+    What is held out of each piece is of all parts of the text. The end alone would be of one book, or one play.
+    """
+    if len(source.files) >= FEW_DOCUMENTS:
+        return None
+    text, is_whole = _read_beginning(source, READ_CHARS)
+    return cut_evenly(text) if is_whole and text.count(SEPARATOR) + 1 < FEW_DOCUMENTS else None
+
+
+def cut_evenly(text: str) -> str:
+    """The same text in pieces of about equal length, which begin with a line, with a separator between them."""
+    num_pieces = max(1, min(FEW_DOCUMENTS, len(text) // MIN_PIECE_CHARS))
+    starts = [_find_line(text, number * len(text) // num_pieces) for number in range(num_pieces)]
+    return SEPARATOR.join(text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True))
 
 
 def _find_line(text: str, start: int) -> int:

@@ -18,7 +18,7 @@ from gptmill.data.shards.opening import open_shards
 from gptmill.data.sources import make_source_name, resolve_source
 from gptmill.evals.text_loss import count_bytes
 from gptmill.experiments.budget.choice import EVAL_SHARE, FORWARD_SHARE, MIN_STEPS, choose_val_fraction
-from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt
+from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt, read_few_documents
 from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan
 
 DATA_FOLDER = Path("data")
@@ -47,17 +47,16 @@ def write_files(plan: BudgetPlan, report: Report) -> BudgetFiles:
         path = folder.with_suffix(".json")
         write_durably(path, plan.tokenizer.make_definition())
         tokenizer = str(path)
-    corpus, reading, is_whole = plan.corpus, ReadingOptions(), plan.needed_bytes >= plan.situation.corpus.text_bytes
-    if not is_whole:
-        text, _ = read_excerpt(resolve_source([corpus], reading), plan.needed_bytes)
-        excerpt = folder.with_suffix(".txt")
-        write_durably(excerpt, text)
-        corpus, reading = str(excerpt), ReadingOptions(separator=SEPARATOR)
+    corpus, reading, text = plan.corpus, ReadingOptions(), read_pieces(plan)
+    if text is not None:
+        pieces = folder.with_suffix(".txt")
+        write_durably(pieces, text)
+        corpus, reading = str(pieces), ReadingOptions(separator=SEPARATOR)
     request = PrepareRequest(
         out=str(folder),
         tokenizer=tokenizer,
         val_fraction=choose_val_fraction(plan.needed_bytes),
-        split="auto" if is_whole else "tail",
+        split="auto" if text is None else "tail",
         reading=reading,
     )
     prepare_corpus([corpus], request, report)
@@ -68,6 +67,14 @@ def write_files(plan: BudgetPlan, report: Report) -> BudgetFiles:
     recipe = Path(f"{stem}.toml")
     write_durably(recipe, make_extension(recipe, None, values, set(values), _make_title(plan)))
     return BudgetFiles(recipe, folder, size / max(1, sum(tokens)))
+
+
+def read_pieces(plan: BudgetPlan) -> str | None:
+    """As much of the corpus as the run reads, in pieces; None if it is all of the corpus, and in documents already."""
+    source = resolve_source([plan.corpus], ReadingOptions())
+    if plan.needed_bytes < plan.situation.corpus.text_bytes:
+        return read_excerpt(source, plan.needed_bytes)[0]
+    return read_few_documents(source)
 
 
 def count_steps(plan: BudgetPlan) -> int:

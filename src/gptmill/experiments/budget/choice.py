@@ -30,7 +30,7 @@ MIN_STEPS = 50
 MAX_WEIGHTS_PER_BYTE = 10.0  # of text: about as many as the recipe shakespeare-char has; more would overfit
 MAX_PROBE_FACTOR = 16  # how far beyond the largest measured step its speed is trusted
 # Dropout grows with the logarithm of weights per token of the text, embeddings included, times epochs. In up to four
-# epochs of Shakespeare any dropout cost, even with 6 weights per byte; later, none was a disaster. The two constants
+# epochs of Shakespeare any dropout cost, even with 6 weights per byte; after 16, it had to be there. The two constants
 # lose 0.1 % on average against the best dropout of each model in law.json that was trained with several.
 MAX_FREE_EPOCHS = 5.0
 NO_DROPOUT_UP_TO, TENTH_FACTOR = 8.0, 3.0  # and 0.1 more with each such factor

@@ -204,6 +204,17 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _keep_onednn() -> Iterator[None]:
+    """A bf16 matmul switches oneDNN off for the rest of the process, on ARM CPUs without bf16."""
+    from torch.backends import mkldnn
+
+    was_enabled = mkldnn.enabled
+    yield
+    if mkldnn.enabled != was_enabled:
+        mkldnn.enabled = was_enabled
+
+
 @pytest.fixture
 def nothing_autotuned() -> Iterator[None]:
     """An empty autotuning cache; what it held before is restored afterwards."""

@@ -50,7 +50,7 @@ def read_settings() -> list[Any]:
     cuda = torch.backends.cuda
     return [
         [signal.getsignal(number) for number in signal.valid_signals()],
-        torch.get_float32_matmul_precision(),
+        (torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled),
         torch.are_deterministic_algorithms_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,
         (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),

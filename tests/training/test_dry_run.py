@@ -107,8 +107,8 @@ def test_later_non_finite_gradients_are_for_the_spike_detector(shards: TokenShar
     ("sizes", "sentence", "advice"),
     [
         (
-            "--embd_size 16 --mini_batch_size 1024 --total_batch_size 262144",
-            "out of memory on cpu: one micro-batch of mini_batch_size 1024 x context_length 256 does not fit",
+            "--embd_size 16 --mini_batch_size 4096 --total_batch_size 1048576",
+            "out of memory on cpu: one micro-batch of mini_batch_size 4096 x context_length 256 does not fit",
             "--mini_batch_size",
         ),
         ("--embd_size 12288", "out of memory on cpu: the model and its optimizer do not fit", "use a smaller model"),
@@ -123,7 +123,7 @@ def test_too_little_memory_or_disk_is_told_with_what_to_change_and_nothing_is_wr
         "--context_length 256 --eval_tokens 256 --device cpu --run_name large"
     ).split()
     command = ["-m", "gptmill", "train", *flags]
-    process = zygote.run(command, tmp_path, make_environment(), spare_memory_bytes=2**30)
+    process = zygote.run(command, tmp_path, make_environment(), spare_memory_bytes=2**31)
     assert process.returncode == 2, process.stderr
     assert sentence in process.stderr
     assert advice in process.stderr

@@ -80,7 +80,10 @@ def test_weights_are_cast_once_for_all_micro_batches(shards: TokenShards, fields
     capture_passes(graphed)
     assert train(graphed, 4) == pytest.approx(train(eager, 4), rel=1e-4)
     for name, parameter in graphed.copy_parameters().items():
-        torch.testing.assert_close(parameter, eager.copy_parameters()[name], rtol=0, atol=2e-3, msg=name)
+        own, expected = parameter, eager.copy_parameters()[name]
+        if name.endswith("qkv.bias"):  # that of keys changes no attention: its gradient is noise, which Adam enlarges
+            own, expected = (torch.cat((bias.chunk(3)[0], bias.chunk(3)[2])) for bias in (own, expected))
+        torch.testing.assert_close(own, expected, rtol=0, atol=2e-3, msg=name)
     assert graphed.state.model.tied_head_copy is None
     assert graphed.state.model.state_dict().keys() == eager.state.model.state_dict().keys()
     assert all(parameter.dtype == torch.float32 for parameter in graphed.state.model.parameters())

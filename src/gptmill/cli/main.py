@@ -85,6 +85,9 @@ def run_guarded(arguments: list[str]) -> int:
         raise
     except OSError as error:
         return report_os_error(error)
+    except MemoryError:
+        sys.stderr.write("gptmill: out of memory; close other programs, or raise the limit of this one (ulimit -v)\n")
+        return exit_codes.USER_ERROR
     except KeyboardInterrupt:
         return report_interrupt()
     except ImportError as error:

@@ -15,8 +15,12 @@ from gptmill.runtime.determinism import ENVIRONMENT
 
 @contextmanager
 def restore_torch_settings() -> Iterator[None]:
-    """Restores on exit: random generators, matmul precision, attention backends and deterministic algorithms."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    """Restores on exit: random generators, matmul precision, attention backends and deterministic algorithms.
+
+    And oneDNN, which torch switches off for good after the first bf16 matmul on an ARM CPU that has no bf16: what is
+    computed later in fp32 would have other bits.
+    """
+    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
     generators = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     cuda_generator = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     is_deterministic, warns_only = (
@@ -25,7 +29,7 @@ def restore_torch_settings() -> Iterator[None]:
     )
     fills_memory: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn_settings = cudnn.deterministic, cudnn.benchmark
-    precision = torch.get_float32_matmul_precision()
+    precision, uses_onednn = torch.get_float32_matmul_precision(), mkldnn.enabled
     backends = cuda.cudnn_sdp_enabled(), cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()
     environment = {name: os.environ.get(name) for name in ENVIRONMENT}
     try:
@@ -41,6 +45,8 @@ def restore_torch_settings() -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fills_memory  # type: ignore[attr-defined]
         cudnn.deterministic, cudnn.benchmark = cudnn_settings
         torch.set_float32_matmul_precision(precision)
+        if mkldnn.enabled != uses_onednn:
+            mkldnn.enabled = uses_onednn
         for enable, was_enabled in zip(
             (cuda.enable_cudnn_sdp, cuda.enable_flash_sdp, cuda.enable_mem_efficient_sdp), backends, strict=True
         ):

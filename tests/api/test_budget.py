@@ -25,6 +25,7 @@ from gptmill.experiments.budget.corpus_sample import measure_density, measure_to
 from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt, read_few_documents
 from gptmill.experiments.budget.explanation import explain_result
 from gptmill.experiments.budget.planning import check_given, parse_budget
+from gptmill.experiments.budget.recipe_files import claim_stem
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
@@ -198,6 +199,14 @@ def test_validation_text_is_of_all_parts_of_a_single_document(tmp_path: Path) ->
     for number in range(20):
         (tmp_path / "many" / f"{number}.txt").write_text("one of many", encoding="utf-8")
     assert read_few_documents(resolve_source([str(tmp_path / "many")], ReadingOptions())) is None
+
+
+def test_two_budgets_that_start_together_never_write_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sea-1m-2.toml").touch()
+    assert [claim_stem("sea-1m") for _ in range(3)] == ["sea-1m", "sea-1m-3", "sea-1m-4"]
 
 
 def test_the_command_line_refuses_before_anything_is_written(tmp_path: Path, gptmill: GptMill) -> None:

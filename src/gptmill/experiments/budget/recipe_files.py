@@ -39,9 +39,8 @@ class BudgetFiles:
 
 def write_files(plan: BudgetPlan, report: Report) -> BudgetFiles:
     """Prepares the corpus, or as much of it as the run reads, and writes the recipe with the steps that still fit."""
-    stem = find_free_stem(f"{make_source_name([plan.corpus])}-{format_duration(plan.seconds)}")
+    stem = claim_stem(f"{make_source_name([plan.corpus])}-{format_duration(plan.seconds)}")
     folder = DATA_FOLDER / stem
-    DATA_FOLDER.mkdir(exist_ok=True)
     tokenizer = plan.tokenizer.option.name
     if plan.tokenizer.make_definition is not None:
         path = folder.with_suffix(".json")
@@ -87,15 +86,24 @@ def count_steps(plan: BudgetPlan) -> int:
     return max(MIN_STEPS, min(round(steps), most))
 
 
-def find_free_stem(wanted: str) -> str:
-    """The name of files that do not exist yet; with a number where they do."""
+def claim_stem(wanted: str) -> str:
+    """A name that no files have yet, with a number where they do; making its data folder keeps others from taking it."""
+    DATA_FOLDER.mkdir(exist_ok=True)
     stems = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
-    return next(
-        stem
-        for stem in stems
-        if not Path(f"{stem}.toml").exists()
-        and not any((DATA_FOLDER / f"{stem}{suffix}").exists() for suffix in ("", ".json", ".txt", ".partial"))
-    )
+    return next(stem for stem in stems if _is_free(stem) and _make_folder(DATA_FOLDER / stem))
+
+
+def _is_free(stem: str) -> bool:
+    taken = (Path(f"{stem}.toml"), *(DATA_FOLDER / f"{stem}{suffix}" for suffix in (".json", ".txt", ".partial")))
+    return not any(path.exists() for path in taken)
+
+
+def _make_folder(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def _make_title(plan: BudgetPlan) -> str:

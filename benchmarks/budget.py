@@ -143,9 +143,12 @@ class Machine:
         self, words: list[str], folder: Path, cores: set[int], seconds: float
     ) -> subprocess.CompletedProcess[str]:
         command = ["taskset", "-c", ",".join(map(str, sorted(cores))), sys.executable, "-m", "gptmill"]
+        # Not every build of torch counts the cores that it may run on.
+        threads = {"OMP_NUM_THREADS": str(len(cores))} if self.device == "cpu" else {}
+        environment = {**self._environment, **threads}
         return subprocess.run(
             [*command, *words, "--device", self.device],
-            cwd=folder, env=self._environment, capture_output=True, text=True, timeout=seconds, check=False,
+            cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False,
         )  # fmt: skip
 
 

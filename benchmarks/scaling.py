@@ -1,13 +1,16 @@
 """Trains a grid of models and fits the scaling law that `--budget` predicts losses with.
 
     python benchmarks/scaling.py --books books.txt.xz --shakespeare input.txt \
-        --work runs/scaling [--device cuda] [--jobs 8] [--minutes 60] [--max_flops 1e13] [--fit_only] [--write]
+        --work runs/scaling [--device cuda] [--jobs 8] [--minutes 60] [--max_flops 1e13] [--fit_only] \
+        [--budgets runs/budget] [--write]
 
 Every run has the batch, context and rates that a budget would choose for it, and is scored on all of the validation
 text. Runs are in order of importance; those whose result is in WORK/results.jsonl are not repeated, so that the command
 can be interrupted, or limited by --minutes, and started again. Losses do not depend on the machine's load, so that
 --jobs can be trained side by side; on a GPU they need its multi-process service (nvidia-cuda-mps-control -d). Prints
 each run, the fitted constants, residuals, and the error on the runs of the largest compute, predicted from the others.
+With --budgets, the runs of benchmarks/budget.py in that folder are added: what budgets chose, and what others did with
+the same time. They were scored in another way, so the fit finds a factor between both kinds, one for each corpus.
 --write puts results and constants into the package.
 """
 
@@ -21,12 +24,13 @@ import shutil
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from budget_results import SOURCE, read_budget_results
 from scaling_grid import Cell, find_level, make_cells
 from texts import CORPORA, write_texts
 
@@ -34,13 +38,20 @@ import gptmill
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.evals.text_loss import count_bytes
-from gptmill.experiments.budget.choice import BATCHES, CONTEXTS, MAX_MICRO_BATCH, choose_batch, choose_dropout
+from gptmill.experiments.budget.choice import (
+    BATCHES,
+    CONTEXTS,
+    MAX_MICRO_BATCH,
+    choose_batch,
+    choose_dropout,
+    count_weights,
+)
 from gptmill.experiments.budget.corpus_sample import SAMPLE_BYTES, measure_density
 from gptmill.experiments.budget.excerpt import spread_pieces
 from gptmill.experiments.budget.family import FAMILY
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
 from gptmill.experiments.budget.learning_rates import choose_rates
-from gptmill.experiments.budget.scaling_law import ScalingLaw
+from gptmill.experiments.budget.scaling_law import ScalingLaw, find_pressure
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone
 
@@ -49,6 +60,7 @@ LAW_FILE = Path(gptmill.__file__).parent / "experiments" / "budget" / "law.json"
 USUAL_DECAY = OptimizerConfig().weight_decay
 NEAR_DROPOUT = 0.1  # to that of a budget
 FAR = 1.3  # above the best loss of its compute
+FACTOR_ROUNDS = 8
 
 
 def prepare(work: Path, corpus: str, vocab_size: int) -> tuple[Path, float, int]:
@@ -156,20 +168,53 @@ def list_measured(results: list[dict[str, Any]], work: Path) -> dict[str, list[t
     """
     names = {each["corpus"] for each in results}
     densities = {name: measure_density(read_sample(work / f"{name}.txt")) for name in names}
-    runs = [
-        (Cell(**{name: each[name] for name in Cell.__dataclass_fields__ if name in each}), each) for each in results
-    ]
-    usual = [(cell, make_run(cell, each, densities[cell.corpus])) for cell, each in runs if is_like_budget(cell, each)]
+    usual = [each for each in results if is_like_budget(each)]
     lowest: dict[tuple[str, float], float] = {}
-    for cell, run in usual:
-        kind = cell.corpus, find_level(cell.flops)
-        lowest[kind] = min(run.bits_per_byte, lowest.get(kind, math.inf))
-    near = [(cell, run) for cell, run in usual if run.bits_per_byte < FAR * lowest[cell.corpus, find_level(cell.flops)]]
-    largest = max(find_level(cell.flops) for cell, _ in near)
+    for each in usual:
+        kind = each["corpus"], find_level(make_cell(each).flops)
+        lowest[kind] = min(each["bits_per_byte"], lowest.get(kind, math.inf))
+    near = [
+        each
+        for each in usual
+        if each["bits_per_byte"] < FAR * lowest[each["corpus"], find_level(make_cell(each).flops)]
+    ]
+    runs = align([(each, make_run(each, densities[each["corpus"]])) for each in near])
+    levels = [find_level(make_cell(each).flops) for each in near]
     return {
-        kind: [(cell.name, run) for cell, run in near if (find_level(cell.flops) == largest) is is_largest]
+        kind: [
+            (each["name"], run)
+            for each, run, level in zip(near, runs, levels, strict=True)
+            if (level == max(levels)) is is_largest
+        ]
         for kind, is_largest in (("smaller", False), ("largest", True))
     }
+
+
+def align(runs: list[tuple[dict[str, Any], MeasuredRun]]) -> list[MeasuredRun]:
+    """The runs with the losses of budgets as the grid would have scored them: what makes both follow one law."""
+    factors = {each["corpus"]: 1.0 for each, _ in runs if each.get("source") == SOURCE}
+
+    def scale() -> list[MeasuredRun]:
+        return [
+            replace(run, bits_per_byte=run.bits_per_byte / factors[each["corpus"]])
+            if each.get("source") == SOURCE
+            else run
+            for each, run in runs
+        ]
+
+    for _ in range(FACTOR_ROUNDS if factors else 0):
+        scaled = scale()
+        errors = list_errors(fit_law(scaled), scaled)
+        for corpus in factors:
+            own = [
+                error
+                for (each, _), error in zip(runs, errors, strict=True)
+                if each.get("source") == SOURCE and each["corpus"] == corpus
+            ]
+            factors[corpus] *= math.exp(fmean(own))
+    for corpus, factor in factors.items():
+        print(f"losses of budgets on {corpus} are {factor:.3f} of those of the grid")
+    return scale()
 
 
 def read_sample(path: Path) -> str:
@@ -178,9 +223,22 @@ def read_sample(path: Path) -> str:
     return spread_pieces(text, min(1.0, SAMPLE_BYTES / len(text.encode())))
 
 
-def make_run(cell: Cell, result: dict[str, Any], density: float) -> MeasuredRun:
-    trained, unique = count_text(result)
-    return MeasuredRun(cell.shape.block_weights, trained, unique, cell.vocab_size, density, result["bits_per_byte"])
+def make_cell(result: dict[str, Any]) -> Cell:
+    return Cell(**{name: result[name] for name in Cell.__dataclass_fields__ if name in result})
+
+
+def make_run(result: dict[str, Any], density: float) -> MeasuredRun:
+    cell, (trained, unique) = make_cell(result), count_text(result)
+    tokens = result["steps"] * result["tokens_per_step"]
+    return MeasuredRun(
+        cell.shape.block_weights,
+        trained,
+        unique,
+        cell.vocab_size,
+        density,
+        result["bits_per_byte"],
+        find_pressure(count_weights(cell.shape, cell.vocab_size), tokens, result["epoch_tokens"]),
+    )
 
 
 def count_text(result: dict[str, Any]) -> tuple[float, float]:
@@ -189,11 +247,10 @@ def count_text(result: dict[str, Any]) -> tuple[float, float]:
     return result["steps"] * result["tokens_per_step"] * size, result["epoch_tokens"] * size
 
 
-def is_like_budget(cell: Cell, result: dict[str, Any]) -> bool:
+def is_like_budget(result: dict[str, Any]) -> bool:
     """Whether a budget would train the same."""
-    weights = cell.shape.block_weights + cell.vocab_size * cell.embd_size
-    tokens = result["steps"] * result["tokens_per_step"]
-    usual = choose_dropout(weights, tokens, result["epoch_tokens"])
+    cell, tokens = make_cell(result), result["steps"] * result["tokens_per_step"]
+    usual = choose_dropout(count_weights(cell.shape, cell.vocab_size), tokens, result["epoch_tokens"])
     return cell.is_usual and abs(cell.dropout - usual) <= NEAR_DROPOUT
 
 
@@ -241,6 +298,7 @@ def main() -> int:
     parser.add_argument("--max_flops", type=float, default=math.inf, help="leave out larger runs")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after this time")
     parser.add_argument("--fit_only", action="store_true", help="train nothing, fit the results so far")
+    parser.add_argument("--budgets", nargs="+", type=Path, default=[], help="folders of benchmarks/budget.py")
     parser.add_argument("--write", action="store_true", help="write the fit into the package")
     options = parser.parse_args()
     work = Path(options.work)
@@ -249,7 +307,10 @@ def main() -> int:
             parser.error(f"the grid needs {', '.join(f'--{name}' for name in missing)}")
         work.mkdir(parents=True, exist_ok=True)
         run_grid(options, work)
-    results = list(read_results(work).values())
+    results = [
+        *read_results(work).values(),
+        *(row for folder in options.budgets for row in read_budget_results(folder)),
+    ]
     if not results:
         parser.error(f"{work} has no results yet; leave out --fit_only")
     measured = list_measured(results, work)

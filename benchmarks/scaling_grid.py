@@ -8,7 +8,7 @@ from itertools import product
 
 from texts import CORPORA
 
-from gptmill.experiments.budget.choice import choose_dropout
+from gptmill.experiments.budget.choice import choose_dropout, count_weights
 from gptmill.experiments.budget.family import Shape
 
 TINY, SMALL, MEDIUM, LARGE = Shape(2, 64), Shape(3, 96), Shape(4, 128), Shape(6, 192)
@@ -133,7 +133,7 @@ def make_cells() -> list[Cell]:
 def make_cell(corpus: str, vocab_size: int, shape: Shape, flops: float) -> Cell:
     """The run of a shape that takes so many FLOPs, with the dropout that a budget would choose."""
     tokens = flops / count_token_flops(shape, vocab_size)
-    weights = shape.block_weights + vocab_size * shape.embd_size
+    weights = count_weights(shape, vocab_size)
     dropout = choose_dropout(weights, tokens, TRAIN_BYTES[corpus] / BYTES_PER_TOKEN[vocab_size])
     rounded = int(float(f"{tokens:.2g}"))
     return Cell(corpus, vocab_size, shape.num_layers, shape.embd_size, rounded, dropout)
@@ -146,7 +146,7 @@ def make_repeated_cell(corpus: str, vocab_size: int, shape: Shape, epochs: int, 
 
 
 def count_token_flops(shape: Shape, vocab_size: int) -> float:
-    return 6.0 * (shape.block_weights + vocab_size * shape.embd_size)
+    return 6.0 * count_weights(shape, vocab_size)
 
 
 def find_level(flops: float) -> float:

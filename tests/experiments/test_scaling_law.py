@@ -9,14 +9,19 @@ from itertools import product
 import pytest
 
 from gptmill.experiments.budget.fitted_law import load_fit, load_law
-from gptmill.experiments.budget.law_fit import MeasuredRun, Powers, fit_law, list_errors
+from gptmill.experiments.budget.law_fit import MeasuredRun, Powers, fit_law, list_errors, predict_run
 from gptmill.experiments.budget.scaling_law import (
     DATA_DECAY,
+    FREE_PRESSURE,
     LEAST_DENSITY,
     MOST_DENSITY,
+    SIZE_DECAY,
     USUAL_DENSITY,
+    WEIGHTS_PER_BYTE,
     ScalingLaw,
     find_data,
+    find_overfitting,
+    find_pressure,
     find_size,
 )
 
@@ -55,7 +60,13 @@ def test_repeated_text_is_worth_nearly_as_much_as_new_at_first_and_nothing_in_th
     assert find_data(5e5, 1e6) == 5e5
     assert find_data(4e6, 1e6) == pytest.approx(4e6, rel=0.1)  # up to four epochs, as Muennighoff et al. found
     assert find_data(1e9, 1e6) == pytest.approx((1 + DATA_DECAY) * 1e6)
-    assert find_size(1e9, 1e6) < 7e6
+    assert find_size(1e9, 1e6) == pytest.approx((1 + SIZE_DECAY) * WEIGHTS_PER_BYTE * 1e6)
+
+
+def test_epochs_make_a_model_learn_its_text_by_heart_sooner_than_weights() -> None:
+    assert find_pressure(1e9, 1e6, 1e6) == 0, "nothing can be learned by heart in one epoch"
+    assert 0 < find_pressure(4e6, 1e7, 1e6) < find_pressure(1e6, 4e7, 1e6)
+    assert find_overfitting(FREE_PRESSURE) == 1 < find_overfitting(2 * FREE_PRESSURE) < find_overfitting(1e6)
 
 
 def make_runs(law: ScalingLaw) -> list[MeasuredRun]:
@@ -93,3 +104,16 @@ def test_the_shipped_law_is_the_fit_of_the_shipped_runs() -> None:
     for name, value in asdict(law).items():
         assert getattr(refitted, name) == pytest.approx(value, abs=1e-6), name
     assert max(map(abs, list_errors(law, runs))) < 4 * law.spread
+
+
+def test_of_runs_with_the_same_time_the_law_picks_one_that_is_hardly_worse_than_the_best() -> None:
+    content, law = load_fit(), load_law()
+    situations = {result["name"]: result.get("situation") for result in content["results"]}
+    rivals: dict[str, list[MeasuredRun]] = {}
+    for run in content["runs"]:
+        if situation := situations[run["name"]]:
+            rivals.setdefault(situation, []).append(MeasuredRun(**run["measured"]))
+    assert len(rivals) >= 7
+    for situation, runs in rivals.items():
+        picked = min(runs, key=lambda run: predict_run(law, run))
+        assert picked.bits_per_byte <= 1.011 * min(run.bits_per_byte for run in runs), situation

@@ -17,7 +17,7 @@ from gptmill.config.model import ModelConfig
 from gptmill.config.schema import build_config
 from gptmill.experiments.budget.family import FAMILY, SHAPES, Shape
 from gptmill.experiments.budget.learning_rates import choose_rates
-from gptmill.experiments.budget.scaling_law import ScalingLaw
+from gptmill.experiments.budget.scaling_law import ScalingLaw, find_pressure
 from gptmill.experiments.budget.speed_model import SpeedModel
 from gptmill.models.flops import count_flops
 from gptmill.models.gpt import pad_vocab
@@ -97,7 +97,7 @@ class Candidate:
 
     @property
     def dropout(self) -> float:
-        weights = self.shape.block_weights + self.tokenizer.vocab_size * self.shape.embd_size
+        weights = count_weights(self.shape, self.tokenizer.vocab_size)
         return choose_dropout(weights, self.tokens, self.unique_bytes / self.tokenizer.bytes_per_token)
 
     @property
@@ -216,6 +216,11 @@ def choose_batch(tokens: float) -> float:
     return float(BASE_BATCH * (tokens / BASE_TOKENS) ** BATCH_POWER)
 
 
+def count_weights(shape: Shape, vocab_size: int) -> int:
+    """All of a model's weights, the embedding's included."""
+    return shape.block_weights + vocab_size * shape.embd_size
+
+
 def choose_dropout(weights: float, tokens: float, unique_tokens: float) -> float:
     """The dropout that keeps so many weights, embeddings included, from learning the text by heart."""
     if tokens <= MAX_FREE_EPOCHS * unique_tokens:
@@ -262,7 +267,9 @@ def _fill(
         return None
     trained = steps * batch * option.bytes_per_token
     unique = min(usable, trained)
-    bits = law.predict(shape.block_weights, trained, unique, option.vocab_size, corpus.density)
+    weights, unique_tokens = count_weights(shape, option.vocab_size), unique / option.bytes_per_token
+    pressure = find_pressure(weights, steps * batch, unique_tokens)
+    bits = law.predict(shape.block_weights, trained, unique, option.vocab_size, corpus.density, pressure)
     return Candidate(option, shape, context, batch, steps, step_seconds, unique, bits, share)
 
 

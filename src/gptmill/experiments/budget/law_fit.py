@@ -20,9 +20,9 @@ from gptmill.experiments.budget.scaling_law import (
     find_size,
 )
 
-# Near those that large grids found (Hoffmann et al.: 0.34 and 0.28). A small grid alone would fit a steep power and a
-# high floor as well, and then see no use in larger models.
-MIN_POWER, MAX_POWER = 0.2, 0.4
+# Large grids found 0.34 and 0.28 (Hoffmann et al.). A grid of few sizes would fit a far steeper power and a high floor
+# as well, and then see no use in larger models.
+MIN_POWER, MAX_POWER = 0.2, 0.6
 STARTS = (0.25, 0.4)  # of both powers
 STEPS = tuple(0.4 / 2**number for number in range(9))  # of a search along each exponent in turn
 ROUNDS = 20  # at most, with each step
@@ -41,6 +41,8 @@ class MeasuredRun:
     vocab_size: float
     density: float
     bits_per_byte: float
+    pressure: float = 0.0
+    """To learn its text by heart."""
 
 
 class Powers(NamedTuple):
@@ -74,9 +76,7 @@ def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
         np.array([find_data(run.trained_bytes, run.unique_bytes) / 1e6 for run in runs]),
         np.array([run.vocab_size / BYTE_VOCAB for run in runs]),
         np.array([run.density / USUAL_DENSITY for run in runs]),
-        np.array(
-            [run.bits_per_byte / find_overfitting(run.weights, run.trained_bytes, run.unique_bytes) for run in runs]
-        ),
+        np.array([run.bits_per_byte / find_overfitting(run.pressure) for run in runs]),
     )
     starts = [_descend(terms, Powers(*powers)) for powers in product(STARTS, repeat=2)]
     powers = min(starts, key=lambda each: _measure_misfit(terms, each))
@@ -89,13 +89,13 @@ def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
 
 def list_errors(law: ScalingLaw, runs: Sequence[MeasuredRun]) -> list[float]:
     """The logarithms of measured over predicted losses."""
-    return [
-        math.log(
-            run.bits_per_byte
-            / law.predict(run.weights, run.trained_bytes, run.unique_bytes, run.vocab_size, run.density)
-        )
-        for run in runs
-    ]
+    return [math.log(run.bits_per_byte / predict_run(law, run)) for run in runs]
+
+
+def predict_run(law: ScalingLaw, run: MeasuredRun) -> float:
+    return law.predict(
+        run.weights, run.trained_bytes, run.unique_bytes, run.vocab_size, run.density, run.pressure
+    )  # fmt: skip
 
 
 def measure_spread(law: ScalingLaw, runs: Sequence[MeasuredRun], fitted: int = 0) -> float:

@@ -87,7 +87,7 @@ def count_steps(plan: BudgetPlan) -> int:
 
 
 def claim_stem(wanted: str) -> str:
-    """A name that no files have yet, with a number where they do; making its data folder keeps others from taking it."""
+    """A name that no files have yet, with a number if need be; its data folder is made, so that no other takes it."""
     DATA_FOLDER.mkdir(exist_ok=True)
     stems = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
     return next(stem for stem in stems if _is_free(stem) and _make_folder(DATA_FOLDER / stem))

@@ -1,0 +1,64 @@
+"""Reads the runs of benchmarks/budget.py as results that the scaling law can be fitted on."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from scaling_grid import Cell
+
+from gptmill.experiments.budget.choice import choose_val_fraction
+
+CLASSIC = 1  # the number of the run of the classic recipe, which is of another family
+BYTE_VOCAB = 256
+SOURCE = "budget"
+
+
+def read_budget_results(work: Path) -> list[dict[str, Any]]:
+    """All finished runs within budgets, also in subfolders, but those of the classic recipe."""
+    scored = sorted(work.rglob("*-*s-*/scores.json"))
+    return [read_run(path.parent) for path in scored if not path.parent.name.endswith(f"-{CLASSIC}")]
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Losses are those of gptmill eval: its windows overlap, so they are lower than those of the grid."""
+    corpus = folder.name.split("-")[0]
+    config = tomllib.loads((folder / "runs" / "run" / "config.toml").read_text(encoding="utf-8"))
+    scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))["results"][0]
+    model, training, optimizer = config["model"], config["training"], config["optimizer"]
+    tokens_per_step, bytes_per_token = training["total_batch_size"], scores["num_bytes"] / scores["num_tokens"]
+    text_bytes = (folder.parent / f"{corpus}.txt").stat().st_size
+    cell = Cell(
+        corpus,
+        read_vocab_size(folder / "output.txt"),
+        model["num_layers"],
+        model["embd_size"],
+        scores["step"] * tokens_per_step,
+        model["dropout"],
+        optimizer=optimizer["optimizer"],
+    )
+    return {
+        **asdict(cell),
+        "name": f"{cell.name}-{folder.parent.name}-{folder.name}",
+        "source": SOURCE,
+        "situation": f"{folder.parent.name}-{folder.name.rpartition('-')[0]}",
+        "context_length": model["context_length"],
+        "steps": scores["step"],
+        "tokens_per_step": tokens_per_step,
+        "matrix_lr": optimizer.get("matrix_lr"),
+        "epoch_tokens": round(text_bytes * (1 - choose_val_fraction(text_bytes)) / bytes_per_token),
+        "bytes_per_token": bytes_per_token,
+        "bits_per_byte": scores["metrics"]["bits_per_byte"]["value"],
+    }
+
+
+def read_vocab_size(output: Path) -> int:
+    """Of the tokenizer that the budget says it has chosen."""
+    found = re.search(r"^tokenizer +(?:byte|bpe-(\d+))\b", output.read_text(encoding="utf-8"), re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{output} names no tokenizer")
+    return int(found[1] or BYTE_VOCAB)

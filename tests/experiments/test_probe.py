@@ -113,6 +113,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+FAKE_TRAINING = """
+import json, sys, time
+from pathlib import Path
+run = Path(next(word for word in sys.argv if word.startswith("--run_name=")).partition("=")[2])
+folder = next(Path("runs").glob(".trials-*")) / run
+folder.mkdir()
+begins = time.time() + (50.0 if run.name == "probe" else 10.0)
+events = [json.loads(line) for line in Path("template.jsonl").read_text(encoding="utf-8").splitlines()]
+lines = [json.dumps({**event, "time": begins + event["time"]}) + "\\n" for event in events]
+(folder / "events.jsonl").write_text("".join(lines), encoding="utf-8")
+"""
+
+
+def test_compiling_counts_once_and_not_for_the_run_that_finds_it_done(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(None, {**CONFIG, "compile": True})
+    last = plan_trial(config, 4, 1, 2).last_step
+    steps = [log(number, 0.5 * number, 0.5) for number in range(1, last + 1)]
+    events = [begin(-1.0), EvalDone(0, 3.0, 64, 0.9, time=0.0), *steps, RunFinished(last, "finished", 7.0, time=9.0)]
+    (folder / "template.jsonl").write_text("".join(to_json(event) + "\n" for event in events), encoding="utf-8")
+    monkeypatch.setattr(child_run, "PROGRAM", (sys.executable, "-c", FAKE_TRAINING))
+    found = probe(config, steps=2)
+    assert found.startup_seconds == pytest.approx(10.0, abs=3.0)
+    assert found.compile_seconds == pytest.approx(40.0, abs=3.0)
+
+
 @pytest.mark.parametrize(
     ("code", "options", "message"),
     [

@@ -231,6 +231,7 @@ def time_by_probe(plan: TrainPlan, counts: RunCounts, measured: ProbeResult) -> 
     full_steps = plan.count_flops() / (plan.tokens_per_step * plan.flops_per_token)
     scorings = counts.scorings * measured.scoring_seconds
     noise = "; equal steps took very different times: is the machine busy?" if measured.is_noisy else ""
+    compiled = f"; compiling took {measured.compile_seconds:.0f} s more, once" if measured.compile_seconds else ""
     return TimeEstimate(
         training=full_steps * measured.step_seconds,
         evaluation=counts.evaluations * measured.evaluation_seconds + scorings,
@@ -238,5 +239,5 @@ def time_by_probe(plan: TrainPlan, counts: RunCounts, measured: ProbeResult) -> 
         startup=measured.startup_seconds + measured.finish_seconds,
         tokens_per_second=measured.tokens_per_second,
         mfu=measured.mfu,
-        basis=f"measured by a probe on {measured.device}{noise}",
+        basis=f"measured by a probe on {measured.device}{compiled}{noise}",
     )

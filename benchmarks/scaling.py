@@ -24,43 +24,32 @@ import shutil
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from budget_results import SOURCE, read_budget_results
-from scaling_grid import Cell, find_level, make_cells
+from budget_results import read_budget_results
+from scaling_grid import Cell, make_cells
+from scaling_runs import list_measured
 from texts import CORPORA, write_texts
 
 import gptmill
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.evals.text_loss import count_bytes
-from gptmill.experiments.budget.choice import (
-    BATCHES,
-    CONTEXTS,
-    MAX_MICRO_BATCH,
-    choose_batch,
-    choose_dropout,
-    count_weights,
-)
-from gptmill.experiments.budget.corpus_sample import SAMPLE_BYTES, measure_density
-from gptmill.experiments.budget.excerpt import spread_pieces
+from gptmill.experiments.budget.choice import BATCHES, CONTEXTS, MAX_MICRO_BATCH, choose_batch
 from gptmill.experiments.budget.family import FAMILY
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
 from gptmill.experiments.budget.learning_rates import choose_rates
-from gptmill.experiments.budget.scaling_law import ScalingLaw, find_pressure
+from gptmill.experiments.budget.scaling_law import ScalingLaw
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone
 
 TOKENIZER_BYTES = 2_000_000
 LAW_FILE = Path(gptmill.__file__).parent / "experiments" / "budget" / "law.json"
 USUAL_DECAY = OptimizerConfig().weight_decay
-NEAR_DROPOUT = 0.1  # to that of a budget
-FAR = 1.3  # above the best loss of its compute
-FACTOR_ROUNDS = 8
 
 
 def prepare(work: Path, corpus: str, vocab_size: int) -> tuple[Path, float, int]:
@@ -158,100 +147,6 @@ def run_grid(options: argparse.Namespace, work: Path) -> None:
                 )
     if cells:
         print(f"time is up: {len(cells)} runs are left")
-
-
-def list_measured(results: list[dict[str, Any]], work: Path) -> dict[str, list[tuple[str, MeasuredRun]]]:
-    """The runs as the law sees them, by name: those to fit, and those of the largest compute, which it should predict.
-
-    Left out are sweeps, runs with another dropout than a budget would choose, and those that are far from the best of
-    their compute: a budget would not choose them.
-    """
-    names = {each["corpus"] for each in results}
-    densities = {name: measure_density(read_sample(work / f"{name}.txt")) for name in names}
-    usual = [each for each in results if is_like_budget(each)]
-    lowest: dict[tuple[str, float], float] = {}
-    for each in usual:
-        kind = each["corpus"], find_level(make_cell(each).flops)
-        lowest[kind] = min(each["bits_per_byte"], lowest.get(kind, math.inf))
-    near = [
-        each
-        for each in usual
-        if each["bits_per_byte"] < FAR * lowest[each["corpus"], find_level(make_cell(each).flops)]
-    ]
-    runs = align([(each, make_run(each, densities[each["corpus"]])) for each in near])
-    levels = [find_level(make_cell(each).flops) for each in near]
-    return {
-        kind: [
-            (each["name"], run)
-            for each, run, level in zip(near, runs, levels, strict=True)
-            if (level == max(levels)) is is_largest
-        ]
-        for kind, is_largest in (("smaller", False), ("largest", True))
-    }
-
-
-def align(runs: list[tuple[dict[str, Any], MeasuredRun]]) -> list[MeasuredRun]:
-    """The runs with the losses of budgets as the grid would have scored them: what makes both follow one law."""
-    factors = {each["corpus"]: 1.0 for each, _ in runs if each.get("source") == SOURCE}
-
-    def scale() -> list[MeasuredRun]:
-        return [
-            replace(run, bits_per_byte=run.bits_per_byte / factors[each["corpus"]])
-            if each.get("source") == SOURCE
-            else run
-            for each, run in runs
-        ]
-
-    for _ in range(FACTOR_ROUNDS if factors else 0):
-        scaled = scale()
-        errors = list_errors(fit_law(scaled), scaled)
-        for corpus in factors:
-            own = [
-                error
-                for (each, _), error in zip(runs, errors, strict=True)
-                if each.get("source") == SOURCE and each["corpus"] == corpus
-            ]
-            factors[corpus] *= math.exp(fmean(own))
-    for corpus, factor in factors.items():
-        print(f"losses of budgets on {corpus} are {factor:.3f} of those of the grid")
-    return scale()
-
-
-def read_sample(path: Path) -> str:
-    """As much of a text as a budget looks at."""
-    text = path.read_text(encoding="utf-8")
-    return spread_pieces(text, min(1.0, SAMPLE_BYTES / len(text.encode())))
-
-
-def make_cell(result: dict[str, Any]) -> Cell:
-    return Cell(**{name: result[name] for name in Cell.__dataclass_fields__ if name in result})
-
-
-def make_run(result: dict[str, Any], density: float) -> MeasuredRun:
-    cell, (trained, unique) = make_cell(result), count_text(result)
-    tokens = result["steps"] * result["tokens_per_step"]
-    return MeasuredRun(
-        cell.shape.block_weights,
-        trained,
-        unique,
-        cell.vocab_size,
-        density,
-        result["bits_per_byte"],
-        find_pressure(count_weights(cell.shape, cell.vocab_size), tokens, result["epoch_tokens"]),
-    )
-
-
-def count_text(result: dict[str, Any]) -> tuple[float, float]:
-    """The bytes trained on, and those of them that differ."""
-    size = result["bytes_per_token"]
-    return result["steps"] * result["tokens_per_step"] * size, result["epoch_tokens"] * size
-
-
-def is_like_budget(result: dict[str, Any]) -> bool:
-    """Whether a budget would train the same."""
-    cell, tokens = make_cell(result), result["steps"] * result["tokens_per_step"]
-    usual = choose_dropout(count_weights(cell.shape, cell.vocab_size), tokens, result["epoch_tokens"])
-    return cell.is_usual and abs(cell.dropout - usual) <= NEAR_DROPOUT
 
 
 def print_fit(runs: dict[str, list[tuple[str, MeasuredRun]]]) -> ScalingLaw:

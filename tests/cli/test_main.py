@@ -270,3 +270,14 @@ def test_a_closed_or_full_output_gives_no_traceback() -> None:
         process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
         assert "Traceback" not in process.stderr, process.stderr
         assert process.returncode in (0, 2)
+
+
+def test_running_out_of_memory_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_arguments: list[str]) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr("gptmill.cli.main.run_command", fail)
+    assert run_guarded(["prepare", "words"]) == 2
+    assert capsys.readouterr().err.startswith("gptmill: out of memory; close other programs")

@@ -9,8 +9,7 @@ from gptmill.experiments.budget.choice import MAX_FREE_EPOCHS, Candidate
 from gptmill.experiments.budget.planning import BudgetPlan
 
 INTERVAL = 2.0  # standard deviations: about 95 %
-# The law knows one held-out text of each corpus. Of Shakespeare, and of Python's library, two others were up to 9 %
-# harder for the same model.
+# The law knows one held-out text of each corpus. Of Python's library, another was 9 % harder for the same model.
 TEXT_SPREAD = 0.06
 LABEL_WIDTH = 12
 

@@ -93,9 +93,8 @@ def list_errors(law: ScalingLaw, runs: Sequence[MeasuredRun]) -> list[float]:
 
 
 def predict_run(law: ScalingLaw, run: MeasuredRun) -> float:
-    return law.predict(
-        run.weights, run.trained_bytes, run.unique_bytes, run.vocab_size, run.density, run.pressure
-    )  # fmt: skip
+    text = run.trained_bytes, run.unique_bytes
+    return law.predict(run.weights, *text, run.vocab_size, run.density, run.pressure)
 
 
 def measure_spread(law: ScalingLaw, runs: Sequence[MeasuredRun], fitted: int = 0) -> float:

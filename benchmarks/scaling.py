@@ -39,7 +39,7 @@ import gptmill
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.evals.text_loss import count_bytes
-from gptmill.experiments.budget.choice import BATCHES, CONTEXTS, MAX_MICRO_BATCH, choose_batch
+from gptmill.experiments.budget.choice import BATCHES, MAX_MICRO_BATCH, choose_batch, choose_context
 from gptmill.experiments.budget.family import FAMILY
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
 from gptmill.experiments.budget.learning_rates import choose_rates
@@ -76,7 +76,7 @@ def train(cell: Cell, work: Path, device: str) -> dict[str, Any]:
     """Trains a cell; returns its result."""
     torch.set_num_threads(1)
     folder, bytes_per_token, epoch_tokens = prepare(work, cell.corpus, cell.vocab_size)
-    context = next(size for most, size in CONTEXTS if cell.shape.block_weights <= most)
+    context = choose_context(cell.shape)
     wanted = cell.batch * choose_batch(cell.tokens)
     tokens_per_step = min(
         (batch for batch in BATCHES if batch >= context), key=lambda batch: abs(math.log(batch / wanted))

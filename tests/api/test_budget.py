@@ -54,9 +54,9 @@ def test_it_explains_writes_a_recipe_trains_and_says_how_far_off_it_was(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text, lines = write_text(tmp_path / "sea.txt", 20_000), []
-    frozen = make_speed_model([MeasuredStep(1e9, 0.05)])
+    frozen = make_speed_model([MeasuredStep(1024, 1e6, 0.05)])
     monkeypatch.setattr(planning, "measure_speed", lambda *_arguments: frozen)
-    monkeypatch.setattr(planning, "measure_candidates", lambda found, *_rest: [each.step_seconds for each in found])
+    monkeypatch.setattr(planning, "measure_candidate", lambda candidate, *_rest: candidate.step_seconds)
     started = pacing.time.monotonic()
     flags = {**TINY, "corpus": str(text), "run_name": "sea"}
     result = run_budget(None, flags, "10m", started, lines.append, progress=False)
@@ -81,9 +81,9 @@ def test_from_python_it_is_planned_and_trained_by_two_functions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = write_text(tmp_path / "sea.txt", 20_000)
-    frozen = make_speed_model([MeasuredStep(1e9, 0.05)])
+    frozen = make_speed_model([MeasuredStep(1024, 1e6, 0.05)])
     monkeypatch.setattr(planning, "measure_speed", lambda *_arguments: frozen)
-    monkeypatch.setattr(planning, "measure_candidates", lambda found, *_rest: [each.step_seconds for each in found])
+    monkeypatch.setattr(planning, "measure_candidate", lambda candidate, *_rest: candidate.step_seconds)
     plan = gptmill.plan_within_budget(text, 600, progress=False, **TINY)
     assert (plan.seconds, plan.values["num_layers"]) == (600.0, 1)
     assert capsys.readouterr().err == ""

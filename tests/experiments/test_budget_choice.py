@@ -18,14 +18,20 @@ from gptmill.experiments.budget.choice import (
     TokenizerOption,
     choose,
     choose_dropout,
-    correct,
+    find_most_steps,
 )
 from gptmill.experiments.budget.explanation import _explain_steps
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.learning_rates import choose_rates
+from gptmill.experiments.budget.search import LEAST_MEASURED, MOST_MEASURED, correct, measure_best
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
 
-CPU = make_speed_model([MeasuredStep(1.2e9, 0.035), MeasuredStep(6.5e9, 0.15), MeasuredStep(33e9, 0.7)])
+STEPS = (
+    MeasuredStep(1024, 1.2e6, 0.035, 0.002),
+    MeasuredStep(1024, 6.5e6, 0.15, 0.01),
+    MeasuredStep(1024, 33e6, 0.7, 0.1),
+)
+CPU = make_speed_model(STEPS)
 BOOKS = CorpusFacts(165_000_000, 2.5)
 PLAYS = CorpusFacts(1_115_394, 2.63)
 TOKENIZERS = (
@@ -37,6 +43,10 @@ TOKENIZERS = (
 
 def make_situation(seconds: float = 60.0, corpus: CorpusFacts = BOOKS, **given: Any) -> Situation:
     return Situation(load_law(), CPU, corpus, TOKENIZERS, seconds, given)
+
+
+def scale(step: MeasuredStep, factor: float) -> MeasuredStep:
+    return replace(step, seconds=factor * step.seconds, update_seconds=factor * step.update_seconds)
 
 
 def pick(situation: Situation) -> Candidate:
@@ -76,7 +86,7 @@ def test_measured_candidates_are_ranked_anew_and_the_others_stay_behind_them() -
     situation = make_situation(120)
     expected = choose(situation)
     first, second = (each.step_seconds for each in expected[:2])
-    found = correct(situation, expected, [3 * first, 1.1 * second, math.inf])
+    found = correct(situation, expected, {0: 3 * first, 1: 1.1 * second, 2: math.inf})
     assert found[0].shape == expected[1].shape
     assert found[0].tokenizer == expected[1].tokenizer
     assert found[0].steps < expected[1].steps
@@ -84,11 +94,11 @@ def test_measured_candidates_are_ranked_anew_and_the_others_stay_behind_them() -
     assert all((each.shape, each.tokenizer) != (expected[2].shape, expected[2].tokenizer) for each in found)
     assert found[2].bits_per_byte > expected[3].bits_per_byte, "as much slower as those that were measured"
     with pytest.raises(UserError, match="nothing can be trained"):
-        correct(situation, expected[:1], [math.inf])
+        correct(situation, expected[:1], {0: math.inf})
 
 
 def test_time_is_left_over_where_more_of_it_would_overfit() -> None:
-    fast = make_speed_model([replace(step, seconds=step.seconds / 300) for step in CPU.steps])
+    fast = make_speed_model([scale(step, 1 / 300) for step in STEPS])
     minutes, hours = (pick(replace(make_situation(seconds, PLAYS), speed=fast)) for seconds in (60, 7200))
     assert hours.share < 1
     assert hours.steps * hours.step_seconds < 7200 / 2
@@ -99,6 +109,18 @@ def test_time_is_left_over_where_more_of_it_would_overfit() -> None:
 
 
 def test_every_choice_is_a_valid_config() -> None:
+def test_a_machine_that_turns_out_faster_gets_more_steps_but_not_so_many_that_they_overfit() -> None:
+    situation = make_situation(900, PLAYS)
+    slow = pick(situation)
+    most = find_most_steps(situation, slow)
+    assert slow.share == 1
+    assert slow.steps < most < 4 * slow.steps
+    plenty = make_situation(900)
+    assert find_most_steps(plenty, pick(plenty)) > 4 * pick(plenty).steps, "165 MB are not read up"
+    hurried = replace(slow, share=0.5)
+    assert find_most_steps(situation, hurried) == hurried.steps
+
+
     for candidate in choose(make_situation(300)):
         check_config(layer_config(candidate.list_values({}), {"data_dir": "words"}))
 
@@ -116,7 +138,7 @@ def test_options_of_the_user_are_kept_and_the_rest_chosen_around_them() -> None:
 
 
 def test_a_slower_machine_gets_a_model_that_is_not_larger() -> None:
-    slow = make_speed_model([replace(step, seconds=8 * step.seconds) for step in CPU.steps])
+    slow = make_speed_model([scale(step, 8) for step in STEPS])
     fast, slower = pick(make_situation(1200)), pick(replace(make_situation(1200), speed=slow))
     assert slower.shape.block_weights <= fast.shape.block_weights
     assert slower.bits_per_byte > fast.bits_per_byte
@@ -135,9 +157,9 @@ def test_learning_rates_transfer_over_width() -> None:
     assert choose_rates("muon", 64, 8)["warmup_steps"] == 2
 
 
-def test_speed_is_interpolated_and_never_falls_with_the_work() -> None:
-    noisy = make_speed_model([MeasuredStep(4e9, 0.05), MeasuredStep(1e9, 0.06), MeasuredStep(16e9, 0.24)])
-    times = [noisy.find_seconds(flops) for flops in (1e8, 1e9, 2e9, 4e9, 8e9, 16e9, 32e9)]
+def test_speed_is_interpolated_and_never_falls_with_the_size() -> None:
+    noisy = make_speed_model([MeasuredStep(1000, *each) for each in ((4e6, 0.05), (1e6, 0.06), (16e6, 0.24))])
+    times = [noisy.find_seconds(1000, flops) for flops in (1e5, 1e6, 2e6, 4e6, 8e6, 16e6, 32e6)]
     assert times == sorted(times)
     assert times[:4] == pytest.approx([0.06] * 4)
     assert times[4] == pytest.approx(0.12)
@@ -145,10 +167,37 @@ def test_speed_is_interpolated_and_never_falls_with_the_work() -> None:
 
 
 def test_the_head_costs_what_two_vocabularies_showed() -> None:
-    small, large = MeasuredStep(1e9, 0.04, 4e8), MeasuredStep(1e9, 0.06, 32e8)
-    model = make_speed_model([large, small, MeasuredStep(8e9, 0.2, 8e8)])
-    for step in (small, large, MeasuredStep(8e9, 0.2, 8e8)):
-        assert model.find_seconds(step.flops, step.head_flops) == pytest.approx(step.seconds)
+def test_fewer_tokens_save_no_time_of_the_update() -> None:
+    model = make_speed_model([MeasuredStep(1000, 1e6, 0.05, 0.01), MeasuredStep(1000, 4e6, 0.2, 0.04)])
+    assert model.find_seconds(500, 1e6) == pytest.approx(0.03)
+    assert model.find_seconds(500, 4e6) == pytest.approx(0.12)
+    assert model.find_seconds(2000, 8e6) == pytest.approx(0.72)
+
+
+    small, large = MeasuredStep(1000, 1e6, 0.04, 0.0, 4e5), MeasuredStep(1000, 1e6, 0.06, 0.0, 32e5)
+    wide = MeasuredStep(1000, 8e6, 0.2, 0.0, 8e5)
+    model = make_speed_model([large, small, wide])
+    for step in (small, large, wide):
+        assert model.find_seconds(step.tokens, step.token_flops, step.head_flops) == pytest.approx(step.seconds)
     assert make_speed_model([replace(small, seconds=0.9), small, large]) == make_speed_model([small, large])
     noisy = make_speed_model([replace(small, seconds=0.07), large])
-    assert noisy.find_seconds(1e9, 32e8) == noisy.find_seconds(1e9, 4e8) == pytest.approx(0.07)
+    assert noisy.find_seconds(1000, 1e6, 32e5) == noisy.find_seconds(1000, 1e6, 4e5) == pytest.approx(0.07)
+
+
+def test_candidates_are_measured_until_the_best_is_among_them() -> None:
+    situation = make_situation(120)
+    expected = choose(situation)
+
+    def measure_as_expected(candidate: Candidate) -> float:
+        return candidate.step_seconds
+
+    def find_the_first_slow(candidate: Candidate) -> float:
+        return (10 if candidate == expected[0] else 1) * candidate.step_seconds
+
+    assert list(measure_best(situation, expected, measure_as_expected)) == list(range(LEAST_MEASURED))
+    measured = measure_best(situation, expected, find_the_first_slow)
+    assert LEAST_MEASURED < len(measured) <= MOST_MEASURED
+    best, *others = correct(situation, expected, measured)
+    assert (best.tokenizer, best.shape) == (expected[1].tokenizer, expected[1].shape)
+    assert all(best.bits_per_byte <= each.bits_per_byte for each in others)
+    assert list(measure_best(situation, expected[:2], measure_as_expected)) == [0, 1]

@@ -105,8 +105,7 @@ def run_budget(
     options = StartOptions(time_limit=f"{plan.seconds:.3f}s")
     request = make_run_request(str(files.recipe), location, options, started=started)
     # A number of steps that the user has set stays; the time limit holds in any case.
-    most_steps = plan.best.steps if plan.best.share < 1 else None
-    request = replace(request, is_paced="max_steps" not in flags, most_paced_steps=most_steps)
+    request = replace(request, is_paced="max_steps" not in flags, most_paced_steps=plan.most_steps)
     outcome = run_training(request, progress=progress)
     return BudgetOutcome(outcome, files, make_verdict(plan, files, outcome.run))
 

@@ -6,7 +6,6 @@ Pure: what the machine and the corpus are like comes in as numbers.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +27,7 @@ CONTEXTS = ((3e6, 128), (3e7, 256), (1e8, 512), (math.inf, 1024))  # up to so ma
 MAX_MICRO_BATCH = 32_768  # tokens
 MIN_STEPS = 50
 MAX_WEIGHTS_PER_BYTE = 10.0  # of text: about as many as the recipe shakespeare-char has; more would overfit
-MAX_PROBE_FACTOR = 16  # how far beyond the largest measured step its speed is trusted
+MAX_PROBE_FACTOR = 16  # how far beyond the largest measured model its speed is trusted
 # Dropout grows with the logarithm of weights per token of the text, embeddings included, times epochs. In up to four
 # epochs of Shakespeare any dropout cost, even with 6 weights per byte; after 16, it had to be there. The two constants
 # lose 0.1 % on average against the best dropout of each model in law.json that was trained with several.
@@ -38,6 +37,7 @@ DROPOUT_STEP, MAX_DROPOUT = 0.05, 0.4
 TIME_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.09, 0.06, 0.04, 0.03, 0.02)  # that training may be limited to
 MIN_VAL_BYTES, MAX_VAL_FRACTION, MIN_VAL_FRACTION = 60_000, 0.1, 0.01
 EVAL_SHARE, MIN_EVAL_TOKENS = 0.03, 16_384  # of the trained tokens
+SPEEDUPS = tuple(1.1**power for power in range(1, 16))
 FORWARD_SHARE = 1 / 3  # of a training step's FLOPs, that an evaluation needs
 
 
@@ -145,42 +145,18 @@ def choose(situation: Situation) -> list[Candidate]:
     """All candidates, the best first; raises UserError if there is none."""
     candidates = [candidate for option in situation.tokenizers for candidate in _list_candidates(situation, option)]
     if not candidates:
-        raise _make_time_error(situation)
-    return _rank(candidates)
+        raise make_time_error(situation)
+    return rank(candidates)
 
 
-def correct(situation: Situation, candidates: Sequence[Candidate], measured: Sequence[float]) -> list[Candidate]:
-    """The candidates anew, the best first, now that the step times of the first ones are measured.
-
-    The others are taken to be as much slower or faster than expected as these were.
-    """
-    known = [seconds / each.step_seconds for seconds, each in zip(measured, candidates, strict=False)]
-    typical = statistics.median([factor for factor in known if math.isfinite(factor)] or [1.0])
-    seconds = [*measured, *(typical * each.step_seconds for each in candidates[len(measured) :])]
-    filled = [
-        _fill(situation, each.tokenizer, each.shape, each.context_length, each.tokens_per_step, each.share, own)
-        for each, own in zip(candidates, seconds, strict=True)
-    ]
-    first, others = filled[: len(measured)], filled[len(measured) :]
-    # Only what was measured is chosen: what was not may have been left out for a reason.
-    ranked = [*_rank(_drop_none(first)), *_rank(_drop_none(others))]
-    if not ranked:
-        raise _make_time_error(situation)
-    return ranked
-
-
-def _make_time_error(situation: Situation) -> UserError:
+def make_time_error(situation: Situation) -> UserError:
     left = f"{max(0.0, situation.seconds):.0f} s that are left of the budget after measuring"
     return UserError(
         f"nothing can be trained for at least {MIN_STEPS} steps in the {left}; give more time, or fix fewer options"
     )
 
 
-def _drop_none(candidates: Sequence[Candidate | None]) -> list[Candidate]:
-    return [each for each in candidates if each is not None]
-
-
-def _rank(candidates: Sequence[Candidate]) -> list[Candidate]:
+def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The best first; of equal losses the smaller model, since it is the faster one to use."""
     return sorted(candidates, key=lambda each: (round(each.bits_per_byte, 4), each.shape.block_weights))
 
@@ -191,11 +167,11 @@ def _list_candidates(situation: Situation, option: TokenizerOption) -> Iterator[
     for shape in _list_shapes(given):
         if shape.block_weights > most_weights and not given.keys() & {"num_layers", "embd_size"}:
             continue
-        context = given.get("context_length") or next(size for most, size in CONTEXTS if shape.block_weights <= most)
+        context = given.get("context_length") or choose_context(shape)
         found = [
             candidate
             for batch in ([given["total_batch_size"]] if "total_batch_size" in given else BATCHES)
-            for share in (TIME_SHARES if "max_steps" not in given else (1.0,))
+            for share in _list_shares(given)
             if batch % context == 0
             and (candidate := _fill(situation, option, shape, context, batch, share)) is not None
         ]
@@ -204,7 +180,39 @@ def _list_candidates(situation: Situation, option: TokenizerOption) -> Iterator[
             for share in dict.fromkeys(each.share for each in found)
         ]
         if suitable:
-            yield min(suitable, key=lambda each: (each.bits_per_byte, each.tokens))
+            yield min(suitable, key=_prefer_low_loss)
+
+
+def pick_share(situation: Situation, candidate: Candidate, step_seconds: float) -> Candidate | None:
+    """The candidate with another step time, in the best share of the time; None if nothing of it fits into that."""
+    batch, shares = candidate.tokens_per_step, _list_shares(situation.given)
+    filled = [
+        _fill(situation, candidate.tokenizer, candidate.shape, candidate.context_length, batch, share, step_seconds)
+        for share in shares
+    ]
+    return min((each for each in filled if each is not None), key=_prefer_low_loss, default=None)
+
+
+def find_most_steps(situation: Situation, candidate: Candidate) -> int:
+    """How many steps may become of it on a machine that is faster than measured, before more of them would overfit."""
+    best = candidate
+    for speedup in SPEEDUPS if candidate.share == 1.0 else ():
+        faster = _fill(
+            situation, candidate.tokenizer, candidate.shape, candidate.context_length, candidate.tokens_per_step, 1.0,
+            candidate.step_seconds / speedup,
+        )  # fmt: skip
+        if faster is None or faster.bits_per_byte >= best.bits_per_byte:
+            break
+        best = faster
+    return best.steps
+
+
+def _list_shares(given: Mapping[str, Any]) -> tuple[float, ...]:
+    return TIME_SHARES if "max_steps" not in given else (1.0,)
+
+
+def _prefer_low_loss(candidate: Candidate) -> tuple[float, int]:
+    return candidate.bits_per_byte, candidate.tokens
 
 
 def _measure_batch_misfit(candidate: Candidate) -> float:
@@ -218,6 +226,11 @@ def choose_batch(tokens: float) -> float:
 
 def count_weights(shape: Shape, vocab_size: int) -> int:
     """All of a model's weights, the embedding's included."""
+def choose_context(shape: Shape) -> int:
+    """The context that suits a model: a larger one has more use for it."""
+    return next(size for most, size in CONTEXTS if shape.block_weights <= most)
+
+
     return shape.block_weights + vocab_size * shape.embd_size
 
 
@@ -251,10 +264,10 @@ def _fill(
 ) -> Candidate | None:
     """As many steps of this as fit into a share of the time; None if too few, or too large to know their speed."""
     law, corpus, speed = situation.law, situation.corpus, situation.speed
-    flops, head_flops = (batch * each for each in _count_token_flops(shape, context, option.vocab_size))
+    flops, head_flops = _count_token_flops(shape, context, option.vocab_size)
     if flops > MAX_PROBE_FACTOR * speed.largest_flops:
         return None
-    step_seconds = measured_seconds or speed.find_seconds(flops, head_flops)
+    step_seconds = measured_seconds or speed.find_seconds(batch, flops, head_flops)
     usable = corpus.text_bytes * (1 - choose_val_fraction(corpus.text_bytes))
     bytes_per_second = batch * option.bytes_per_token / step_seconds
     # Evaluations, at the start and at the end, take their share. Text is prepared only as far as it is used.

@@ -12,10 +12,11 @@ from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.validation import check_config
-from gptmill.experiments.budget.choice import MIN_VAL_BYTES, Candidate, Situation, choose, correct
+from gptmill.experiments.budget.choice import MIN_VAL_BYTES, Candidate, Situation, choose, find_most_steps
 from gptmill.experiments.budget.corpus_sample import MeasuredTokenizer, Sample, measure_tokenizers, read_sample
 from gptmill.experiments.budget.fitted_law import load_law
-from gptmill.experiments.budget.speed_probe import measure_candidates, measure_speed
+from gptmill.experiments.budget.search import correct, measure_best
+from gptmill.experiments.budget.speed_probe import measure_candidate, measure_speed
 from gptmill.runtime.device import describe_device
 from gptmill.runtime.world import World, open_world
 
@@ -23,7 +24,6 @@ MIN_SECONDS = 20.0
 MIN_EXCERPT_BYTES = 400_000  # of a corpus that is not used as a whole
 START_SECONDS = 2.0  # building the model, the dry run, opening the run
 END_SECONDS = 6.0  # the last checkpoint, its margin, and the exit of the process
-MEASURED_CANDIDATES = 3
 COMPILE_FROM_SECONDS = 180.0  # torch.compile takes up to a minute on a GPU
 # What a budget decides itself, or what a run within one cannot do.
 REFUSED = ("data_dir", "mixture", "num_epochs", "steps_per_epoch", "context_warmup", "batch_size_warmup", "init_from")
@@ -52,6 +52,11 @@ class BudgetPlan:
     @property
     def best(self) -> Candidate:
         return self.candidates[0]
+
+    @property
+    def most_steps(self) -> int:
+        """Whatever the time allows, more of them would overfit."""
+        return find_most_steps(self.situation, self.best)
 
     @property
     def needed_bytes(self) -> int:
@@ -109,7 +114,7 @@ def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str,
         situation = Situation(load_law(), speed, sample.facts, options, _find_left(started + seconds), given)
         expected = choose(situation)
         say("measuring the best candidates")
-        measured = measure_candidates(expected[:MEASURED_CANDIDATES], given, seconds, world)
+        measured = measure_best(situation, expected, lambda each: measure_candidate(each, given, seconds, world))
     situation = replace(situation, seconds=_find_left(started + seconds))
     candidates = tuple(correct(situation, expected, measured))
     best = candidates[0]

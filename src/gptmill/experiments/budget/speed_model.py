@@ -1,70 +1,84 @@
-"""How long a training step takes on this machine, as a function of its FLOPs, from a few measured steps."""
+"""How long a training step takes on this machine, by the FLOPs of a token, from a few measured steps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
     """A step of some model."""
 
-    flops: float
-    """Of the blocks."""
+    tokens: int
+    token_flops: float
+    """Of the blocks, for each token."""
     seconds: float
+    update_seconds: float = 0.0
+    """Of these, the optimizer's, which do not depend on the tokens: Muon multiplies matrices for each weight."""
     head_flops: float = 0.0
-    """Of the LM head: one large GEMM, which is faster than as many FLOPs in small blocks."""
+    """Of the LM head, for each token: one large GEMM, which is faster than as many FLOPs in small blocks."""
+
+
+@dataclass(frozen=True)
+class SpeedPoint:
+    """The cost of a model, without its head."""
+
+    token_flops: float
+    token_seconds: float
+    update_seconds: float
 
 
 @dataclass(frozen=True)
 class SpeedModel:
-    """Interpolates between measured steps on logarithmic scales: small steps are mostly overhead, large ones FLOPs.
+    """Interpolates between measured models on logarithmic scales: narrow ones are bound by memory, wide ones by FLOPs.
 
-    Below the smallest one, a step takes as long as that; beyond the largest one, it has the same FLOP/s. The LM head
-    comes on top.
+    A model below the smallest one takes as long as that; one beyond the largest has the same FLOP/s.
     """
 
-    steps: tuple[MeasuredStep, ...]
-    """Without their heads."""
+    points: tuple[SpeedPoint, ...]
     head_seconds_per_flop: float = 0.0
 
     @property
     def largest_flops(self) -> float:
-        return self.steps[-1].flops
+        return self.points[-1].token_flops
 
-    def find_seconds(self, flops: float, head_flops: float = 0.0) -> float:
-        return self._find_block_seconds(flops) + head_flops * self.head_seconds_per_flop
+    def find_seconds(self, tokens: int, token_flops: float, head_flops: float = 0.0) -> float:
+        """Of a step with so many tokens."""
+        point = self._find_point(token_flops)
+        return tokens * (point.token_seconds + head_flops * self.head_seconds_per_flop) + point.update_seconds
 
-    def _find_block_seconds(self, flops: float) -> float:
-        first, last = self.steps[0], self.steps[-1]
-        if flops <= first.flops:
-            return first.seconds
-        if flops >= last.flops:
-            return last.seconds * flops / last.flops
-        above = next(number for number, step in enumerate(self.steps) if step.flops >= flops)
-        low, high = self.steps[above - 1], self.steps[above]
-        share = math.log(flops / low.flops) / math.log(high.flops / low.flops)
-        return float(low.seconds * (high.seconds / low.seconds) ** share)
+    def _find_point(self, flops: float) -> SpeedPoint:
+        first, last = self.points[0], self.points[-1]
+        if flops <= first.token_flops:
+            return first
+        if flops >= last.token_flops:
+            factor = flops / last.token_flops
+            return SpeedPoint(flops, factor * last.token_seconds, factor * last.update_seconds)
+        above = next(number for number, point in enumerate(self.points) if point.token_flops >= flops)
+        low, high = self.points[above - 1], self.points[above]
+        share = math.log(flops / low.token_flops) / math.log(high.token_flops / low.token_flops)
+        seconds = low.token_seconds * (high.token_seconds / low.token_seconds) ** share
+        return SpeedPoint(flops, seconds, low.update_seconds + share * (high.update_seconds - low.update_seconds))
 
 
 def make_speed_model(steps: Sequence[MeasuredStep]) -> SpeedModel:
-    """Sorted by FLOPs; a step that took less than a smaller one is noise and takes as long.
+    """A model that took less than a smaller one is noise and takes as long.
 
     Of steps that were measured several times, the fastest counts.
     """
     fastest: dict[tuple[float, float], MeasuredStep] = {}
     for step in sorted(steps, key=lambda step: step.seconds):
-        fastest.setdefault((step.flops, step.head_flops), step)
-    steps = list(fastest.values())
+        fastest.setdefault((step.token_flops, step.head_flops), step)
+    steps = sorted(fastest.values(), key=lambda step: (step.token_flops, step.head_flops))
     head_rate = _find_head_rate(steps)
-    rising: list[MeasuredStep] = []
-    for step in sorted(steps, key=lambda step: (step.flops, step.head_flops)):
-        own = step.seconds - step.head_flops * head_rate
-        seconds = max(own, rising[-1].seconds) if rising else own
-        if not rising or step.flops > rising[-1].flops:
-            rising.append(replace(step, seconds=seconds, head_flops=0.0))
+    rising: list[SpeedPoint] = []
+    for step in steps:
+        own = (step.seconds - step.update_seconds) / step.tokens - step.head_flops * head_rate
+        seconds = max(own, rising[-1].token_seconds) if rising else own
+        if not rising or step.token_flops > rising[-1].token_flops:
+            rising.append(SpeedPoint(step.token_flops, seconds, step.update_seconds))
     return SpeedModel(tuple(rising), head_rate)
 
 
@@ -72,8 +86,10 @@ def _find_head_rate(steps: Sequence[MeasuredStep]) -> float:
     """Seconds per FLOP of the head, by two steps that differ in it alone; else as of the step with most FLOP/s."""
     for one in steps:
         for other in steps:
-            if one.flops == other.flops and one.head_flops < other.head_flops:
-                rate = (other.seconds - one.seconds) / (other.head_flops - one.head_flops)
+            if one.token_flops == other.token_flops and one.head_flops < other.head_flops:
+                more_flops = other.tokens * (other.head_flops - one.head_flops)
+                rate = (other.seconds - one.seconds) / more_flops
                 # A head costs something, and no step is all head: measured times are noisy.
-                return min(max(rate, 0.0), one.seconds / 2 / max(one.head_flops, 1.0))
-    return min((step.seconds / (step.flops + step.head_flops) for step in steps), default=0.0)
+                most = (one.seconds - one.update_seconds) / 2 / max(one.tokens * one.head_flops, 1.0)
+                return min(max(rate, 0.0), most)
+    return min((step.seconds / step.tokens / (step.token_flops + step.head_flops) for step in steps), default=0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from gptmill.config.recipes import layer_config
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import Batch
-from gptmill.experiments.budget.choice import CONTEXTS, MAX_MICRO_BATCH, Candidate
+from gptmill.experiments.budget.choice import MAX_MICRO_BATCH, Candidate, choose_context
 from gptmill.experiments.budget.family import FAMILY, SHAPES, Shape
 from gptmill.experiments.budget.speed_model import MeasuredStep, SpeedModel, make_speed_model
 from gptmill.models.flops import count_flops
@@ -32,6 +32,7 @@ PROBED = (Shape(2, 64), Shape(4, 128), Shape(6, 256), Shape(8, 512), Shape(12, 7
 VOCAB_SIZE, LARGE_VOCAB_SIZE = 1024, 8192
 STEP_TOKENS = 1024
 WARM_UP_STEPS, MEASURED_STEPS = 2, 3
+MAX_UPDATE_SHARE = 0.9  # of a step: measured times are noisy
 GPU_WARM_UP_STEPS = 5  # the first ones are eager, then one is captured as a CUDA graph
 PROBE_SHARE = 0.06  # of the budget
 CANDIDATE_SHARE = 0.01  # of it, for each candidate
@@ -74,24 +75,18 @@ def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World,
             break
     measure_smallest()  # once more: a machine that is busy for a moment looks slow
     model = make_speed_model(measured)
-    for step, shape in zip(model.steps, PROBED, strict=False):
-        say(f"{shape.num_layers} layers of width {shape.embd_size}: {tokens / step.seconds:,.0f} tokens/s without head")
+    for point, shape in zip(model.points, PROBED, strict=False):
+        seconds = model.find_seconds(tokens, point.token_flops)
+        say(f"{shape.num_layers} layers of width {shape.embd_size}: {tokens / seconds:,.0f} tokens/s without head")
     return model
 
 
-def measure_candidates(
-    candidates: Sequence[Candidate], given: Mapping[str, Any], budget_seconds: float, world: World
-) -> list[float]:
-    """The step times of the candidates themselves; infinite for one that does not fit into memory."""
-    limit = CANDIDATE_SHARE * budget_seconds
-    return [_measure_candidate(each, given, limit, world) for each in candidates]
-
-
-def _measure_candidate(candidate: Candidate, given: Mapping[str, Any], limit_seconds: float, world: World) -> float:
+def measure_candidate(candidate: Candidate, given: Mapping[str, Any], budget_seconds: float, world: World) -> float:
+    """The step time of a candidate itself; infinite if it does not fit into memory."""
     tokens = min(candidate.tokens_per_step, MAX_MICRO_BATCH)
     config = _make_config(candidate.shape, given, tokens, candidate.context_length, candidate.dropout)
     try:
-        step = measure_step(config, world, limit_seconds, candidate.tokenizer.vocab_size)
+        step = measure_step(config, world, CANDIDATE_SHARE * budget_seconds, candidate.tokenizer.vocab_size)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -104,38 +99,67 @@ def count_warm_up(world: World) -> int:
 
 
 def measure_step(config: RunConfig, world: World, limit_seconds: float, vocab_size: int = VOCAB_SIZE) -> MeasuredStep:
-    """The median of a few training steps: forward, backward, clipping and update; of fewer if the time is up."""
+    """The median of a few training steps: forward, backward, clipping and update; of fewer if the time is up.
+
+    On a GPU, only steps after the warm-up are like those of a run, so there is at least one of them.
+    """
     tokens, context = config.training.total_batch_size, config.model.context_length
     state = build_state(config, _make_plan(config, world, vocab_size), world)
     generator = torch.Generator().manual_seed(0)
     shape = (tokens // context, context)
     inputs, targets = (torch.randint(vocab_size, shape, generator=generator).to(world.device) for _ in range(2))
+    batch = Batch(inputs, targets)
+
+    def run_step() -> None:
+        _run_micro_batch(state, batch, tokens)
+        _update(state, world)
+
     seconds: list[float] = []
+    update = 0.0
     warm_up = count_warm_up(world)
-    while len(seconds) < warm_up + MEASURED_STEPS and (len(seconds) < 2 or sum(seconds) < limit_seconds):
-        seconds.append(_time_step(state, Batch(inputs, targets), tokens, world))
-    blocks = tokens * count_flops(config.model, 0, context)
-    whole = tokens * count_flops(config.model, pad_vocab(vocab_size), context)
-    return MeasuredStep(blocks, statistics.median(seconds[min(warm_up, len(seconds) - 1) :]), whole - blocks)
+    least = warm_up + 1 if world.device.type == "cuda" else warm_up
+    while len(seconds) < warm_up + MEASURED_STEPS and (len(seconds) < least or sum(seconds) < limit_seconds):
+        if len(seconds) == warm_up - 1:  # in the last one, the update is timed alone, which costs a GPU some time
+            backward = _measure_seconds(world, lambda: _run_micro_batch(state, batch, tokens))
+            update = _measure_seconds(world, lambda: _update(state, world))
+            seconds.append(backward + update)
+        else:
+            seconds.append(_measure_seconds(world, run_step))
+    whole = statistics.median(seconds[min(warm_up, len(seconds) - 1) :])
+    block_flops = count_flops(config.model, 0, context)
+    head_flops = count_flops(config.model, pad_vocab(vocab_size), context) - block_flops
+    return MeasuredStep(tokens, block_flops, whole, min(update, MAX_UPDATE_SHARE * whole), head_flops)
 
 
-def _time_step(state: TrainState, batch: Batch, tokens: int, world: World) -> float:
+def _measure_seconds(world: World, work: Callable[[], None]) -> float:
+    _wait_for_device(world)
     started = time.monotonic()
-    state.optimizer.set_lr(1e-3, 1e-3)
+    work()
+    _wait_for_device(world)
+    return time.monotonic() - started
+
+
+def _wait_for_device(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+
+
+def _run_micro_batch(state: TrainState, batch: Batch, tokens: int) -> None:
     state.micro_batch_runner.begin_step()
     state.micro_batch_runner.run(batch, 1 / tokens)
+
+
+def _update(state: TrainState, world: World) -> None:
+    state.optimizer.set_lr(1e-3, 1e-3)
     torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
     state.optimizer.step_unless(torch.zeros((), dtype=torch.bool, device=world.device))
     state.optimizer.zero_grad()
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
-    return time.monotonic() - started
 
 
 def _make_config(
     shape: Shape, given: Mapping[str, Any], tokens: int, context: int | None = None, dropout: float = 0.0
 ) -> RunConfig:
-    context = context or next(size for most, size in CONTEXTS if shape.block_weights <= most)
+    context = context or choose_context(shape)
     machine = {name: given[name] for name in ("precision", "device", "kernels", "attention_backend") if name in given}
     values = {**FAMILY, **shape.list_values(), "context_length": context, "total_batch_size": tokens}
     values["dropout"] = dropout

@@ -57,9 +57,10 @@ def test_texts_unlike_all_measured_ones_are_in_proportion_to_the_nearest(known: 
 
 
 def test_repeated_text_is_worth_nearly_as_much_as_new_at_first_and_nothing_in_the_end() -> None:
-    assert find_data(5e5, 1e6) == 5e5
-    assert find_data(4e6, 1e6) == pytest.approx(4e6, rel=0.1)  # up to four epochs, as Muennighoff et al. found
-    assert find_data(1e9, 1e6) == pytest.approx((1 + DATA_DECAY) * 1e6)
+    assert find_data(5e5, 1e6, USUAL_DENSITY) == 5e5
+    assert find_data(4e6, 1e6, USUAL_DENSITY) == pytest.approx(4e6, rel=0.1)  # as Muennighoff et al. found
+    assert find_data(1e9, 1e6, USUAL_DENSITY) == pytest.approx((1 + DATA_DECAY) * 1e6)
+    assert find_data(1e7, 1e6, LEAST_DENSITY) < find_data(1e7, 1e6, MOST_DENSITY)
     assert find_size(1e9, 1e6) == pytest.approx((1 + SIZE_DECAY) * WEIGHTS_PER_BYTE * 1e6)
 
 

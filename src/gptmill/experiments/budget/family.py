@@ -56,6 +56,7 @@ SHAPES = (
     Shape(6, 192),
     Shape(6, 256),
     Shape(8, 256),
+    Shape(6, 384),
     Shape(8, 384),
     Shape(8, 512),
     Shape(12, 512),

@@ -73,7 +73,7 @@ def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
     """The law with the smallest relative errors; needs runs of several sizes, data amounts, vocabularies and texts."""
     terms = _Terms(
         np.array([find_size(run.weights, run.unique_bytes) / 1e6 for run in runs]),
-        np.array([find_data(run.trained_bytes, run.unique_bytes) / 1e6 for run in runs]),
+        np.array([find_data(run.trained_bytes, run.unique_bytes, run.density) / 1e6 for run in runs]),
         np.array([run.vocab_size / BYTE_VOCAB for run in runs]),
         np.array([run.density / USUAL_DENSITY for run in runs]),
         np.array([run.bits_per_byte / find_overfitting(run.pressure) for run in runs]),

@@ -11,7 +11,7 @@ from typing import Any
 
 from scaling_grid import Cell
 
-from gptmill.experiments.budget.choice import choose_val_fraction
+from gptmill.experiments.budget.candidate import choose_val_fraction
 
 CLASSIC = 1  # the number of the run of the classic recipe, which is of another family
 BYTE_VOCAB = 256

@@ -39,7 +39,8 @@ import gptmill
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.evals.text_loss import count_bytes
-from gptmill.experiments.budget.choice import BATCHES, MAX_MICRO_BATCH, choose_batch, choose_context
+from gptmill.experiments.budget.candidate import MAX_MICRO_BATCH, choose_batch, choose_context
+from gptmill.experiments.budget.choice import BATCHES
 from gptmill.experiments.budget.family import FAMILY
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
 from gptmill.experiments.budget.learning_rates import choose_rates

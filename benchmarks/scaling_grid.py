@@ -8,7 +8,7 @@ from itertools import product
 
 from texts import CORPORA
 
-from gptmill.experiments.budget.choice import choose_dropout, count_weights
+from gptmill.experiments.budget.candidate import choose_dropout, count_weights
 from gptmill.experiments.budget.family import Shape
 
 TINY, SMALL, MEDIUM, LARGE = Shape(2, 64), Shape(3, 96), Shape(4, 128), Shape(6, 192)

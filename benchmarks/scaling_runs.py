@@ -11,7 +11,7 @@ from typing import Any
 from budget_results import SOURCE
 from scaling_grid import Cell, find_level
 
-from gptmill.experiments.budget.choice import choose_dropout, count_weights
+from gptmill.experiments.budget.candidate import choose_dropout, count_weights
 from gptmill.experiments.budget.corpus_sample import SAMPLE_BYTES, measure_density
 from gptmill.experiments.budget.excerpt import spread_pieces
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors

@@ -11,15 +11,8 @@ import pytest
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import layer_config
 from gptmill.config.validation import check_config
-from gptmill.experiments.budget.choice import (
-    Candidate,
-    CorpusFacts,
-    Situation,
-    TokenizerOption,
-    choose,
-    choose_dropout,
-    find_most_steps,
-)
+from gptmill.experiments.budget.candidate import Candidate, CorpusFacts, TokenizerOption, choose_dropout
+from gptmill.experiments.budget.choice import Situation, choose, find_most_steps
 from gptmill.experiments.budget.explanation import _explain_steps
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.learning_rates import choose_rates
@@ -32,6 +25,7 @@ STEPS = (
     MeasuredStep(1024, 33e6, 0.7, 0.1),
 )
 CPU = make_speed_model(STEPS)
+LAW = load_law()
 BOOKS = CorpusFacts(165_000_000, 2.5)
 PLAYS = CorpusFacts(1_115_394, 2.63)
 TOKENIZERS = (
@@ -42,7 +36,7 @@ TOKENIZERS = (
 
 
 def make_situation(seconds: float = 60.0, corpus: CorpusFacts = BOOKS, **given: Any) -> Situation:
-    return Situation(load_law(), CPU, corpus, TOKENIZERS, seconds, given)
+    return Situation(LAW, CPU, corpus, TOKENIZERS, seconds, given)
 
 
 def scale(step: MeasuredStep, factor: float) -> MeasuredStep:

@@ -16,7 +16,7 @@ from gptmill.data.sources.compression import split_compression
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer
 from gptmill.data.tokenizers.bpe_training import build_bpe, learn_ranks, make_definition
 from gptmill.data.tokenizers.tiktoken_bpe import TiktokenBpe
-from gptmill.experiments.budget.choice import CorpusFacts, TokenizerOption
+from gptmill.experiments.budget.candidate import CorpusFacts, TokenizerOption
 from gptmill.experiments.budget.excerpt import read_excerpt
 
 SAMPLE_BYTES = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gptmill.config.durations import format_duration
-from gptmill.experiments.budget.choice import MAX_FREE_EPOCHS, Candidate
+from gptmill.experiments.budget.candidate import MAX_FREE_EPOCHS, Candidate
 from gptmill.experiments.budget.planning import BudgetPlan
 
 INTERVAL = 2.0  # standard deviations: about 95 %

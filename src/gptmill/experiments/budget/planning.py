@@ -12,7 +12,8 @@ from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.validation import check_config
-from gptmill.experiments.budget.choice import MIN_VAL_BYTES, Candidate, Situation, choose, find_most_steps
+from gptmill.experiments.budget.candidate import MIN_VAL_BYTES, Candidate
+from gptmill.experiments.budget.choice import Situation, choose, find_most_steps
 from gptmill.experiments.budget.corpus_sample import MeasuredTokenizer, Sample, measure_tokenizers, read_sample
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.search import correct, measure_best

@@ -17,7 +17,8 @@ from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.opening import open_shards
 from gptmill.data.sources import make_source_name, resolve_source
 from gptmill.evals.text_loss import count_bytes
-from gptmill.experiments.budget.choice import EVAL_SHARE, FORWARD_SHARE, MIN_STEPS, choose_val_fraction
+from gptmill.experiments.budget.candidate import EVAL_SHARE, choose_val_fraction
+from gptmill.experiments.budget.choice import FORWARD_SHARE, MIN_STEPS
 from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt, read_few_documents
 from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan
 

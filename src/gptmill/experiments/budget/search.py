@@ -6,7 +6,8 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from gptmill.experiments.budget.choice import Candidate, Situation, make_time_error, pick_share, rank
+from gptmill.experiments.budget.candidate import Candidate
+from gptmill.experiments.budget.choice import Situation, make_time_error, pick_share, rank
 
 LEAST_MEASURED, MOST_MEASURED = 3, 6
 

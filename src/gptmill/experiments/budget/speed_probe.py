@@ -16,7 +16,7 @@ import torch
 from gptmill.config.recipes import layer_config
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import Batch
-from gptmill.experiments.budget.choice import MAX_MICRO_BATCH, Candidate, choose_context
+from gptmill.experiments.budget.candidate import MAX_MICRO_BATCH, Candidate, choose_context
 from gptmill.experiments.budget.family import FAMILY, SHAPES, Shape
 from gptmill.experiments.budget.speed_model import MeasuredStep, SpeedModel, make_speed_model
 from gptmill.models.flops import count_flops

@@ -1,0 +1,141 @@
+"""What a budget could train: tokenizer, model, context, batch, steps, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gptmill.experiments.budget.family import FAMILY, Shape
+from gptmill.experiments.budget.learning_rates import choose_rates
+
+BASE_BATCH, BASE_TOKENS, BATCH_POWER = 1024, 1e6, 0.7
+CONTEXTS = ((3e6, 128), (3e7, 256), (1e8, 512), (math.inf, 1024))  # up to so many weights, so many tokens
+MAX_MICRO_BATCH = 32_768  # tokens
+# Dropout grows with the logarithm of weights per token of the text, embeddings included, times epochs. In up to four
+# epochs of Shakespeare any dropout cost, even with 6 weights per byte; after 16, it had to be there. The two constants
+# lose 0.1 % on average against the best dropout of each model in law.json that was trained with several.
+# Whatever the weights, dropout costs in the first epochs: 0.2 in 5 epochs of Shakespeare's bytes lost 3 %.
+MAX_FREE_EPOCHS = 5.0
+NO_DROPOUT_UP_TO, TENTH_FACTOR = 8.0, 3.0  # and 0.1 more with each such factor
+MOST_PER_DOUBLING = 0.15  # of the epochs after the free ones
+DROPOUT_STEP, MAX_DROPOUT = 0.05, 0.4
+MIN_VAL_BYTES, MAX_VAL_FRACTION, MIN_VAL_FRACTION = 60_000, 0.1, 0.01
+EVAL_SHARE, MIN_EVAL_TOKENS = 0.03, 16_384  # of the trained tokens
+
+
+@dataclass(frozen=True)
+class TokenizerOption:
+    """A tokenizer, measured on a sample of the corpus."""
+
+    name: str
+    vocab_size: int
+    bytes_per_token: float
+    bytes_per_second: float
+    """How fast it encodes."""
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """What the choice depends on in a corpus."""
+
+    text_bytes: int
+    density: float
+    """The bits that a compressor leaves of a byte: the lower, the easier the text is to predict."""
+
+    @property
+    def usable_bytes(self) -> float:
+        """What is left to train on."""
+        return self.text_bytes * (1 - choose_val_fraction(self.text_bytes))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that could be trained in the time, and what to expect of it."""
+
+    tokenizer: TokenizerOption
+    shape: Shape
+    context_length: int
+    tokens_per_step: int
+    steps: int
+    step_seconds: float
+    unique_bytes: float
+    """Of the training text that is used."""
+    bits_per_byte: float
+    share: float
+    """Of the time, that training takes; below 1 where more steps would overfit."""
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_step
+
+    @property
+    def epochs(self) -> float:
+        return self.tokens * self.tokenizer.bytes_per_token / self.unique_bytes
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.bits_per_byte * math.log(2) * self.tokenizer.bytes_per_token
+
+    @property
+    def dropout(self) -> float:
+        weights = count_weights(self.shape, self.tokenizer.vocab_size)
+        return choose_dropout(weights, self.tokens, self.unique_bytes / self.tokenizer.bytes_per_token)
+
+    @property
+    def eval_tokens(self) -> int:
+        wanted = max(MIN_EVAL_TOKENS, round(EVAL_SHARE * self.tokens))
+        return max(1, wanted // self.context_length) * self.context_length
+
+    def list_values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All options of the run; those given by the user win."""
+        micro_batch = min(self.tokens_per_step, MAX_MICRO_BATCH) // self.context_length
+        optimizer = str(given.get("optimizer", FAMILY["optimizer"]))
+        own = {
+            **FAMILY,
+            **self.shape.list_values(),
+            "context_length": self.context_length,
+            "dropout": self.dropout,
+            "total_batch_size": self.tokens_per_step,
+            "mini_batch_size": max(1, micro_batch),
+            "max_steps": self.steps,
+            **choose_rates(optimizer, self.shape.embd_size, self.steps),
+            "shift_windows": True,
+            "eval_freq": max(1, self.steps),
+            "eval_tokens": self.eval_tokens,
+            "checkpoint_freq": max(1, math.ceil(self.steps / 4)),
+            "keep_checkpoints": 1,
+        }
+        return {**own, **given}
+
+
+def choose_val_fraction(text_bytes: float) -> float:
+    """The share of a text to hold out: enough for a steady loss, but a tenth at most."""
+    return float(f"{min(MAX_VAL_FRACTION, max(MIN_VAL_FRACTION, MIN_VAL_BYTES / text_bytes)):.2g}")
+
+
+def choose_batch(tokens: float) -> float:
+    """Tokens per step that suit a run of so many tokens: more of them bear a larger batch."""
+    return float(BASE_BATCH * (tokens / BASE_TOKENS) ** BATCH_POWER)
+
+
+def choose_context(shape: Shape) -> int:
+    """The context that suits a model: a larger one has more use for it."""
+    return next(size for most, size in CONTEXTS if shape.block_weights <= most)
+
+
+def count_weights(shape: Shape, vocab_size: int) -> int:
+    """All of a model's weights, the embedding's included."""
+    return shape.block_weights + vocab_size * shape.embd_size
+
+
+def choose_dropout(weights: float, tokens: float, unique_tokens: float) -> float:
+    """The dropout that keeps so many weights, embeddings included, from learning the text by heart."""
+    if tokens <= MAX_FREE_EPOCHS * unique_tokens:
+        return 0.0
+    epochs = tokens / unique_tokens
+    wanted = 0.1 * math.log(weights / unique_tokens * epochs / NO_DROPOUT_UP_TO, TENTH_FACTOR)
+    bearable = DROPOUT_STEP + MOST_PER_DOUBLING * math.log2(epochs / MAX_FREE_EPOCHS)
+    return round(min(max(round(min(wanted, bearable) / DROPOUT_STEP) * DROPOUT_STEP, 0.0), MAX_DROPOUT), 2)

@@ -73,7 +73,7 @@ def test_dropout_starts_after_five_epochs_and_grows_with_weights_and_epochs() ->
     text = 280_000  # tokens of Shakespeare, where these were among the best
     found = [choose_dropout(weights, epochs * text, text) for weights, epochs in ((6.5e6, 4), (1.3e6, 7), (1.3e6, 29))]
     assert found == [0.0, 0.1, 0.25]
-    assert choose_dropout(11e6, 5.2e6, 1e6) == 0.05, "not at once 0.2, which lost 3 %"
+    assert choose_dropout(11e6, 5.2e6, 1e6) == 0.05, "not at once 0.2, which ended 3 % above the law"
     assert choose_dropout(1e9, 1000 * text, text) == 0.4
 
 
@@ -88,6 +88,8 @@ def test_measured_candidates_are_ranked_anew_and_the_others_stay_behind_them() -
     assert found[0].bits_per_byte > expected[1].bits_per_byte
     assert all((each.shape, each.tokenizer) != (expected[2].shape, expected[2].tokenizer) for each in found)
     assert found[2].bits_per_byte > expected[3].bits_per_byte, "as much slower as those that were measured"
+    without_memory = correct(situation, expected, dict.fromkeys(range(3), math.inf))
+    assert (without_memory[0].shape, without_memory[0].tokenizer) == (expected[3].shape, expected[3].tokenizer)
     with pytest.raises(UserError, match="nothing can be trained"):
         correct(situation, expected[:1], {0: math.inf})
 

@@ -30,12 +30,12 @@ def measure_best(
 def correct(situation: Situation, expected: Sequence[Candidate], measured: Mapping[int, float]) -> list[Candidate]:
     """The candidates anew, the best first, now that the step times of some are measured.
 
-    Only what was measured is chosen; the others follow, ranked among themselves.
+    What was measured comes first, if any of it fits; the others follow, ranked among themselves.
     """
     corrected = _correct_all(situation, expected, measured)
     known = [each for number, each in corrected.items() if number in measured]
     others = [each for number, each in corrected.items() if number not in measured]
-    if not known:
+    if not corrected:
         raise make_time_error(situation)
     return [*rank(known), *rank(others)]
 

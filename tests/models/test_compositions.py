@@ -13,6 +13,7 @@ from gptmill.config.model import LinearScaling, ModelConfig, Rope
 from gptmill.models.attention import BlockContext
 from gptmill.models.block import Block
 from gptmill.models.gpt import build_gpt
+from gptmill.models.norms import build_head_norm
 from gptmill.models.rotary import apply_rope, make_rope
 
 all_compositions = pytest.mark.parametrize("config", COMPOSITIONS.values(), ids=COMPOSITIONS.keys())
@@ -144,3 +145,13 @@ def test_a_model_in_bf16_autocast_stays_near_fp32(config: ModelConfig) -> None:
     losses.objective.backward()
     assert losses.cross_entropy.dtype == torch.float32
     assert losses.cross_entropy.item() == pytest.approx(expected.item(), rel=0.02)
+
+
+def test_a_norm_of_half_precision_bothers_nobody_with_a_warning_of_torch() -> None:
+    is_always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # or only the first test in half precision of a process could fail
+    try:
+        x = torch.randn(2, TINY.head_width, dtype=torch.bfloat16)
+        assert build_head_norm(TINY)(x).dtype == torch.bfloat16
+    finally:
+        torch.set_warn_always(is_always)

@@ -39,7 +39,7 @@ import gptmill
 from gptmill.config.optimizer import OptimizerConfig
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.evals.text_loss import count_bytes
-from gptmill.experiments.budget.candidate import MAX_MICRO_BATCH, choose_batch, choose_context
+from gptmill.experiments.budget.candidate import MAX_MICRO_BATCH, choose_batch, find_longest_context
 from gptmill.experiments.budget.choice import BATCHES
 from gptmill.experiments.budget.family import FAMILY
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
@@ -77,8 +77,8 @@ def train(cell: Cell, work: Path, device: str) -> dict[str, Any]:
     """Trains a cell; returns its result."""
     torch.set_num_threads(1)
     folder, bytes_per_token, epoch_tokens = prepare(work, cell.corpus, cell.vocab_size)
-    context = choose_context(cell.shape)
-    wanted = cell.batch * choose_batch(cell.tokens)
+    context = cell.context_length or find_longest_context(cell.tokens)
+    wanted = cell.batch * choose_batch(cell.tokens, epoch_tokens)
     tokens_per_step = min(
         (batch for batch in BATCHES if batch >= context), key=lambda batch: abs(math.log(batch / wanted))
     )
@@ -102,6 +102,7 @@ def train(cell: Cell, work: Path, device: str) -> dict[str, Any]:
     return {
         "name": cell.name,
         **asdict(cell),
+        "context_length": context,
         "steps": steps,
         "tokens_per_step": tokens_per_step,
         "matrix_lr": rates.get("matrix_lr"),

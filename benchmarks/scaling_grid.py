@@ -12,7 +12,7 @@ from gptmill.experiments.budget.candidate import choose_dropout, count_weights
 from gptmill.experiments.budget.family import Shape
 
 TINY, SMALL, MEDIUM, LARGE = Shape(2, 64), Shape(3, 96), Shape(4, 128), Shape(6, 192)
-LARGER, WIDE, WIDER, GPT2 = Shape(8, 256), Shape(8, 384), Shape(8, 512), Shape(12, 768)
+LARGER, WIDE, WIDER, DEEPER, GPT2 = Shape(8, 256), Shape(8, 384), Shape(8, 512), Shape(12, 512), Shape(12, 768)
 FRONTIERS = {
     4e12: (TINY, SMALL, MEDIUM, LARGE),
     1.6e13: (TINY, SMALL, MEDIUM, LARGE, LARGER),
@@ -43,6 +43,29 @@ REPEATED = {
         (WIDER, 4, (0.1,)), (WIDER, 8, (0.2,)), (WIDER, 16, (0.2,)),
     ),
 }  # fmt: skip
+# Runs for a whole GPU, some of which differ in nothing but the context: corpus, vocabulary, shape, tokens, dropout and
+# contexts.
+LONG = (
+    ("python", 8192, LARGE, 15_000_000, 0.0, (128, 256, 512)),
+    ("books", 8192, LARGE, 15_000_000, 0.0, (128, 256, 512)),
+    ("python", 8192, WIDER, 25_000_000, 0.2, (256, 512, 1024)),
+    ("books", 8192, WIDER, 29_000_000, 0.2, (256, 512, 1024)),
+    ("shakespeare", 256, Shape(6, 256), 19_000_000, 0.25, (256, 512, 1024)),
+    ("shakespeare", 1024, Shape(6, 256), 6_000_000, 0.25, (256, 512)),
+    ("python", 8192, GPT2, 13_200_000, 0.05, (256, 512, 1024)),
+    ("python", 8192, GPT2, 20_000_000, 0.15, (1024,)),
+    ("python", 8192, DEEPER, 20_000_000, 0.15, (1024,)),
+    ("python", 8192, WIDER, 25_000_000, 0.1, (1024,)),
+    ("python", 8192, WIDER, 16_000_000, 0.1, (1024,)),
+    ("books", 8192, DEEPER, 22_000_000, 0.15, (512,)),
+    ("books", 4096, WIDER, 34_000_000, 0.2, (512,)),
+    ("books", 8192, WIDER, 19_000_000, 0.1, (512,)),
+    ("shakespeare", 256, Shape(6, 256), 27_000_000, 0.25, (1024,)),
+    ("shakespeare", 256, LARGE, 28_000_000, 0.2, (1024,)),
+    ("shakespeare", 256, Shape(6, 384), 12_000_000, 0.2, (1024,)),
+    ("shakespeare", 1024, Shape(6, 384), 4_000_000, 0.25, (512,)),
+    ("shakespeare", 1024, LARGE, 8_000_000, 0.2, (512,)),
+)
 BYTES_PER_TOKEN = {256: 1.0, 1024: 2.6, 4096: 3.5, 8192: 3.9}  # about
 
 
@@ -62,13 +85,16 @@ class Cell:
     batch: float = 1.0
     optimizer: str = "muon"
     weight_decay: float = 1.0
+    context_length: int = 0
+    """0: what a budget would choose."""
 
     @property
     def name(self) -> str:
         size = f"{self.corpus}-{self.vocab_size}-{self.num_layers}x{self.embd_size}-{self.tokens // 1000}k"
         rates = f"b{self.batch:g}-m{self.matrix_rate:g}-e{self.embedding_rate:g}-{self.optimizer}"
         decay = "" if self.weight_decay == 1.0 else f"-w{self.weight_decay:g}"
-        return f"{size}-d{self.dropout:g}-{rates}{decay}"
+        context = f"-c{self.context_length}" if self.context_length else ""
+        return f"{size}-d{self.dropout:g}-{rates}{decay}{context}"
 
     @property
     def shape(self) -> Shape:
@@ -126,8 +152,17 @@ def make_cells() -> list[Cell]:
         for shape, epochs, dropout in ((MEDIUM, 32, 0.1), (LARGE, 16, 0.2), (LARGER, 16, 0.3))
         for factor in (3.0, 10.0)
     ]
+    long = [
+        Cell(corpus, vocab_size, shape.num_layers, shape.embd_size, tokens, dropout, context_length=context)
+        for corpus, vocab_size, shape, tokens, dropout, contexts in LONG
+        for context in contexts
+    ]
+    long += [
+        Cell(corpus, 8192, WIDER.num_layers, WIDER.embd_size, tokens, 0.2, batch=2.0, context_length=context)
+        for corpus, tokens, context in (("books", 29_000_000, 512), ("python", 25_000_000, 1024))
+    ]
     cells = sorted(dict.fromkeys([*frontiers, *vocabularies]), key=lambda cell: cell.flops > 2e13)
-    return list(dict.fromkeys([*cells, *sweeps, *adamw, *repeated, *decayed]))
+    return list(dict.fromkeys([*cells, *sweeps, *adamw, *repeated, *decayed, *long]))
 
 
 def make_cell(corpus: str, vocab_size: int, shape: Shape, flops: float) -> Cell:

@@ -95,6 +95,7 @@ def make_run(result: dict[str, Any], density: float) -> MeasuredRun:
         density,
         result["bits_per_byte"],
         find_pressure(count_weights(cell.shape, cell.vocab_size), tokens, result["epoch_tokens"]),
+        cell.context_length * result["bytes_per_token"],
     )
 
 

@@ -11,8 +11,16 @@ import pytest
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import layer_config
 from gptmill.config.validation import check_config
-from gptmill.experiments.budget.candidate import Candidate, CorpusFacts, TokenizerOption, choose_dropout
-from gptmill.experiments.budget.choice import Situation, choose, find_most_steps
+from gptmill.experiments.budget.candidate import (
+    CONTEXTS,
+    Candidate,
+    CorpusFacts,
+    TokenizerOption,
+    choose_batch,
+    choose_dropout,
+    find_longest_context,
+)
+from gptmill.experiments.budget.choice import BATCHES, Situation, choose, find_most_steps
 from gptmill.experiments.budget.explanation import _explain_steps
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.learning_rates import choose_rates
@@ -75,6 +83,23 @@ def test_dropout_starts_after_five_epochs_and_grows_with_weights_and_epochs() ->
     assert found == [0.0, 0.1, 0.25]
     assert choose_dropout(11e6, 5.2e6, 1e6) == 0.05, "not at once 0.2, which ended 3 % above the law"
     assert choose_dropout(1e9, 1000 * text, text) == 0.4
+
+
+def test_a_long_run_of_text_that_comes_back_gets_a_long_context() -> None:
+    assert [find_longest_context(tokens) for tokens in (0, 2.6e6, 15e6, 1e12)] == [128, 128, 512, 1024]
+    fast = make_speed_model([scale(step, 1e-3) for step in STEPS])
+    code = CorpusFacts(10_000_000, 1.76)
+    assert {each.context_length for each in choose(make_situation(60, code))} == {CONTEXTS[0]}
+    assert pick(replace(make_situation(120, code), speed=fast)).context_length == CONTEXTS[-1]
+    assert pick(replace(make_situation(120, code, context_length=256), speed=fast)).context_length == 256
+
+
+def test_text_that_is_read_again_and_again_bears_no_larger_batch() -> None:
+    def choose_power(tokens: float, unique: float) -> int:
+        return min(BATCHES, key=lambda batch: abs(math.log(batch / choose_batch(tokens, unique))))
+
+    assert choose_power(25e6, 2.5e6) == choose_power(100e6, 2.5e6) == choose_power(20e6, 0.955e6) == 8192
+    assert choose_power(100e6, 100e6) == 32_768
 
 
 def test_measured_candidates_are_ranked_anew_and_the_others_stay_behind_them() -> None:

@@ -16,9 +16,11 @@ from gptmill.experiments.budget.scaling_law import (
     LEAST_DENSITY,
     MOST_DENSITY,
     SIZE_DECAY,
+    USUAL_CONTEXT,
     USUAL_DENSITY,
     WEIGHTS_PER_BYTE,
     ScalingLaw,
+    find_context_factor,
     find_data,
     find_overfitting,
     find_pressure,
@@ -70,6 +72,13 @@ def test_epochs_make_a_model_learn_its_text_by_heart_sooner_than_weights() -> No
     assert find_overfitting(FREE_PRESSURE) == 1 < find_overfitting(2 * FREE_PRESSURE) < find_overfitting(1e6)
 
 
+@pytest.mark.parametrize(("density", "gain"), [(1.76, 0.019), (2.5, 0.003)], ids=["code", "books"])
+def test_a_longer_context_is_worth_more_in_text_that_comes_back(density: float, gain: float) -> None:
+    assert find_context_factor(USUAL_CONTEXT, density) == 1
+    longer = LAW.predict(1e6, 1e7, 1e8, 256, density, context_bytes=2 * USUAL_CONTEXT)
+    assert longer / LAW.predict(1e6, 1e7, 1e8, 256, density) == pytest.approx(1 - gain, abs=1e-3)
+
+
 def make_runs(law: ScalingLaw) -> list[MeasuredRun]:
     cells = product((1e5, 3e5, 1e6, 5e6), (3e5, 1e6, 5e6, 2e7), (256, 1024, 4096), (1.8, 2.6))
     return [
@@ -114,7 +123,7 @@ def test_of_runs_with_the_same_time_the_law_picks_one_that_is_hardly_worse_than_
     for run in content["runs"]:
         if situation := situations[run["name"]]:
             rivals.setdefault(situation, []).append(MeasuredRun(**run["measured"]))
-    assert sum(len(runs) > 1 for runs in rivals.values()) >= 17
+    assert sum(len(runs) > 1 for runs in rivals.values()) >= 26
     for situation, runs in rivals.items():
         picked = min(runs, key=lambda run: predict_run(law, run))
-        assert picked.bits_per_byte <= 1.011 * min(run.bits_per_byte for run in runs), situation
+        assert picked.bits_per_byte <= 1.012 * min(run.bits_per_byte for run in runs), situation

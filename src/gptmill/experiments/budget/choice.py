@@ -15,13 +15,14 @@ from gptmill.config.errors import UserError
 from gptmill.config.model import ModelConfig
 from gptmill.config.schema import build_config
 from gptmill.experiments.budget.candidate import (
+    CONTEXTS,
     EVAL_SHARE,
     Candidate,
     CorpusFacts,
     TokenizerOption,
     choose_batch,
-    choose_context,
     count_weights,
+    find_longest_context,
 )
 from gptmill.experiments.budget.family import FAMILY, SHAPES, Shape
 from gptmill.experiments.budget.scaling_law import ScalingLaw, find_pressure
@@ -78,9 +79,17 @@ def _list_candidates(situation: Situation, option: TokenizerOption) -> Iterator[
     for shape in _list_shapes(given):
         if shape.block_weights > most_weights and not given.keys() & {"num_layers", "embd_size"}:
             continue
-        context = given.get("context_length") or choose_context(shape)
-        batches = [given["total_batch_size"]] if "total_batch_size" in given else BATCHES
-        found = []
+        found = list(_list_trainings(situation, option, shape))
+        if found:
+            yield min(found, key=_prefer_low_loss)
+
+
+def _list_trainings(situation: Situation, option: TokenizerOption, shape: Shape) -> Iterator[Candidate]:
+    """A model with each context that its run can learn to use, in each share of the time, with the batch that suits."""
+    given = situation.given
+    batches = [given["total_batch_size"]] if "total_batch_size" in given else BATCHES
+    is_given, unique_tokens = "context_length" in given, situation.corpus.usable_bytes / option.bytes_per_token
+    for context in [given["context_length"]] if is_given else CONTEXTS:
         for share in _list_shares(given):
             timings = [
                 timing
@@ -88,11 +97,12 @@ def _list_candidates(situation: Situation, option: TokenizerOption) -> Iterator[
                 if batch % context == 0
                 and (timing := _find_timing(situation, option, shape, context, batch, share)) is not None
             ]
-            if timings:
-                suitable = min(timings, key=_measure_batch_misfit)
-                found.append(_make_candidate(situation, option, shape, context, share, suitable))
-        if found:
-            yield min(found, key=_prefer_low_loss)
+            if not timings:
+                break
+            suitable = min(timings, key=lambda timing: _measure_batch_misfit(timing, unique_tokens))
+            if not is_given and context > find_longest_context(suitable.tokens):
+                break
+            yield _make_candidate(situation, option, shape, context, share, suitable)
 
 
 def pick_share(situation: Situation, candidate: Candidate, step_seconds: float) -> Candidate | None:
@@ -120,8 +130,8 @@ def _prefer_low_loss(candidate: Candidate) -> tuple[float, int]:
     return candidate.bits_per_byte, candidate.tokens
 
 
-def _measure_batch_misfit(timing: Timing) -> float:
-    return abs(math.log(timing.tokens_per_step / choose_batch(timing.steps * timing.tokens_per_step)))
+def _measure_batch_misfit(timing: Timing, unique_tokens: float) -> float:
+    return abs(math.log(timing.tokens_per_step / choose_batch(timing.tokens, unique_tokens)))
 
 
 def _list_shapes(given: Mapping[str, Any]) -> list[Shape]:
@@ -147,6 +157,10 @@ class Timing(NamedTuple):
     tokens_per_step: int
     steps: int
     step_seconds: float
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_step
 
 
 def _find_timing(
@@ -178,12 +192,12 @@ def _make_candidate(
     situation: Situation, option: TokenizerOption, shape: Shape, context: int, share: float, timing: Timing
 ) -> Candidate:
     batch, steps, step_seconds = timing
-    trained = steps * batch * option.bytes_per_token
+    trained = timing.tokens * option.bytes_per_token
     unique = min(situation.corpus.usable_bytes, trained)
     weights, unique_tokens = count_weights(shape, option.vocab_size), unique / option.bytes_per_token
-    pressure = find_pressure(weights, steps * batch, unique_tokens)
+    pressure = find_pressure(weights, timing.tokens, unique_tokens)
     text = trained, unique, option.vocab_size, situation.corpus.density
-    bits = situation.law.predict(shape.block_weights, *text, pressure)
+    bits = situation.law.predict(shape.block_weights, *text, pressure, context * option.bytes_per_token)
     return Candidate(option, shape, context, batch, steps, step_seconds, unique, bits, share)
 
 

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from gptmill.experiments.budget.scaling_law import (
     BYTE_VOCAB,
+    USUAL_CONTEXT,
     USUAL_DENSITY,
     ScalingLaw,
+    find_context_factor,
     find_data,
     find_overfitting,
     find_size,
@@ -43,6 +45,7 @@ class MeasuredRun:
     bits_per_byte: float
     pressure: float = 0.0
     """To learn its text by heart."""
+    context_bytes: float = USUAL_CONTEXT
 
 
 class Powers(NamedTuple):
@@ -66,7 +69,7 @@ class _Terms:
     vocab: Floats
     density: Floats
     target: Floats
-    """The loss without overfitting."""
+    """The loss with the usual context and without overfitting."""
 
 
 def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
@@ -76,7 +79,7 @@ def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
         np.array([find_data(run.trained_bytes, run.unique_bytes, run.density) / 1e6 for run in runs]),
         np.array([run.vocab_size / BYTE_VOCAB for run in runs]),
         np.array([run.density / USUAL_DENSITY for run in runs]),
-        np.array([run.bits_per_byte / find_overfitting(run.pressure) for run in runs]),
+        np.array([run.bits_per_byte / _find_factor(run) for run in runs]),
     )
     starts = [_descend(terms, Powers(*powers)) for powers in product(STARTS, repeat=2)]
     powers = min(starts, key=lambda each: _measure_misfit(terms, each))
@@ -94,13 +97,18 @@ def list_errors(law: ScalingLaw, runs: Sequence[MeasuredRun]) -> list[float]:
 
 def predict_run(law: ScalingLaw, run: MeasuredRun) -> float:
     text = run.trained_bytes, run.unique_bytes
-    return law.predict(run.weights, *text, run.vocab_size, run.density, run.pressure)
+    return law.predict(run.weights, *text, run.vocab_size, run.density, run.pressure, run.context_bytes)
 
 
 def measure_spread(law: ScalingLaw, runs: Sequence[MeasuredRun], fitted: int = 0) -> float:
     """The standard deviation of the errors, with as many degrees of freedom fewer as constants were fitted."""
     squares = sum(error**2 for error in list_errors(law, runs))
     return math.sqrt(squares / max(1, len(runs) - fitted))
+
+
+def _find_factor(run: MeasuredRun) -> float:
+    """What the sum of the law's terms is multiplied by."""
+    return find_overfitting(run.pressure) * find_context_factor(run.context_bytes, run.density)
 
 
 def _descend(terms: _Terms, powers: Powers) -> Powers:

@@ -14,7 +14,7 @@ BYTE_VOCAB = 256
 # How many repetitions of data, and multiples of weights, are worth something: 15.39 and 5.31 with Muennighoff et al. In
 # our runs, repetitions of text that is easy to predict lose their worth sooner: of Python's library, 8 layers of width
 # 512 that read it 4 times did better than 4 of width 128 that read it 32 times.
-DATA_DECAY, DECAY_DENSITY = 22.0, 4.2
+DATA_DECAY, DECAY_DENSITY = 26.0, 5.7
 SIZE_DECAY = 5.31
 # They count weights as in excess beyond the size that is best for the compute. That is too few with dropout: on 1 MB of
 # Shakespeare, models of 10 to 14 M weights beat smaller ones.
@@ -22,8 +22,12 @@ WEIGHTS_PER_BYTE = 3.0
 # The more weights per token of unique text, and the more epochs, the more a model learns its text by heart, whatever
 # the dropout. Epochs count for more: 85 M weights that read Shakespeare 12 times did better than 11 M that read it 31
 # times.
-EPOCHS_POWER = 1.55
-FREE_PRESSURE, OVERFITTING_PER_DOUBLING = 500.0, 0.042
+EPOCHS_POWER = 1.32
+FREE_PRESSURE, OVERFITTING_PER_DOUBLING = 265.0, 0.045
+# Each doubling of the context is worth 1.9 % of the loss on Python's library, where names come back from far above, and
+# hardly anything on books: 0.3 %. So say sweeps from 500 to 4,000 bytes with models of 3 to 85 M weights.
+USUAL_CONTEXT = 1024.0  # bytes
+CONTEXT_POWER, CONTEXT_DENSITY = 0.004, -5.5
 # What LZMA leaves of a byte: about 2.5 bits in English books. The law holds from Python's library, 1.8, to drama, 2.6.
 USUAL_DENSITY, LEAST_DENSITY, MOST_DENSITY = 2.5, 1.75, 2.75
 
@@ -33,8 +37,8 @@ class ScalingLaw:
     """bits per byte = floor + size_factor x V^size_vocab / N^size_power + data_factor x V^data_vocab / B^data_power.
 
     N are the weights of the blocks in millions, B the bytes trained on in millions, V the vocabulary over that of
-    bytes. Each term grows with a power of the text's density, the bits that LZMA leaves of a byte. Overfitting is added
-    where a model has too many weights and epochs for its text.
+    bytes. Each term grows with a power of the text's density, the bits that LZMA leaves of a byte. The sum is lower
+    with a longer context, and higher where a model has too many weights and epochs for its text.
     """
 
     floor: float
@@ -58,6 +62,7 @@ class ScalingLaw:
         vocab_size: float,
         density: float,
         pressure: float = 0.0,
+        context_bytes: float = USUAL_CONTEXT,
     ) -> float:
         """Bits per byte on text that was not trained on; `pressure` is what find_pressure() says."""
         known = min(max(density, LEAST_DENSITY), MOST_DENSITY)  # beyond, the loss is in proportion to the density
@@ -67,7 +72,8 @@ class ScalingLaw:
         floor = self.floor * relative**self.floor_density
         size_term = self.size_factor * relative**self.size_density * vocab**self.size_vocab * size**-self.size_power
         data_term = self.data_factor * relative**self.data_density * vocab**self.data_vocab * data**-self.data_power
-        return float(density / known * find_overfitting(pressure) * (floor + size_term + data_term))
+        factor = density / known * find_overfitting(pressure) * find_context_factor(context_bytes, known)
+        return float(factor * (floor + size_term + data_term))
 
 
 def find_pressure(weights: float, tokens: float, unique_tokens: float) -> float:
@@ -79,6 +85,12 @@ def find_pressure(weights: float, tokens: float, unique_tokens: float) -> float:
 def find_overfitting(pressure: float) -> float:
     """The factor by which a model's loss is higher because it learns its text by heart."""
     return 1 + OVERFITTING_PER_DOUBLING * math.log2(max(1.0, pressure / FREE_PRESSURE))
+
+
+def find_context_factor(context_bytes: float, density: float) -> float:
+    """The factor by which a model's loss is higher, or lower, than with the usual context."""
+    power = CONTEXT_POWER * (density / USUAL_DENSITY) ** CONTEXT_DENSITY
+    return float((context_bytes / USUAL_CONTEXT) ** -power)
 
 
 def find_data(trained_bytes: float, unique_bytes: float, density: float) -> float:

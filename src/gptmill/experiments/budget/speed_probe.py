@@ -16,7 +16,7 @@ import torch
 from gptmill.config.recipes import layer_config
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.batch import Batch
-from gptmill.experiments.budget.candidate import MAX_MICRO_BATCH, Candidate, choose_context
+from gptmill.experiments.budget.candidate import CONTEXTS, MAX_MICRO_BATCH, Candidate
 from gptmill.experiments.budget.family import FAMILY, SHAPES, Shape
 from gptmill.experiments.budget.speed_model import MeasuredStep, SpeedModel, make_speed_model
 from gptmill.models.flops import count_flops
@@ -30,7 +30,8 @@ from gptmill.training.state import TrainState, build_state
 
 PROBED = (Shape(2, 64), Shape(4, 128), Shape(6, 256), Shape(8, 512), Shape(12, 768), Shape(24, 1024))
 VOCAB_SIZE, LARGE_VOCAB_SIZE = 1024, 8192
-STEP_TOKENS = 1024
+STEP_TOKENS, GPU_STEP_TOKENS = 1024, 16_384
+GPU_CONTEXT = 512  # on a CPU, runs are too short for more than the least
 WARM_UP_STEPS, MEASURED_STEPS = 2, 3
 MAX_UPDATE_SHARE = 0.9  # of a step: measured times are noisy
 GPU_WARM_UP_STEPS = 5  # the first ones are eager, then one is captured as a CUDA graph
@@ -50,11 +51,11 @@ def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World,
     """
     measured: list[MeasuredStep] = []
     is_gpu = world.device.type == "cuda"
-    tokens = STEP_TOKENS * (16 if is_gpu else 1)
+    tokens, context = (GPU_STEP_TOKENS, GPU_CONTEXT) if is_gpu else (STEP_TOKENS, CONTEXTS[0])
     if is_gpu:
         # A process' first step loads libraries and compiles kernels, which says nothing about later ones.
-        measure_step(_make_config(PROBED[0], given, tokens), world, 0.0)
-    left, smallest = PROBE_SHARE * budget_seconds, _make_config(PROBED[0], given, tokens)
+        measure_step(_make_config(PROBED[0], given, tokens, context), world, 0.0)
+    left, smallest = PROBE_SHARE * budget_seconds, _make_config(PROBED[0], given, tokens, context)
 
     def measure_smallest() -> None:
         sizes = (LARGE_VOCAB_SIZE, VOCAB_SIZE)
@@ -68,7 +69,7 @@ def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World,
         if not is_affordable or USEFUL_STEPS * next_seconds > budget_seconds:
             break
         try:
-            measured.append(measure_step(_make_config(shape, given, tokens), world, left))
+            measured.append(measure_step(_make_config(shape, given, tokens, context), world, left))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -156,10 +157,7 @@ def _update(state: TrainState, world: World) -> None:
     state.optimizer.zero_grad()
 
 
-def _make_config(
-    shape: Shape, given: Mapping[str, Any], tokens: int, context: int | None = None, dropout: float = 0.0
-) -> RunConfig:
-    context = context or choose_context(shape)
+def _make_config(shape: Shape, given: Mapping[str, Any], tokens: int, context: int, dropout: float = 0.0) -> RunConfig:
     machine = {name: given[name] for name in ("precision", "device", "kernels", "attention_backend") if name in given}
     values = {**FAMILY, **shape.list_values(), "context_length": context, "total_batch_size": tokens}
     values["dropout"] = dropout

@@ -24,6 +24,7 @@ from gptmill.experiments.budget.choice import BATCHES, Situation, choose, find_m
 from gptmill.experiments.budget.explanation import _explain_steps
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.learning_rates import choose_rates
+from gptmill.experiments.budget.planning import pays_to_compile
 from gptmill.experiments.budget.search import LEAST_MEASURED, MOST_MEASURED, correct, measure_best
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
 
@@ -128,6 +129,13 @@ def test_time_is_left_over_where_more_of_it_would_overfit() -> None:
     assert hours.dropout >= minutes.dropout > 0
     assert "more epochs of so little text would overfit" in _explain_steps(hours)
     assert pick(make_situation(7200)).share == 1
+
+
+def test_compiling_pays_in_a_longer_run_that_needs_all_of_its_time() -> None:
+    limited, free = pick(make_situation(900, BOOKS)), pick(make_situation(1e6, PLAYS))
+    assert pays_to_compile(900, limited)
+    assert not pays_to_compile(60, limited)
+    assert not pays_to_compile(1e6, free), "most of the time is left over anyway"
 
 
 def test_a_machine_that_turns_out_faster_gets_more_steps_but_not_so_many_that_they_overfit() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gptmill.config.durations import format_duration
-from gptmill.experiments.budget.candidate import MAX_FREE_EPOCHS, Candidate
+from gptmill.experiments.budget.candidate import CONTEXTS, MAX_FREE_EPOCHS, Candidate
 from gptmill.experiments.budget.planning import BudgetPlan
 
 INTERVAL = 2.0  # standard deviations: about 95 %
@@ -18,14 +18,13 @@ def explain_plan(plan: BudgetPlan) -> list[str]:
     """The lines of the plan."""
     best, values = plan.best, plan.values
     low, high = make_interval(best.bits_per_byte, plan.situation.law.spread)
-    characters = values["context_length"] * best.tokenizer.bytes_per_token
     decisions = {
         "budget": f"{format_duration(plan.seconds)} on {plan.device}; {plan.situation.seconds:.0f} s are left to train",
         "corpus": _describe_corpus(plan),
         "tokenizer": f"{best.tokenizer.name}, {best.tokenizer.bytes_per_token:.2f} bytes per token"
         + _compare_tokenizers(plan),
         "model": f"{best.shape.num_layers} layers of width {best.shape.embd_size}" + _compare_sizes(plan),
-        "context": f"{values['context_length']} tokens, about {characters:.0f} characters",
+        "context": _describe_context(plan),
         "batch": f"{values['total_batch_size']:,} tokens: more in a longer run",
         "steps": f"{values['max_steps']:,} of {1000 * best.step_seconds:.0f} ms, {_explain_steps(best)}: "
         f"{best.tokens:,} tokens, {best.epochs:.2g} epochs",
@@ -86,6 +85,14 @@ def _describe_corpus(plan: BudgetPlan) -> str:
     is_whole = plan.needed_bytes >= facts.text_bytes
     part = "" if is_whole else f", of which {plan.needed_bytes / 1e6:.1f} MB are used, in pieces from all over it"
     return f"{facts.text_bytes / 1e6:.1f} MB{part}; LZMA leaves {facts.density:.2f} bits of a byte"
+
+
+def _describe_context(plan: BudgetPlan) -> str:
+    context = plan.values["context_length"]
+    characters = context * plan.best.tokenizer.bytes_per_token
+    can_grow = "context_length" not in plan.situation.given and context < CONTEXTS[-1]
+    reason = ": a longer run could learn to use more" if can_grow else ""
+    return f"{context:,} tokens, about {characters:,.0f} characters{reason}"
 
 
 def _explain_steps(best: Candidate) -> str:

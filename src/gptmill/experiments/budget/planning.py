@@ -19,7 +19,7 @@ from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.search import correct, measure_best
 from gptmill.experiments.budget.speed_probe import measure_candidate, measure_speed
 from gptmill.runtime.device import describe_device
-from gptmill.runtime.world import World, open_world
+from gptmill.runtime.world import open_world
 
 MIN_SECONDS = 20.0
 MIN_EXCERPT_BYTES = 400_000  # of a corpus that is not used as a whole
@@ -108,7 +108,7 @@ def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str,
     say("measuring this machine")
     with open_world(given.get("device", "auto")) as world:
         speed = measure_speed(given, seconds, world, lambda text: say(f"  {text}"))
-        device, machine = describe_device(world.device), _choose_machine(given, seconds, world)
+        device, is_gpu = describe_device(world.device), world.device.type == "cuda"
         say("trying tokenizers")
         tokenizers = list(measure_tokenizers(sample, given.get("tokenizer")))
         options = tuple(tokenizer.option for tokenizer in tokenizers)
@@ -120,7 +120,8 @@ def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str,
     candidates = tuple(correct(situation, expected, measured))
     best = candidates[0]
     tokenizer = next(each for each in tokenizers if each.option == best.tokenizer)
-    values = {**machine, **best.list_values({name: value for name, value in given.items() if name != "tokenizer"})}
+    values = best.list_values({name: value for name, value in given.items() if name != "tokenizer"})
+    values.setdefault("compile", is_gpu and pays_to_compile(seconds, best))
     check_config(make_config(None, {**values, "data_dir": corpus}))  # before anything is written
     return BudgetPlan(corpus, seconds, started, sample, situation, candidates, tokenizer, device, values)
 
@@ -130,7 +131,6 @@ def _find_left(deadline: float) -> float:
     return deadline - time.monotonic() - START_SECONDS - END_SECONDS
 
 
-def _choose_machine(given: Mapping[str, Any], seconds: float, world: World) -> dict[str, Any]:
-    """Precision stays automatic. Compiling pays on a GPU in a longer run; a CPU spends more on it than it saves."""
-    is_long = world.device.type == "cuda" and seconds >= COMPILE_FROM_SECONDS
-    return {"compile": is_long} if "compile" not in given else {}
+def pays_to_compile(seconds: float, best: Candidate) -> bool:
+    """Whether a GPU earns the time back: in a longer run that needs all of its time. A CPU never does."""
+    return seconds >= COMPILE_FROM_SECONDS and best.share == 1.0

@@ -71,7 +71,7 @@ def test_what_is_chosen_fits_into_the_time() -> None:
 
 
 def test_a_tiny_corpus_gets_a_small_model_and_dropout() -> None:
-    tiny, large = (pick(make_situation(900, corpus)) for corpus in (CorpusFacts(50_000, 2.8), BOOKS))
+    tiny, large = (pick(make_situation(3600, corpus)) for corpus in (CorpusFacts(50_000, 2.8), BOOKS))
     assert tiny.shape.block_weights < large.shape.block_weights
     assert tiny.epochs > 4
     assert tiny.dropout > 0

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gptmill.experiments.budget.scaling_law import (
     BYTE_VOCAB,
+    DATA_OFFSET,
     USUAL_CONTEXT,
     USUAL_DENSITY,
     ScalingLaw,
@@ -76,7 +77,7 @@ def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
     """The law with the smallest relative errors; needs runs of several sizes, data amounts, vocabularies and texts."""
     terms = _Terms(
         np.array([find_size(run.weights, run.unique_bytes) / 1e6 for run in runs]),
-        np.array([find_data(run.trained_bytes, run.unique_bytes, run.density) / 1e6 for run in runs]),
+        np.array([(DATA_OFFSET + find_data(run.trained_bytes, run.unique_bytes, run.density)) / 1e6 for run in runs]),
         np.array([run.vocab_size / BYTE_VOCAB for run in runs]),
         np.array([run.density / USUAL_DENSITY for run in runs]),
         np.array([run.bits_per_byte / _find_factor(run) for run in runs]),

@@ -142,13 +142,14 @@ def test_no_worker_outlives_a_preparation(tmp_path: Path, start_preparing: Start
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_ctrl_c_while_the_workers_start_is_one_line(tmp_path: Path, start: Start) -> None:
     """The terminal sends the signal to the workers too, which may not have run a line of ours yet."""
-    (tmp_path / "large.txt").write_bytes(b"some words " * 3_000_000)
+    (tmp_path / "large.txt").write_bytes(b"some words " * 12_000_000)
     for delay in (0.0, 0.005, 0.02, 0.05, 0.1):
         options = ["--tokenizer", "char", "--processes", "3", "--out", "out"]
         process = start("prepare", "large.txt", *options, leads_session=True)
         while process.poll() is None and len(list_family(process.pid)) < 3:
             time.sleep(0.001)
         time.sleep(delay)
+        assert process.poll() is None, "it was done before it could be interrupted"
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=60)
         assert (process.returncode, output) == (130, "gptmill: interrupted\n"), delay

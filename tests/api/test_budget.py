@@ -146,6 +146,7 @@ def test_a_bad_budget_is_one_clear_sentence(budget: str, sentence: str) -> None:
         pytest.param(None, {}, "add --corpus my.txt", id="no corpus"),
         pytest.param("demo", {"corpus": "a.txt"}, "leave out the recipe", id="recipe"),
         pytest.param(None, {"corpus": "a.txt", "data_dir": "words"}, "does not go with --data_dir", id="shards"),
+        pytest.param(None, {"corpus": "a.txt", "total_batch_size": 1000}, "multiple of a context of 128", id="batch"),
     ],
 )
 def test_what_does_not_go_with_a_budget_is_refused(recipe: str | None, given: dict[str, Any], sentence: str) -> None:

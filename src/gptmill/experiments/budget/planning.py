@@ -12,7 +12,7 @@ from gptmill.config.durations import parse_duration
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
 from gptmill.config.validation import check_config
-from gptmill.experiments.budget.candidate import MIN_VAL_BYTES, Candidate
+from gptmill.experiments.budget.candidate import CONTEXTS, MIN_VAL_BYTES, Candidate
 from gptmill.experiments.budget.choice import Situation, choose, find_most_steps
 from gptmill.experiments.budget.corpus_sample import MeasuredTokenizer, Sample, measure_tokenizers, read_sample
 from gptmill.experiments.budget.fitted_law import load_law
@@ -97,6 +97,11 @@ def check_given(recipe: str | None, given: Mapping[str, Any]) -> str:
     if not given.get("corpus"):
         raise UserError(
             "--budget needs a text to train on: add --corpus my.txt (any source that gptmill prepare takes)"
+        )
+    batch, context = given.get("total_batch_size"), given.get("context_length", CONTEXTS[0])
+    if batch is not None and batch % context:
+        raise UserError(
+            f"--total_batch_size {batch} is no multiple of a context of {context} tokens; give another, or leave it out"
         )
     return str(given["corpus"])
 

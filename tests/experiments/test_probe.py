@@ -92,6 +92,24 @@ def test_the_parts_of_a_training_add_up_to_its_time(tmp_path: Path) -> None:
     assert found.estimate_seconds(14, evaluations=3, saves=3) == pytest.approx(18.0 + 3.5 + 1.0 + 0.5)
 
 
+def test_a_machine_that_gets_busy_leaves_the_startup_as_it_was(tmp_path: Path) -> None:
+    """Three seconds of startup, one of evaluation, and then everything takes ten times as long."""
+    plan = plan_trial(make_config(None, CONFIG), 4, 1, 2)
+    steps = [log(1, 104.5, 0.5), *(log(number, 99.5 + 5.0 * number, 5.0) for number in range(2, 8))]
+    run = record(
+        tmp_path,
+        begin(103.0),
+        EvalDone(0, 3.0, 64, 0.9, time=104.0),
+        *steps,
+        EvalDone(7, 3.0, 64, 0.9, time=144.5),
+        RunFinished(7, "finished", 7.0, time=145.0),
+    )
+    found = read_result(run, plan, 1, 100.0, 145.0)
+    assert found is not None
+    assert found.evaluation_seconds == pytest.approx(10.0)
+    assert found.startup_seconds == pytest.approx(3.0)
+
+
 def test_a_probe_cut_short_uses_the_steps_that_it_has(tmp_path: Path) -> None:
     plan = plan_trial(make_config(None, {**CONFIG, "total_batch_size": 640}), 4, 2, 10)
     assert plan.has_short_steps

@@ -138,9 +138,9 @@ def _restart(result: ProbeResult, trials: Trials, deadline: float) -> ProbeResul
     run = trials.train_until(RESTARTED, 1, [], {}, deadline)
     if run is None:  # the time is up
         return result
-    first = _select(read_events(run.events), StepLogged)[0]
     evaluation = result.evaluation_seconds + result.scoring_seconds
-    startup = min(result.startup_seconds, max(0.0, first.time - started - result.step_seconds - evaluation))
+    again = _measure_startup(read_events(run.events), started, result.step_seconds, evaluation)
+    startup = min(result.startup_seconds, again)
     return replace(result, startup_seconds=startup, compile_seconds=result.startup_seconds - startup)
 
 
@@ -198,13 +198,13 @@ def read_result(run: RunDirectory, plan: TrialPlan, ranks: int, started: float, 
     is_complete, last = plan.last_step in steps, steps[max(steps)]
     step_seconds = _estimate_step(plan, seconds, is_complete=is_complete)
     tokens = plan.run_micro_batches * plan.micro_batch_tokens
-    first, final = (_read_evaluation(events, step) for step in (0, last.step))
+    final = _read_evaluation(events, last.step)
     has_finished = bool(_select(events, RunFinished))
-    usual = final if has_finished else first  # the first one may also compile
+    usual = final if has_finished else _read_evaluation(events, 0)  # the first one may also compile
     return ProbeResult(
         step_seconds=step_seconds,
         tokens_per_step=tokens * ranks,
-        startup_seconds=max(0.0, steps[1].time - started - step_seconds - usual.seconds - usual.scoring_seconds),
+        startup_seconds=_measure_startup(events, started, step_seconds, usual.total_seconds),
         compile_seconds=0.0,
         evaluation_seconds=usual.seconds,
         scoring_seconds=usual.scoring_seconds,
@@ -232,10 +232,25 @@ def _estimate_step(plan: TrialPlan, seconds: dict[int, float], *, is_complete: b
     return plan.run_micro_batches * statistics.median(later)
 
 
+def _measure_startup(events: list[Event], started: float, step_seconds: float, evaluation_seconds: float) -> float:
+    """Seconds to the end of the first step, less a step and an evaluation as they usually are.
+
+    What the first ones took longer belongs to the startup. If they were faster, as before the machine got busy, only
+    what they took is subtracted: the rest did not happen before that step.
+    """
+    step = _select(events, StepLogged)[0]
+    evaluation = min(evaluation_seconds, _read_evaluation(events, 0).total_seconds)
+    return max(0.0, step.time - started - min(step_seconds, step.seconds) - evaluation)
+
+
 class _Evaluation(NamedTuple):
     seconds: float
     scoring_seconds: float
     end: float
+
+    @property
+    def total_seconds(self) -> float:
+        return self.seconds + self.scoring_seconds
 
 
 def _read_evaluation(events: list[Event], step: int) -> _Evaluation:

@@ -154,3 +154,31 @@ def test_ctrl_c_while_the_workers_start_is_one_line(tmp_path: Path, start: Start
         output, _ = process.communicate(timeout=60)
         assert (process.returncode, output) == (130, "gptmill: interrupted\n"), delay
         wait_for_family(process.pid)
+
+
+INTERRUPTED_SPAWN = """
+import os, signal, sys, threading, time
+from multiprocessing import util
+from gptmill.cli.main import main
+
+def spawn_and_interrupt(path, command, descriptors):
+    number = spawn(path, command, descriptors)
+    if not any("resource_tracker" in str(word) for word in command):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)  # the other thread takes the signal
+    return number
+
+spawn, util.spawnv_passfds = util.spawnv_passfds, spawn_and_interrupt
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+sys.exit(main())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="starts processes in another way")
+def test_ctrl_c_between_the_start_of_a_worker_and_its_orders_is_one_line(tmp_path: Path, start: Start) -> None:
+    """The process has other threads, which do not block the signal; a worker without orders prints a traceback."""
+    (tmp_path / "words.txt").write_bytes(b"some words " * 1000)
+    options = ["--tokenizer", "char", "--processes", "2", "--out", "out"]
+    process = start("prepare", "words.txt", *options, program=("-c", INTERRUPTED_SPAWN), leads_session=True)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (130, "gptmill: interrupted\n")

@@ -44,15 +44,8 @@ class WorkerPool(ProcessPoolExecutor):
     """Whether a new process runs the user's script first, as spawned ones usually do."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        """May start a process, which inherits the blocked signal: it is ignored from its first instruction on."""
-        with nullcontext() if self.runs_script else _hidden_script():
-            if not hasattr(signal, "pthread_sigmask"):  # Windows
-                return super().submit(function, *arguments, **options)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                return super().submit(function, *arguments, **options)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with _postponed_interrupt(), nullcontext() if self.runs_script else _hidden_script():
+            return super().submit(function, *arguments, **options)
 
 
 def count_cores() -> int:
@@ -128,6 +121,33 @@ def _has_main_guard() -> bool:
         return path is None or "__main__" in Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return True
+
+
+@contextmanager
+def _postponed_interrupt() -> Iterator[None]:
+    """Holds back a Ctrl-C while a process may be started, until it has all that it needs to start.
+
+    The signal is blocked, which a new process inherits: it ignores Ctrl-C from its first instruction on. Other threads
+    of this process, as of a BLAS library, still accept it, and Python would raise it here, in the main thread; so it is
+    noted and sent again.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    noted: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    is_handled_here = callable(handler) and threading.current_thread() is threading.main_thread()
+    if is_handled_here:
+        signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        if is_handled_here:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if noted:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

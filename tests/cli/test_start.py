@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,15 +69,41 @@ def test_an_interrupt_while_python_still_imports_leaves_no_traceback(module: str
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "gptmill: interrupted\n")
 
 
-def test_an_interrupt_that_an_extension_module_rewrites_is_still_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def import_badly(_arguments: list[str]) -> int:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            raise ImportError("initialization failed")  # noqa: B904
+def import_extension(_arguments: list[str]) -> int:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise ImportError("initialization failed")  # noqa: B904
 
-    monkeypatch.setattr("gptmill.cli.config.run", import_badly)
+
+def make_class(_arguments: list[str]) -> int:
+    class Attribute:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    try:
+        type("Owner", (), {"attribute": Attribute()})
+    except KeyboardInterrupt as error:  # Python 3.12 and later leave it as it is
+        raise RuntimeError("Error calling __set_name__") from error
+    return 0
+
+
+@pytest.mark.parametrize("run", [import_extension, make_class])
+def test_an_interrupt_that_an_import_rewrites_is_still_one(
+    run: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gptmill.cli.config.run", run)
     assert run_guarded(["config", "list"]) == 130
     assert capsys.readouterr().err == "gptmill: interrupted\n"
+
+
+def test_an_error_while_an_interrupt_is_handled_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clean_up_badly(_arguments: list[str]) -> int:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("a defect")
+
+    monkeypatch.setattr("gptmill.cli.config.run", clean_up_badly)
+    with pytest.raises(RuntimeError, match="a defect"):
+        run_guarded(["config", "list"])

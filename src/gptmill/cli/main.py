@@ -90,7 +90,7 @@ def run_guarded(arguments: list[str]) -> int:
         return exit_codes.USER_ERROR
     except KeyboardInterrupt:
         return report_interrupt()
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:
         if not follows_interrupt(error):
             raise
         return report_interrupt()
@@ -106,9 +106,14 @@ def report_interrupt() -> int:
 
 
 def follows_interrupt(error: BaseException) -> bool:
-    """Whether an import failed because of a Ctrl-C, which extension modules turn into an ImportError."""
-    causes: list[BaseException | None] = [error.__cause__, error.__context__]
-    return "KeyboardInterrupt" in str(error) or any(isinstance(cause, KeyboardInterrupt) for cause in causes)
+    """Whether an import failed because of a Ctrl-C.
+
+    Extension modules turn it into an ImportError, and Python 3.11 into a RuntimeError while it makes a class.
+    """
+    if isinstance(error.__cause__, KeyboardInterrupt):
+        return True
+    is_import = isinstance(error, ImportError)
+    return is_import and ("KeyboardInterrupt" in str(error) or isinstance(error.__context__, KeyboardInterrupt))
 
 
 def report_os_error(error: OSError) -> int:

@@ -33,6 +33,19 @@ sys.meta_path.insert(0, Interrupt())
 runpy.run_module("gptmill", run_name="__main__", alter_sys=True)
 """
 
+LOSE = """
+import os, runpy, signal, sys, time, weakref
+class Lose:
+    def find_spec(self, name, *_):
+        if name == "gptmill.cli.config":
+            held = {1}
+            watch = weakref.ref(held, lambda _: os.kill(os.getpid(), signal.SIGINT))
+            del held
+            time.sleep(5)
+sys.meta_path.insert(0, Lose())
+runpy.run_module("gptmill", run_name="__main__", alter_sys=True)
+"""
+
 
 @pytest.fixture
 def run_name(gptmill: GptMill, text_file: Path, tmp_path: Path) -> str:
@@ -64,6 +77,15 @@ def test_an_interrupt_while_python_still_imports_leaves_no_traceback(module: str
     code = INTERRUPT.replace("{module}", module)
     done = subprocess.run(
         [sys.executable, "-c", code, "config", "list"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "gptmill: interrupted\n")
+
+
+def test_an_interrupt_that_python_cannot_raise_is_not_lost(tmp_path: Path) -> None:
+    """It arrives in a callback, whose exceptions Python prints and drops."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOSE, "config", "list"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "gptmill: interrupted\n")

@@ -15,6 +15,7 @@ import pytest
 import gptmill
 from gptmill.api.budget import run_budget
 from gptmill.api.training import run_training
+from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
 from gptmill.config.requests import ReadingOptions, StartOptions
@@ -31,7 +32,8 @@ from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone, StepLogged, Warned
 from gptmill.training import pacing
-from gptmill.training.run_request import make_run_request
+from gptmill.training.loop import Outcome
+from gptmill.training.run_request import RunRequest, make_run_request
 
 TINY = {
     "num_layers": 1, "embd_size": 32, "num_heads": 1, "context_length": 16, "total_batch_size": 64, "max_steps": 50,
@@ -74,6 +76,30 @@ def test_it_explains_writes_a_recipe_trains_and_says_how_far_off_it_was(
     measured = float(result.verdict.partition("; ")[2].split()[0])
     assert measured == pytest.approx(loss / math.log(2), rel=1e-2)  # a byte per token, but for the ends of pieces
     assert "of 10m used" in result.verdict
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "sentence"),
+    [
+        pytest.param(exit_codes.TIME_UP, "its last step: the steps took longer than when", id="time limit"),
+        pytest.param(exit_codes.INTERRUPTED, "its last step, and the expected", id="Ctrl-C"),
+    ],
+)
+def test_a_run_that_was_stopped_is_not_compared_with_the_prediction(
+    exit_code: int, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(request: RunRequest, **_options: bool) -> Outcome:
+        return Outcome(RunDirectory(tmp_path), request.config, 50, "stopped", exit_code)
+
+    monkeypatch.chdir(tmp_path)
+    text = write_text(tmp_path / "sea.txt", 20_000)
+    frozen = make_speed_model([MeasuredStep(1024, 1e6, 0.05)])
+    monkeypatch.setattr(planning, "measure_speed", lambda *_arguments: frozen)
+    monkeypatch.setattr(planning, "measure_candidate", lambda candidate, *_rest: candidate.step_seconds)
+    monkeypatch.setattr("gptmill.api.budget.run_training", stop)
+    flags, started = {**TINY, "corpus": str(text), "run_name": "sea"}, pacing.time.monotonic()
+    result = run_budget(None, flags, "10m", started, lambda _line: None, progress=False)
+    assert f"of 10m used; the run stopped before {sentence}" in result.verdict
 
 
 def test_from_python_it_is_planned_and_trained_by_two_functions(

@@ -13,11 +13,11 @@ from gptmill.api.configuration import Recipe, parse_fields
 from gptmill.api.progress import report_nothing, show_preparing
 from gptmill.api.run import Run
 from gptmill.api.training import return_run, run_training
+from gptmill.config import exit_codes
 from gptmill.config.requests import StartOptions
-from gptmill.experiments.budget.explanation import explain_plan, explain_result
+from gptmill.experiments.budget.explanation import explain_plan, explain_result, explain_stop
 from gptmill.experiments.budget.planning import BudgetPlan, check_given, parse_budget, plan_budget
 from gptmill.experiments.budget.recipe_files import BudgetFiles, write_files
-from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone
 from gptmill.training.loop import Outcome
@@ -107,14 +107,17 @@ def run_budget(
     # A number of steps that the user has set stays; the time limit holds in any case.
     request = replace(request, is_paced="max_steps" not in flags, most_paced_steps=plan.most_steps)
     outcome = run_training(request, progress=progress)
-    return BudgetOutcome(outcome, files, make_verdict(plan, files, outcome.run))
+    return BudgetOutcome(outcome, files, make_verdict(plan, files, outcome))
 
 
-def make_verdict(plan: BudgetPlan, files: BudgetFiles, run: RunDirectory) -> str:
-    """The measured loss beside the expected one."""
-    losses = [event for event in read_events(run.events) if isinstance(event, EvalDone) and event.step > 0]
+def make_verdict(plan: BudgetPlan, files: BudgetFiles, outcome: Outcome) -> str:
+    """The measured loss beside the expected one, or why there is none."""
+    elapsed = time.monotonic() - plan.started
+    if outcome.exit_code:
+        is_time_up = outcome.exit_code == exit_codes.TIME_UP
+        return explain_stop(plan.best.bits_per_byte, elapsed, plan.seconds, is_time_up=is_time_up)
+    losses = [event for event in read_events(outcome.run.events) if isinstance(event, EvalDone) and event.step > 0]
     if not losses:
         return ""
     measured = files.to_bits_per_byte(losses[-1].val_loss)
-    elapsed = time.monotonic() - plan.started
     return explain_result(plan.best.bits_per_byte, plan.situation.law.spread, measured, elapsed, plan.seconds)

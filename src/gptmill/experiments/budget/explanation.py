@@ -47,6 +47,15 @@ def explain_result(expected: float, spread: float, measured: float, seconds: flo
     )
 
 
+def explain_stop(expected: float, seconds: float, budget_seconds: float, *, is_time_up: bool) -> str:
+    """Why there is nothing to compare with the prediction, which is for a run to its last step."""
+    why = ": the steps took longer than when they were measured" if is_time_up else ""
+    return (
+        f"budget: {format_duration(seconds)} of {format_duration(budget_seconds)} used; the run stopped before its "
+        f"last step{why}, and the expected {expected:.3f} bits per byte are those of the whole run"
+    )
+
+
 def make_interval(expected: float, spread: float) -> tuple[float, float]:
     """The interval that holds about 95 % of losses: both the law's errors and the held-out text vary."""
     deviation = math.hypot(spread, TEXT_SPREAD)

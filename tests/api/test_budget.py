@@ -29,6 +29,7 @@ from gptmill.experiments.budget.planning import check_given, parse_budget
 from gptmill.experiments.budget.recipe_files import claim_stem
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
 from gptmill.runs.directory import RunDirectory
+from gptmill.runs.event_json import to_json
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone, StepLogged, Warned
 from gptmill.training import pacing
@@ -79,16 +80,18 @@ def test_it_explains_writes_a_recipe_trains_and_says_how_far_off_it_was(
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "sentence"),
+    ("exit_code", "verdict"),
     [
-        pytest.param(exit_codes.TIME_UP, "its last step: the steps took longer than when", id="time limit"),
-        pytest.param(exit_codes.INTERRUPTED, "its last step, and the expected", id="Ctrl-C"),
+        pytest.param(exit_codes.TIME_UP, "the run stopped before its last step", id="time limit"),
+        pytest.param(exit_codes.INTERRUPTED, "the run stopped before its last step", id="Ctrl-C"),
+        pytest.param(exit_codes.NOT_SAVED, "2.891 bits per byte", id="the last checkpoint is not saved"),
     ],
 )
-def test_a_run_that_was_stopped_is_not_compared_with_the_prediction(
-    exit_code: int, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_a_run_that_reached_its_last_step_is_compared_with_the_prediction(
+    exit_code: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(request: RunRequest, **_options: bool) -> Outcome:
+        (tmp_path / "events.jsonl").write_text(to_json(EvalDone(40, 2.0, 64, 0.9)) + "\n", encoding="utf-8")
         return Outcome(RunDirectory(tmp_path), request.config, 50, "stopped", exit_code)
 
     monkeypatch.chdir(tmp_path)
@@ -99,7 +102,7 @@ def test_a_run_that_was_stopped_is_not_compared_with_the_prediction(
     monkeypatch.setattr("gptmill.api.budget.run_training", stop)
     flags, started = {**TINY, "corpus": str(text), "run_name": "sea"}, pacing.time.monotonic()
     result = run_budget(None, flags, "10m", started, lambda _line: None, progress=False)
-    assert f"of 10m used; the run stopped before {sentence}" in result.verdict
+    assert f"of 10m used; {verdict}" in result.verdict
 
 
 def test_from_python_it_is_planned_and_trained_by_two_functions(

@@ -113,9 +113,8 @@ def run_budget(
 def make_verdict(plan: BudgetPlan, files: BudgetFiles, outcome: Outcome) -> str:
     """The measured loss beside the expected one, or why there is none."""
     elapsed = time.monotonic() - plan.started
-    if outcome.exit_code:
-        is_time_up = outcome.exit_code == exit_codes.TIME_UP
-        return explain_stop(plan.best.bits_per_byte, elapsed, plan.seconds, is_time_up=is_time_up)
+    if outcome.exit_code not in (0, exit_codes.NOT_SAVED):
+        return explain_stop(plan.best.bits_per_byte, elapsed, plan.seconds)
     losses = [event for event in read_events(outcome.run.events) if isinstance(event, EvalDone) and event.step > 0]
     if not losses:
         return ""

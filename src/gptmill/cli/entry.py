@@ -38,7 +38,7 @@ def exit_quietly(_number: int, _frame: object) -> None:
 
 
 def repeat_lost_interrupt(lost: UnraisableHookArgs) -> None:
-    """Sends Ctrl-C again that Python raised where nobody can catch it, as in a callback of the import system."""
+    """Sends a Ctrl-C again that Python raised where nobody can catch it, as in a callback of the import system."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         _thread.start_new_thread(interrupt_soon, ())
     else:

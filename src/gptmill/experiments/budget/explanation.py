@@ -47,12 +47,11 @@ def explain_result(expected: float, spread: float, measured: float, seconds: flo
     )
 
 
-def explain_stop(expected: float, seconds: float, budget_seconds: float, *, is_time_up: bool) -> str:
-    """Why there is nothing to compare with the prediction, which is for a run to its last step."""
-    why = ": the steps took longer than when they were measured" if is_time_up else ""
+def explain_stop(expected: float, seconds: float, budget_seconds: float) -> str:
+    """Why there is nothing to compare with the prediction."""
     return (
         f"budget: {format_duration(seconds)} of {format_duration(budget_seconds)} used; the run stopped before its "
-        f"last step{why}, and the expected {expected:.3f} bits per byte are those of the whole run"
+        f"last step, and the expected {expected:.3f} bits per byte are those of the whole run"
     )
 
 

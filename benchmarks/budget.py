@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from budget_results import RUN_NAME, find_run
 from texts import CORPORA, write_texts
 
 WITHIN = 1.01
-RUN_NAME = "run"
 GRACE_SECONDS, EVAL_SECONDS = 120, 600
 HAND_CHOSEN = {
     "cpu": (
@@ -129,7 +129,7 @@ class Machine:
             training = ["train", *words.split(), "--run_name", RUN_NAME, *self._flags]
             trained = self._call(training, folder, cores, budget + GRACE_SECONDS)
             taken = time.monotonic() - started
-            scoring = ["eval", RUN_NAME, "--text", f"../{corpus}_val.txt", "--json", "scores.json"]
+            scoring = ["eval", find_run(trained.stdout), "--text", f"../{corpus}_val.txt", "--json", "scores.json"]
             scored = self._call(scoring, folder, cores, EVAL_SECONDS)
         finally:
             self._cores.put(cores)

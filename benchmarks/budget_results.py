@@ -16,6 +16,7 @@ from gptmill.experiments.budget.candidate import choose_val_fraction
 CLASSIC = 1  # the number of the run of the classic recipe, which is of another family
 BYTE_VOCAB = 256
 SOURCE = "budget"
+RUN_NAME = "run"  # rivals of it have their shape at the end
 
 
 def read_budget_results(work: Path) -> list[dict[str, Any]]:
@@ -26,15 +27,16 @@ def read_budget_results(work: Path) -> list[dict[str, Any]]:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Losses are those of gptmill eval: its windows overlap, so they are lower than those of the grid."""
-    corpus = folder.name.split("-")[0]
-    config = tomllib.loads((folder / "runs" / "run" / "config.toml").read_text(encoding="utf-8"))
+    corpus, output = folder.name.split("-")[0], (folder / "output.txt").read_text(encoding="utf-8")
+    run = find_run(output)
+    config = tomllib.loads((folder / "runs" / run / "config.toml").read_text(encoding="utf-8"))
     scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))["results"][0]
     model, training, optimizer = config["model"], config["training"], config["optimizer"]
     tokens_per_step, bytes_per_token = training["total_batch_size"], scores["num_bytes"] / scores["num_tokens"]
     text_bytes = (folder.parent / f"{corpus}.txt").stat().st_size
     cell = Cell(
         corpus,
-        read_vocab_size(folder / "output.txt"),
+        read_vocab_size(output, run),
         model["num_layers"],
         model["embd_size"],
         scores["step"] * tokens_per_step,
@@ -56,9 +58,16 @@ def read_run(folder: Path) -> dict[str, Any]:
     }
 
 
-def read_vocab_size(output: Path) -> int:
-    """Of the tokenizer that the budget says it has chosen."""
-    found = re.search(r"^tokenizer +(?:byte|bpe-(\d+))\b", output.read_text(encoding="utf-8"), re.MULTILINE)
-    if found is None:
-        raise ValueError(f"{output} names no tokenizer")
-    return int(found[1] or BYTE_VOCAB)
+def find_run(output: str) -> str:
+    """The name of the best run, of which gptmill train says where it is."""
+    found = re.search(r"^The run is in runs/(\S+)/\.", output, re.MULTILINE)
+    return found[1] if found else RUN_NAME
+
+
+def read_vocab_size(output: str, run: str) -> int:
+    """Of the tokenizer that the budget says it has chosen for this run: the last one that it names before."""
+    before = re.split(rf"^run +runs/{re.escape(run)}$", output, maxsplit=1, flags=re.MULTILINE)[0]
+    found = re.findall(r"^(?:tokenizer +|rival .*, )(?:byte|bpe-(\d+))\b", before, re.MULTILINE)
+    if not found:
+        raise ValueError(f"no tokenizer is named in: {output[:200]}")
+    return int(found[-1] or BYTE_VOCAB)

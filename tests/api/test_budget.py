@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
@@ -52,14 +53,23 @@ def write_text(path: Path, words: int) -> Path:
     return path
 
 
+def freeze_speed(monkeypatch: pytest.MonkeyPatch, largest_flops: float = 1e6) -> None:
+    """Measures nothing."""
+    frozen = make_speed_model([MeasuredStep(1024, largest_flops, 0.05)])
+    monkeypatch.setattr(planning, "measure_speed", lambda *_arguments: frozen)
+    monkeypatch.setattr(planning, "measure_candidate", lambda candidate, *_rest: candidate.step_seconds)
+
+
+def list_losses(events: Path) -> list[float]:
+    return [event.val_loss for event in read_events(events) if isinstance(event, EvalDone)]
+
+
 def test_it_explains_writes_a_recipe_trains_and_says_how_far_off_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text, lines = write_text(tmp_path / "sea.txt", 20_000), []
-    frozen = make_speed_model([MeasuredStep(1024, 1e6, 0.05)])
-    monkeypatch.setattr(planning, "measure_speed", lambda *_arguments: frozen)
-    monkeypatch.setattr(planning, "measure_candidate", lambda candidate, *_rest: candidate.step_seconds)
+    freeze_speed(monkeypatch)
     started = pacing.time.monotonic()
     flags = {**TINY, "corpus": str(text), "run_name": "sea"}
     result = run_budget(None, flags, "10m", started, lines.append, progress=False)
@@ -73,7 +83,7 @@ def test_it_explains_writes_a_recipe_trains_and_says_how_far_off_it_was(
         "max_steps": 50,
     }
     assert "run_name" not in recipe
-    loss = [event for event in read_events(result.outcome.run.events) if isinstance(event, EvalDone)][-1].val_loss
+    loss = list_losses(result.outcome.run.events)[-1]
     measured = float(result.verdict.partition("; ")[2].split()[0])
     assert measured == pytest.approx(loss / math.log(2), rel=1e-2)  # a byte per token, but for the ends of pieces
     assert "of 10m used" in result.verdict
@@ -96,13 +106,66 @@ def test_only_a_run_that_reached_its_last_step_is_compared_with_the_prediction(
 
     monkeypatch.chdir(tmp_path)
     text = write_text(tmp_path / "sea.txt", 20_000)
-    frozen = make_speed_model([MeasuredStep(1024, 1e6, 0.05)])
-    monkeypatch.setattr(planning, "measure_speed", lambda *_arguments: frozen)
-    monkeypatch.setattr(planning, "measure_candidate", lambda candidate, *_rest: candidate.step_seconds)
+    freeze_speed(monkeypatch)
     monkeypatch.setattr("gptmill.api.budget.run_training", stop)
     flags, started = {**TINY, "corpus": str(text), "run_name": "sea"}, pacing.time.monotonic()
     result = run_budget(None, flags, "10m", started, lambda _line: None, progress=False)
     assert f"of 10m used; {verdict}" in result.verdict
+
+
+def test_rivals_are_trained_in_the_time_that_is_left_and_the_best_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    freeze_speed(monkeypatch, largest_flops=3e5)
+    text, lines = write_text(tmp_path / "sea.txt", 20_000), []
+    flags = {name: value for name, value in TINY.items() if name != "embd_size"}
+    flags |= {"optimizer": "adamw", "eval_tokens": 512, "corpus": str(text), "run_name": "sea"}
+    result = run_budget(None, flags, "10m", pacing.time.monotonic(), lines.append, progress=False)
+    shapes = re.findall(r"^rival +(\d+) layers? of width (\d+), byte, 50 steps", "\n".join(lines), re.MULTILINE)
+    runs = sorted(Path("runs").iterdir(), key=lambda path: (path / "config.toml").stat().st_mtime)
+    assert len(shapes) >= 2
+    assert [path.name for path in runs] == ["sea", *(f"sea-{layers}x{width}" for layers, width in shapes)]
+    losses = {path: list_losses(path / "events.jsonl")[-1] for path in runs}
+    assert result.outcome.run.path == min(losses, key=lambda path: losses[path])
+    assert result.verdict.count(" x ") == len(runs)
+    assert f"{min(losses.values()) / math.log(2):.2f}" in result.verdict.splitlines()[-1]
+    assert [path.name for path in Path("data").iterdir() if path.is_dir()] == ["sea-10m"], "one tokenizer, one folder"
+    assert {path.stem for path in Path().glob("*.toml")} == {"sea-10m", *(f"sea-10m{run.name[3:]}" for run in runs)}
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "is_first_told"),
+    [
+        pytest.param(exit_codes.INTERRUPTED, False, id="Ctrl-C"),
+        pytest.param(exit_codes.TIME_UP, True, id="time limit"),
+        pytest.param(None, True, id="error"),
+    ],
+)
+def test_a_rival_that_fails_does_not_hurt_what_was_trained_before(
+    exit_code: int | None, is_first_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def stop(request: RunRequest, **_options: bool) -> Outcome:
+        calls.append(request.config.tracking.run_name)
+        if len(calls) > 1 and exit_code is None:
+            raise UserError("the disk is full")
+        run = RunDirectory(tmp_path / f"{len(calls)}")
+        run.path.mkdir()
+        run.events.write_text(to_json(EvalDone(50, 2.0 / len(calls), 64, 0.9)) + "\n", encoding="utf-8")
+        return Outcome(run, request.config, 50, "stopped", exit_code or 0 if len(calls) > 1 else 0)
+
+    monkeypatch.chdir(tmp_path)
+    freeze_speed(monkeypatch)
+    monkeypatch.setattr("gptmill.api.budget.run_training", stop)
+    text, lines = write_text(tmp_path / "sea.txt", 20_000), []
+    flags = {"corpus": str(text), "max_steps": 50, "tokenizer": "byte", "device": "cpu", "run_name": "sea"}
+    result = run_budget(None, flags, "10m", pacing.time.monotonic(), lines.append, progress=False)
+    assert (result.outcome.run.path.name == "1") == is_first_told
+    assert "2.891 bits per byte" in result.verdict, "that of the first"
+    assert (str(tmp_path / "1") in result.verdict) == (not is_first_told)
+    assert any("the disk is full" in line for line in lines) == (exit_code is None)
 
 
 def test_from_python_it_is_planned_and_trained_by_two_functions(
@@ -110,9 +173,7 @@ def test_from_python_it_is_planned_and_trained_by_two_functions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = write_text(tmp_path / "sea.txt", 20_000)
-    frozen = make_speed_model([MeasuredStep(1024, 1e6, 0.05)])
-    monkeypatch.setattr(planning, "measure_speed", lambda *_arguments: frozen)
-    monkeypatch.setattr(planning, "measure_candidate", lambda candidate, *_rest: candidate.step_seconds)
+    freeze_speed(monkeypatch)
     plan = gptmill.plan_within_budget(text, 600, progress=False, **TINY)
     assert (plan.seconds, plan.values["num_layers"]) == (600.0, 1)
     assert capsys.readouterr().err == ""

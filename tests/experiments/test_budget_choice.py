@@ -21,10 +21,12 @@ from gptmill.experiments.budget.candidate import (
     find_longest_context,
 )
 from gptmill.experiments.budget.choice import BATCHES, Situation, choose, find_most_steps
+from gptmill.experiments.budget.corpus_sample import Sample
 from gptmill.experiments.budget.explanation import _explain_steps
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.learning_rates import choose_rates
-from gptmill.experiments.budget.planning import pays_to_compile
+from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan, pays_to_compile
+from gptmill.experiments.budget.rivals import Trained, choose_rival, list_first_rivals
 from gptmill.experiments.budget.search import LEAST_MEASURED, MOST_MEASURED, correct, measure_best
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
 
@@ -231,3 +233,45 @@ def test_candidates_are_measured_until_the_best_is_among_them() -> None:
     assert (best.tokenizer, best.shape) == (expected[1].tokenizer, expected[1].shape)
     assert all(best.bits_per_byte <= each.bits_per_byte for each in others)
     assert list(measure_best(situation, expected[:2], measure_as_expected)) == [0, 1]
+
+
+def make_rivals_plan() -> BudgetPlan:
+    """Five minutes of a fast machine for a megabyte, which the best model needs a part of."""
+    fast = make_speed_model([scale(step, 1 / 300) for step in STEPS])
+    situation = replace(make_situation(300, PLAYS), speed=fast)
+    sample = Sample("", PLAYS, is_whole=True)
+    return BudgetPlan("plays.txt", 300.0, 0.0, sample, situation, tuple(choose(situation)), (), "GPU", {})
+
+
+def test_rivals_are_the_neighbours_of_the_first_model_and_then_of_the_best() -> None:
+    plan = make_rivals_plan()
+    order = sorted({each.shape for each in plan.candidates}, key=lambda shape: shape.block_weights)
+    place = order.index(plan.best.shape)
+    trained = [Trained(plan.best, 2.0)]
+    while (rival := choose_rival(plan, trained, 300.0)) is not None:
+        trained.append(Trained(rival, 1.9 if len(trained) == 1 else 2.1))
+    both = order[place - 1], order[place + 1]
+    assert {each.candidate.shape for each in trained[1:3]} == set(both)
+    assert trained[1].candidate.bits_per_byte <= trained[2].candidate.bits_per_byte
+    better = order.index(trained[1].candidate.shape)
+    further = order[2 * better - place]
+    assert [each.candidate.shape for each in trained[3:]] == [further], "in the direction that was better"
+    assert tuple(each.shape for each in list_first_rivals(plan)) == both
+
+
+def test_no_rival_is_begun_that_does_not_fit_or_cannot_win() -> None:
+    plan = make_rivals_plan()
+    first = [Trained(plan.best, 2.0)]
+    rival = choose_rival(plan, first, 300.0)
+    assert rival is not None
+    needed = rival.steps * rival.step_seconds
+    hurried = choose_rival(plan, first, needed)
+    assert hurried is not None
+    assert 0.5 * needed < hurried.steps * hurried.step_seconds < needed - START_SECONDS - END_SECONDS
+    assert choose_rival(plan, first, 9.0) is None, "it has to start and to end, too"
+    certain = replace(plan, situation=replace(plan.situation, law=replace(LAW, spread=1e-6)))
+    assert choose_rival(certain, first, 300.0) is None
+    busy = make_situation(60.0)
+    whole = replace(plan, situation=busy, candidates=tuple(choose(busy)))
+    assert whole.best.share == 1.0
+    assert list_first_rivals(whole) == []

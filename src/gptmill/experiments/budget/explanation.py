@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from gptmill.config.durations import format_duration
 from gptmill.experiments.budget.candidate import CONTEXTS, MAX_FREE_EPOCHS, Candidate
 from gptmill.experiments.budget.planning import BudgetPlan
+from gptmill.experiments.budget.rivals import Trained, list_first_rivals
 
 INTERVAL = 2.0  # standard deviations: about 95 %
 # The law knows one held-out text of each corpus. Of Python's library, another was 9 % harder for the same model.
@@ -34,6 +36,8 @@ def explain_plan(plan: BudgetPlan) -> list[str]:
         "expected": f"{best.bits_per_byte:.3f} bits per byte ({low:.3f} to {high:.3f}) on held-out text, "
         f"a loss of {best.loss:.3f} per token",
     }
+    if near := " and ".join(_describe_shape(each) for each in list_first_rivals(plan)):
+        decisions["rivals"] = f"{near} first, in the time that is left: the best on held-out text counts"
     return [f"{label:<{LABEL_WIDTH}}{text}" for label, text in decisions.items()]
 
 
@@ -45,6 +49,20 @@ def explain_result(expected: float, spread: float, measured: float, seconds: flo
         f"budget: {format_duration(seconds)} of {format_duration(budget_seconds)} used; {measured:.3f} bits per byte, "
         f"{measured / expected - 1:+.1%} from the expected {expected:.3f}, {place} the interval {low:.3f} to {high:.3f}"
     )
+
+
+def explain_rival(rival: Candidate) -> str:
+    """What will be trained in the time that is left."""
+    return (
+        f"rival       {rival.shape.num_layers} layers of width {rival.shape.embd_size}, {rival.tokenizer.name}, "
+        f"{rival.steps:,} steps: {rival.bits_per_byte:.3f} bits per byte expected"
+    )
+
+
+def compare_rivals(trained: Sequence[Trained]) -> str:
+    """What each model reached, in the order in which they were trained."""
+    reached = (f"{_describe_shape(each.candidate)} {_describe_loss(each.bits_per_byte)}" for each in trained)
+    return f"rivals: {', '.join(reached)}; in bits per byte on held-out text"
 
 
 def explain_stop(expected: float, seconds: float, budget_seconds: float) -> str:
@@ -59,6 +77,14 @@ def make_interval(expected: float, spread: float) -> tuple[float, float]:
     """The interval that holds about 95 % of losses: both the law's errors and the held-out text vary."""
     deviation = math.hypot(spread, TEXT_SPREAD)
     return expected * math.exp(-INTERVAL * deviation), expected * math.exp(INTERVAL * deviation)
+
+
+def _describe_shape(candidate: Candidate) -> str:
+    return f"{candidate.shape.num_layers} x {candidate.shape.embd_size}"
+
+
+def _describe_loss(bits_per_byte: float) -> str:
+    return f"{bits_per_byte:.3f}" if math.isfinite(bits_per_byte) else "not finished"
 
 
 def _compare_tokenizers(plan: BudgetPlan) -> str:
@@ -77,7 +103,7 @@ def _compare_sizes(plan: BudgetPlan) -> str:
     sizes = sorted(same, key=lambda each: each.shape.block_weights)
     place = sizes.index(plan.best)
     near = [sizes[number] for number in (place - 1, place + 1) if 0 <= number < len(sizes)]
-    found = " and ".join(f"{each.shape.num_layers} x {each.shape.embd_size} {each.bits_per_byte:.3f}" for each in near)
+    found = " and ".join(f"{_describe_shape(each)} {each.bits_per_byte:.3f}" for each in near)
     return f"; expected of {found}" if found else ""
 
 

@@ -33,6 +33,11 @@ class Shape:
     embd_size: int
 
     @property
+    def name(self) -> str:
+        """For names of files and runs."""
+        return f"{self.num_layers}x{self.embd_size}"
+
+    @property
     def num_heads(self) -> int:
         return max(1, self.embd_size // (WIDE_HEAD if self.embd_size >= WIDE else NARROW_HEAD))
 

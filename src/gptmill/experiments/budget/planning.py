@@ -45,7 +45,7 @@ class BudgetPlan:
     situation: Situation
     candidates: tuple[Candidate, ...]
     """The best first."""
-    tokenizer: MeasuredTokenizer
+    tokenizers: tuple[MeasuredTokenizer, ...]
     device: str
     values: Mapping[str, Any]
     """All options of the run but those of its data."""
@@ -53,6 +53,10 @@ class BudgetPlan:
     @property
     def best(self) -> Candidate:
         return self.candidates[0]
+
+    @property
+    def tokenizer(self) -> MeasuredTokenizer:
+        return next(each for each in self.tokenizers if each.option == self.best.tokenizer)
 
     @property
     def most_steps(self) -> int:
@@ -65,6 +69,16 @@ class BudgetPlan:
         total = self.situation.corpus.text_bytes
         needed = max(MIN_EXCERPT_BYTES, round(1.05 * self.best.unique_bytes + MIN_VAL_BYTES))
         return total if needed > 0.9 * total else needed
+
+    def find_seconds_left(self) -> float:
+        """Until the budget ends."""
+        return self.started + self.seconds - time.monotonic()
+
+    def put_first(self, candidate: Candidate) -> BudgetPlan:
+        """The plan that trains this candidate instead of the best."""
+        others = [each for each in self.candidates if each.shape != candidate.shape]
+        values = {**_list_values(candidate, self.situation.given), "compile": self.values["compile"]}
+        return replace(self, candidates=(candidate, *others), values=values)
 
 
 def parse_budget(text: str) -> float:
@@ -123,12 +137,14 @@ def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str,
         measured = measure_best(situation, expected, lambda each: measure_candidate(each, given, seconds, world))
     situation = replace(situation, seconds=_find_left(started + seconds))
     candidates = tuple(correct(situation, expected, measured))
-    best = candidates[0]
-    tokenizer = next(each for each in tokenizers if each.option == best.tokenizer)
-    values = best.list_values({name: value for name, value in given.items() if name != "tokenizer"})
-    values.setdefault("compile", is_gpu and pays_to_compile(seconds, best))
+    values = _list_values(candidates[0], given)
+    values.setdefault("compile", is_gpu and pays_to_compile(seconds, candidates[0]))
     check_config(make_config(None, {**values, "data_dir": corpus}))  # before anything is written
-    return BudgetPlan(corpus, seconds, started, sample, situation, candidates, tokenizer, device, values)
+    return BudgetPlan(corpus, seconds, started, sample, situation, candidates, tuple(tokenizers), device, values)
+
+
+def _list_values(candidate: Candidate, given: Mapping[str, Any]) -> dict[str, Any]:
+    return candidate.list_values({name: value for name, value in given.items() if name != "tokenizer"})
 
 
 def _find_left(deadline: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,7 @@ from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.opening import open_shards
 from gptmill.data.sources import make_source_name, resolve_source
 from gptmill.evals.text_loss import count_bytes
-from gptmill.experiments.budget.candidate import EVAL_SHARE, choose_val_fraction
+from gptmill.experiments.budget.candidate import EVAL_SHARE, TokenizerOption, choose_val_fraction
 from gptmill.experiments.budget.choice import FORWARD_SHARE, MIN_STEPS
 from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt, read_few_documents
 from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan
@@ -26,11 +26,13 @@ DATA_FOLDER = Path("data")
 
 
 @dataclass(frozen=True)
-class BudgetFiles:
-    """The recipe, and what the validation loss has to be divided by."""
+class BudgetData:
+    """The text as shards of one tokenizer."""
 
-    recipe: Path
-    data_dir: Path
+    folder: Path
+    option: TokenizerOption
+    tokenizer: str
+    """Its name, or the path of its tokenizer.json."""
     bytes_per_token: float
     """Of the validation split."""
 
@@ -38,10 +40,34 @@ class BudgetFiles:
         return loss / math.log(2) / self.bytes_per_token
 
 
-def write_files(plan: BudgetPlan, report: Report) -> BudgetFiles:
-    """Prepares the corpus, or as much of it as the run reads, and writes the recipe with the steps that still fit."""
-    stem = claim_stem(f"{make_source_name([plan.corpus])}-{format_duration(plan.seconds)}")
-    folder = DATA_FOLDER / stem
+@dataclass(frozen=True)
+class BudgetFiles:
+    """The recipe, and the data that it names."""
+
+    recipe: Path
+    data: BudgetData
+
+
+def write_files(plan: BudgetPlan, report: Report, before: Sequence[BudgetFiles] = ()) -> BudgetFiles:
+    """Prepares the corpus, or as much of it as the run reads, and writes the recipe with the steps that still fit.
+
+    `before` are the files of other models for the same budget: a tokenizer is not trained and used twice.
+    """
+    name = f"{make_source_name([plan.corpus])}-{format_duration(plan.seconds)}"
+    wanted = f"{name}-{plan.best.shape.name}" if before else name
+    data = next((files.data for files in before if files.data.option == plan.best.tokenizer), None)
+    stem = claim_stem(wanted) if data is None else next(list_free_stems(wanted))
+    if data is None:
+        data = prepare_data(plan, DATA_FOLDER / stem, report)
+    steps = count_steps(plan)
+    values = {**plan.values, "data_dir": str(data.folder), "tokenizer": data.tokenizer, "max_steps": steps}
+    recipe = Path(f"{stem}.toml")
+    write_durably(recipe, make_extension(recipe, None, values, set(values), _make_title(plan)))
+    return BudgetFiles(recipe, data)
+
+
+def prepare_data(plan: BudgetPlan, folder: Path, report: Report) -> BudgetData:
+    """Writes the tokenizer and the shards."""
     tokenizer = plan.tokenizer.option.name
     if plan.tokenizer.make_definition is not None:
         path = folder.with_suffix(".json")
@@ -61,12 +87,9 @@ def write_files(plan: BudgetPlan, report: Report) -> BudgetFiles:
     )
     prepare_corpus([corpus], request, report)
     shards = open_shards(str(folder))
-    tokens = [int(stream.size) for stream in shards.val]
+    tokens = sum(int(stream.size) for stream in shards.val)
     size = sum(count_bytes(shards.tokenizer, stream) for stream in shards.val)
-    values = {**plan.values, "data_dir": str(folder), "tokenizer": tokenizer, "max_steps": count_steps(plan)}
-    recipe = Path(f"{stem}.toml")
-    write_durably(recipe, make_extension(recipe, None, values, set(values), _make_title(plan)))
-    return BudgetFiles(recipe, folder, size / max(1, sum(tokens)))
+    return BudgetData(folder, plan.best.tokenizer, tokenizer, size / max(1, tokens))
 
 
 def read_pieces(plan: BudgetPlan) -> str | None:
@@ -81,7 +104,7 @@ def count_steps(plan: BudgetPlan) -> int:
     """The steps that fit into the time that is left now; a number that the user has set stays."""
     if fixed := plan.situation.given.get("max_steps"):
         return int(fixed)
-    left = plan.started + plan.seconds - time.monotonic() - START_SECONDS - END_SECONDS
+    left = plan.find_seconds_left() - START_SECONDS - END_SECONDS
     steps = left / plan.best.step_seconds / (1 + 2 * EVAL_SHARE * FORWARD_SHARE)
     most = 2 * plan.best.steps if plan.best.share == 1 else plan.best.steps
     return max(MIN_STEPS, min(round(steps), most))
@@ -90,8 +113,13 @@ def count_steps(plan: BudgetPlan) -> int:
 def claim_stem(wanted: str) -> str:
     """A name that no files have yet, with a number if need be; its data folder is made, so that no other takes it."""
     DATA_FOLDER.mkdir(exist_ok=True)
+    return next(stem for stem in list_free_stems(wanted) if _make_folder(DATA_FOLDER / stem))
+
+
+def list_free_stems(wanted: str) -> Iterator[str]:
+    """Names that no files have yet."""
     stems = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
-    return next(stem for stem in stems if _is_free(stem) and _make_folder(DATA_FOLDER / stem))
+    return (stem for stem in stems if _is_free(stem))
 
 
 def _is_free(stem: str) -> bool:

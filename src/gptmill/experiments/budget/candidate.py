@@ -31,6 +31,10 @@ MOST_PER_DOUBLING = 0.15  # of the epochs after the free ones
 DROPOUT_STEP, MAX_DROPOUT = 0.05, 0.4
 MIN_VAL_BYTES, MAX_VAL_FRACTION, MIN_VAL_FRACTION = 60_000, 0.1, 0.01
 EVAL_SHARE, MIN_EVAL_TOKENS = 0.03, 16_384  # of the trained tokens
+FORWARD_SHARE = 1 / 3  # of a training step's FLOPs, that an evaluation needs
+EVAL_FACTOR = (
+    1 + 2 * EVAL_SHARE * FORWARD_SHARE
+)  # of the time of the steps: one evaluation at the start, one at the end
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,11 @@ class Candidate:
     @property
     def epochs(self) -> float:
         return self.tokens * self.tokenizer.bytes_per_token / self.unique_bytes
+
+    @property
+    def training_seconds(self) -> float:
+        """Of its steps and evaluations."""
+        return self.steps * self.step_seconds * EVAL_FACTOR
 
     @property
     def loss(self) -> float:

@@ -16,7 +16,7 @@ from gptmill.config.model import ModelConfig
 from gptmill.config.schema import build_config
 from gptmill.experiments.budget.candidate import (
     CONTEXTS,
-    EVAL_SHARE,
+    EVAL_FACTOR,
     Candidate,
     CorpusFacts,
     TokenizerOption,
@@ -36,7 +36,6 @@ MAX_WEIGHTS_PER_BYTE = 10.0  # of text: about as many as the recipe shakespeare-
 MAX_PROBE_FACTOR = 16  # how far beyond the largest measured model its speed is trusted
 TIME_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.09, 0.06, 0.04, 0.03, 0.02)  # that training may be limited to
 SPEEDUPS = tuple(1.1**power for power in range(1, 16))
-FORWARD_SHARE = 1 / 3  # of a training step's FLOPs, that an evaluation needs
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def _find_timing(
     step_seconds = measured_seconds or speed.find_seconds(batch, flops, head_flops)
     bytes_per_second = batch * option.bytes_per_token / step_seconds
     # Evaluations, at the start and at the end, take their share. Text is prepared only as far as it is used.
-    rate = bytes_per_second / (1 + 2 * EVAL_SHARE * FORWARD_SHARE)
+    rate = bytes_per_second / EVAL_FACTOR
     trained = rate * situation.seconds / (1 + rate / option.bytes_per_second)
     if trained > corpus.usable_bytes:
         trained = rate * (situation.seconds - corpus.text_bytes / option.bytes_per_second)

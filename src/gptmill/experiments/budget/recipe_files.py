@@ -17,8 +17,8 @@ from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards.opening import open_shards
 from gptmill.data.sources import make_source_name, resolve_source
 from gptmill.evals.text_loss import count_bytes
-from gptmill.experiments.budget.candidate import EVAL_SHARE, TokenizerOption, choose_val_fraction
-from gptmill.experiments.budget.choice import FORWARD_SHARE, MIN_STEPS
+from gptmill.experiments.budget.candidate import EVAL_FACTOR, TokenizerOption, choose_val_fraction
+from gptmill.experiments.budget.choice import MIN_STEPS
 from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt, read_few_documents
 from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan
 
@@ -105,7 +105,7 @@ def count_steps(plan: BudgetPlan) -> int:
     if fixed := plan.situation.given.get("max_steps"):
         return int(fixed)
     left = plan.find_seconds_left() - START_SECONDS - END_SECONDS
-    steps = left / plan.best.step_seconds / (1 + 2 * EVAL_SHARE * FORWARD_SHARE)
+    steps = left / plan.best.step_seconds / EVAL_FACTOR
     most = 2 * plan.best.steps if plan.best.share == 1 else plan.best.steps
     return max(MIN_STEPS, min(round(steps), most))
 

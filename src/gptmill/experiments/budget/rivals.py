@@ -11,12 +11,12 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gptmill.experiments.budget.candidate import EVAL_SHARE, Candidate, TokenizerOption
-from gptmill.experiments.budget.choice import FORWARD_SHARE, pick_share
+from gptmill.experiments.budget.candidate import Candidate, TokenizerOption
+from gptmill.experiments.budget.choice import pick_share
 from gptmill.experiments.budget.family import Shape
 from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan
 
-TIME_MARGIN = 1.1  # what a rival's steps may take more than measured
+TIME_MARGIN = 1.1  # by this factor, the steps of a rival may be slower than measured
 
 
 class Trained(NamedTuple):
@@ -33,18 +33,29 @@ def choose_rival(plan: BudgetPlan, trained: Sequence[Trained], seconds: float) -
     It is a neighbour in size of the first model, or else of the best so far.
     """
     first, best = trained[0].candidate, min(trained, key=lambda each: each.bits_per_byte).candidate
-    tried = {each.candidate.shape for each in trained}
-    prepared = {each.candidate.tokenizer for each in trained}
-    limit = plan.best.bits_per_byte * math.exp(plan.situation.law.spread)  # the law's errors may be as large
+    tried = [each.candidate for each in trained]
     for centre in (first, best):
-        near = [each for each in list_neighbours(plan, centre.shape) if each.shape not in tried]
-        fitted = [found for each in near if (found := _fit(plan, each, seconds, prepared)) is not None]
-        if hopeful := [each for each in fitted if each.bits_per_byte <= limit]:
-            return min(hopeful, key=lambda each: each.bits_per_byte)
+        if found := _list_hopeful(plan, centre.shape, tried, seconds):
+            return min(found, key=lambda each: each.bits_per_byte)
     return None
 
 
-def list_neighbours(plan: BudgetPlan, shape: Shape) -> list[Candidate]:
+def list_first_rivals(plan: BudgetPlan) -> list[Candidate]:
+    """The neighbours of the best model, each of which fits into the time that it leaves."""
+    left = plan.situation.seconds - plan.best.training_seconds
+    return _list_hopeful(plan, plan.best.shape, [plan.best], left)
+
+
+def _list_hopeful(plan: BudgetPlan, shape: Shape, tried: Sequence[Candidate], seconds: float) -> list[Candidate]:
+    """The neighbours of a size that were not tried, fit into the seconds, and may be the best for all the law knows."""
+    near = [each for each in _list_neighbours(plan, shape) if each.shape not in {other.shape for other in tried}]
+    prepared = {each.tokenizer for each in tried}
+    fitted = [found for each in near if (found := _fit(plan, each, seconds, prepared)) is not None]
+    limit = plan.best.bits_per_byte * math.exp(plan.situation.law.spread)
+    return [each for each in fitted if each.bits_per_byte <= limit]
+
+
+def _list_neighbours(plan: BudgetPlan, shape: Shape) -> list[Candidate]:
     """The next smaller and the next larger model, each with its best tokenizer."""
     best_of: dict[Shape, Candidate] = {}
     for candidate in sorted(plan.candidates, key=lambda each: each.bits_per_byte):
@@ -54,12 +65,6 @@ def list_neighbours(plan: BudgetPlan, shape: Shape) -> list[Candidate]:
     return [best_of[sizes[number]] for number in (place - 1, place + 1) if 0 <= number < len(sizes)]
 
 
-def list_first_rivals(plan: BudgetPlan) -> list[Candidate]:
-    """The neighbours that may follow the best model, in the time that it leaves."""
-    trained, left = [Trained(plan.best, plan.best.bits_per_byte)], plan.situation.seconds - _estimate(plan.best)
-    return list_neighbours(plan, plan.best.shape) if choose_rival(plan, trained, left) is not None else []
-
-
 def _fit(
     plan: BudgetPlan, candidate: Candidate, seconds: float, prepared: Container[TokenizerOption]
 ) -> Candidate | None:
@@ -67,15 +72,10 @@ def _fit(
     left = (seconds - START_SECONDS - END_SECONDS) / TIME_MARGIN
     tokenizer = candidate.tokenizer
     free = replace(tokenizer, bytes_per_second=math.inf) if tokenizer in prepared else tokenizer
-    if plan.situation.corpus.text_bytes / free.bytes_per_second + _estimate(candidate) <= left:
+    if plan.situation.corpus.text_bytes / free.bytes_per_second + candidate.training_seconds <= left:
         return candidate
     situation = replace(plan.situation, seconds=left)
     found = pick_share(situation, replace(candidate, tokenizer=free), candidate.step_seconds)
-    if found is None or _estimate(found) > left:  # with a number of steps that the user has set
+    if found is None or found.training_seconds > left:  # with a number of steps that the user has set
         return None
     return replace(found, tokenizer=tokenizer)
-
-
-def _estimate(candidate: Candidate) -> float:
-    """The seconds of its steps and evaluations."""
-    return candidate.steps * candidate.step_seconds * (1 + 2 * EVAL_SHARE * FORWARD_SHARE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -178,3 +179,16 @@ def test_the_wish_to_stop_is_seen_and_not_forgotten(plan: TrainPlan, log_freq: i
     assert metrics.stop_requested
     metrics.push(make_stats(3))
     assert metrics.stop_requested
+
+
+@pytest.mark.parametrize(
+    ("norm", "loss", "expected"),
+    [(1.0, 2.0, False), (math.nan, 2.0, True), (math.inf, 2.0, True), (math.nan, math.nan, False)],
+)
+def test_gradients_that_alone_are_bad_are_told_apart_from_a_bad_loss(
+    plan: TrainPlan, norm: float, loss: float, expected: bool
+) -> None:
+    metrics = Metrics(plan, 1, SpikeDetector(GuardConfig()), lambda _event: None)
+    assert not metrics.has_bad_gradients_only
+    metrics.push(replace(make_stats(1), values=torch.tensor([norm, 1.0, 0.0, loss, loss])))
+    assert metrics.has_bad_gradients_only == expected

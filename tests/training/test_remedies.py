@@ -41,6 +41,14 @@ def test_what_is_set_well_is_not_proposed(shards: TokenShards) -> None:
     assert said.endswith("or go on with --guard warn")
 
 
+def test_cudnn_attention_is_suspected_where_it_computes_gradients_that_alone_are_bad(shards: TokenShards) -> None:
+    config, plan = make_run(shards)
+    assert "--attention_backend" not in advise_on_divergence(config, plan, 9)
+    assert "--attention_backend flash (" in advise_on_divergence(config, plan, 9, has_bad_gradients_only=True)
+    other = make_run(shards, attention_backend="efficient")[0]
+    assert "--attention_backend" not in advise_on_divergence(other, plan, 9, has_bad_gradients_only=True)
+
+
 def test_a_slow_run_hears_of_small_batches_compilation_and_precision(shards: TokenShards) -> None:
     config, plan = make_run(shards)
     said = advise_on_speed(config, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable
@@ -54,6 +55,12 @@ class Metrics:
     def has_diverged(self) -> bool:
         """Whether training cannot continue from the current weights."""
         return self.verdict.kind in ("rollback", "give_up")
+
+    @property
+    def has_bad_gradients_only(self) -> bool:
+        """Whether the newest step has a finite loss, but gradients that are not."""
+        newest = self.newest
+        return newest is not None and math.isfinite(newest.loss) and not math.isfinite(newest.grad_norm)
 
     @property
     def median_step_seconds(self) -> float:

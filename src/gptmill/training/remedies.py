@@ -11,8 +11,8 @@ SHORT_WARMUP = 0.02  # of the run
 FULL_MICRO_BATCH = 16_384  # tokens from which a larger one hardly helps a GPU
 
 
-def advise_on_divergence(config: RunConfig, plan: TrainPlan, step: int) -> str:
-    """What may keep the loss finite."""
+def advise_on_divergence(config: RunConfig, plan: TrainPlan, step: int, *, has_bad_gradients_only: bool = False) -> str:
+    """What may keep the loss finite, or the gradients alone, which the attention of a GPU can spoil."""
     optimizer, clip = config.optimizer, config.optimizer.grad_clip
     changes = [f"--max_lr {optimizer.max_lr / LOWER_LR:.2g} (it is {optimizer.max_lr:g})"]
     if step <= 2 * optimizer.warmup_steps or optimizer.warmup_steps < SHORT_WARMUP * plan.max_steps:
@@ -23,6 +23,10 @@ def advise_on_divergence(config: RunConfig, plan: TrainPlan, step: int) -> str:
     if plan.precision not in ("bf16", "fp32", "tf32"):
         reason = "fp16 overflows above 65,504" if plan.precision == "fp16" else f"it is {plan.precision}"
         changes.append(f"--precision bf16 ({reason})")
+    if has_bad_gradients_only and config.machine.attention_backend in ("auto", "cudnn"):
+        changes.append(
+            "--attention_backend flash (the loss is finite; the backward pass of cuDNN's attention can fail)"
+        )
     if config.guard.guard != "rollback":
         changes.append(f"--guard rollback, which skips the data of a spike (it is {config.guard.guard})")
     name = config.tracking.run_name or "RUN"

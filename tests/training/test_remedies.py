@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny import make_config, make_shards, plan_for
 
-from gptmill.config.run import RunConfig
+from gptmill.config.run import PrecisionName, RunConfig
 from gptmill.data.shards.opening import TokenShards
 from gptmill.training.plan import TrainPlan
 from gptmill.training.remedies import advise_on_divergence, advise_on_speed
@@ -41,12 +41,21 @@ def test_what_is_set_well_is_not_proposed(shards: TokenShards) -> None:
     assert said.endswith("or go on with --guard warn")
 
 
-def test_cudnn_attention_is_suspected_where_it_computes_gradients_that_alone_are_bad(shards: TokenShards) -> None:
-    config, plan = make_run(shards)
-    assert "--attention_backend" not in advise_on_divergence(config, plan, 9)
-    assert "--attention_backend flash (" in advise_on_divergence(config, plan, 9, has_bad_gradients_only=True)
-    other = make_run(shards, attention_backend="efficient")[0]
-    assert "--attention_backend" not in advise_on_divergence(other, plan, 9, has_bad_gradients_only=True)
+@pytest.mark.parametrize(
+    ("bad_alone", "precision", "backend", "expected"),
+    [
+        (True, "bf16", "auto", True),
+        (False, "bf16", "auto", False),
+        (True, "fp32", "auto", False),  # in which neither cuDNN nor flash attention runs
+        (True, "bf16", "efficient", False),
+    ],
+)
+def test_cudnn_attention_is_suspected_where_only_its_gradients_are_bad(
+    shards: TokenShards, bad_alone: bool, precision: PrecisionName, backend: str, expected: bool
+) -> None:
+    config, plan = make_run(shards, attention_backend=backend)
+    said = advise_on_divergence(config, replace(plan, precision=precision), 9, has_bad_gradients_only=bad_alone)
+    assert ("--attention_backend flash (" in said) == expected
 
 
 def test_a_slow_run_hears_of_small_batches_compilation_and_precision(shards: TokenShards) -> None:

@@ -242,8 +242,8 @@ def finish(session: Session, state: TrainState, metrics: Metrics) -> Outcome:
     max_steps = session.plan.max_steps
     reason, code = "finished", 0
     if metrics.has_diverged:
-        is_odd = session.world.device.type == "cuda" and metrics.has_bad_gradients_only
-        remedies = advise_on_divergence(session.config, session.plan, state.step, has_bad_gradients_only=is_odd)
+        are_bad_alone = session.world.device.type == "cuda" and metrics.has_bad_gradients_only
+        remedies = advise_on_divergence(session.config, session.plan, state.step, has_bad_gradients_only=are_bad_alone)
         reason, code = f"gave up: {metrics.verdict.reason}; {remedies}", exit_codes.DIVERGED
     elif state.step < max_steps and state.early_stop.is_due:
         reason = f"stopped early: {state.early_stop.reason()}"

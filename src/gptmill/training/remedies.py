@@ -8,11 +8,12 @@ from gptmill.training.plan import TrainPlan
 LOWER_LR = 3.0  # a factor that is felt, and still trains
 USUAL_CLIP = 1.0
 SHORT_WARMUP = 0.02  # of the run
+FULL_PRECISIONS = ("fp32", "tf32")
 FULL_MICRO_BATCH = 16_384  # tokens from which a larger one hardly helps a GPU
 
 
 def advise_on_divergence(config: RunConfig, plan: TrainPlan, step: int, *, has_bad_gradients_only: bool = False) -> str:
-    """What may keep the loss finite, or the gradients alone, which the attention of a GPU can spoil."""
+    """What may keep the loss finite; or the gradients, if on a GPU they alone are bad."""
     optimizer, clip = config.optimizer, config.optimizer.grad_clip
     changes = [f"--max_lr {optimizer.max_lr / LOWER_LR:.2g} (it is {optimizer.max_lr:g})"]
     if step <= 2 * optimizer.warmup_steps or optimizer.warmup_steps < SHORT_WARMUP * plan.max_steps:
@@ -20,13 +21,12 @@ def advise_on_divergence(config: RunConfig, plan: TrainPlan, step: int, *, has_b
         changes.append(f"--warmup_steps {longer} (it is {optimizer.warmup_steps})")
     if clip is None or clip > USUAL_CLIP:
         changes.append(f"--grad_clip {USUAL_CLIP:g} (it is {'off' if clip is None else f'{clip:g}'})")
-    if plan.precision not in ("bf16", "fp32", "tf32"):
+    is_full = plan.precision in FULL_PRECISIONS
+    if plan.precision != "bf16" and not is_full:
         reason = "fp16 overflows above 65,504" if plan.precision == "fp16" else f"it is {plan.precision}"
         changes.append(f"--precision bf16 ({reason})")
-    if has_bad_gradients_only and config.machine.attention_backend in ("auto", "cudnn"):
-        changes.append(
-            "--attention_backend flash (the loss is finite; the backward pass of cuDNN's attention can fail)"
-        )
+    if has_bad_gradients_only and not is_full and config.machine.attention_backend in ("auto", "cudnn"):
+        changes.append("--attention_backend flash (the loss is finite; cuDNN's attention may spoil the gradients)")
     if config.guard.guard != "rollback":
         changes.append(f"--guard rollback, which skips the data of a spike (it is {config.guard.guard})")
     name = config.tracking.run_name or "RUN"
@@ -48,7 +48,7 @@ def advise_on_speed(config: RunConfig, plan: TrainPlan) -> str:
         changes.append("add --compile, which is off")
     if config.machine.cuda_graphs == "off":
         changes.append("use --cuda_graphs auto, which is off")
-    if plan.precision in ("fp32", "tf32"):
+    if plan.precision in FULL_PRECISIONS:
         changes.append(f"use --precision bf16 (it is {plan.precision})")
     return _join([*changes, "let gptmill tune find the fastest settings"])
 

@@ -32,9 +32,7 @@ DROPOUT_STEP, MAX_DROPOUT = 0.05, 0.4
 MIN_VAL_BYTES, MAX_VAL_FRACTION, MIN_VAL_FRACTION = 60_000, 0.1, 0.01
 EVAL_SHARE, MIN_EVAL_TOKENS = 0.03, 16_384  # of the trained tokens
 FORWARD_SHARE = 1 / 3  # of a training step's FLOPs, that an evaluation needs
-EVAL_FACTOR = (
-    1 + 2 * EVAL_SHARE * FORWARD_SHARE
-)  # of the time of the steps: one evaluation at the start, one at the end
+EVAL_FACTOR = 1 + 2 * EVAL_SHARE * FORWARD_SHARE  # on the steps' time: evaluations at the start and at the end
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def test_measured_candidates_are_ranked_anew_and_the_others_stay_behind_them() -
     assert found[2].bits_per_byte > expected[3].bits_per_byte, "as much slower as those that were measured"
     without_memory = correct(situation, expected, dict.fromkeys(range(3), math.inf))
     assert (without_memory[0].shape, without_memory[0].tokenizer) == (expected[3].shape, expected[3].tokenizer)
-    with pytest.raises(UserError, match="nothing can be trained"):
+    with pytest.raises(UserError, match="fits into this device"):
         correct(situation, expected[:1], {0: math.inf})
 
 
@@ -217,7 +217,7 @@ def test_the_head_costs_what_two_vocabularies_showed() -> None:
 
 
 def test_candidates_are_measured_until_the_best_is_among_them() -> None:
-    situation = make_situation(120)
+    situation = make_situation(30)
     expected = choose(situation)
 
     def measure_as_expected(candidate: Candidate) -> float:
@@ -233,6 +233,29 @@ def test_candidates_are_measured_until_the_best_is_among_them() -> None:
     assert (best.tokenizer, best.shape) == (expected[1].tokenizer, expected[1].shape)
     assert all(best.bits_per_byte <= each.bits_per_byte for each in others)
     assert list(measure_best(situation, expected[:2], measure_as_expected)) == [0, 1]
+
+
+def test_a_moment_in_which_the_machine_is_busy_does_not_end_the_search() -> None:
+    situation = make_situation(30)
+    expected = choose(situation)
+    factors = iter([1000.0])
+
+    def measure_the_first_slow(candidate: Candidate) -> float:
+        return next(factors, 1.0) * candidate.step_seconds
+
+    measured = measure_best(situation, expected, measure_the_first_slow)
+    assert correct(situation, expected, measured)[0].shape == expected[1].shape, "others were measured as well"
+    factors = iter([1000.0])
+    assert measure_best(situation, expected[:1], measure_the_first_slow)[0] == expected[0].step_seconds
+
+
+@pytest.mark.parametrize(("seconds", "reason"), [(math.inf, "memory; ask for a smaller one"), (1e9, "give more time")])
+def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(seconds: float, reason: str) -> None:
+    situation = make_situation(30, num_layers=8, embd_size=512)
+    expected = choose(replace(situation, seconds=1e6))
+    measured = measure_best(situation, expected, lambda _: seconds)
+    with pytest.raises(UserError, match=reason):
+        correct(situation, expected, measured)
 
 
 def make_rivals_plan() -> BudgetPlan:

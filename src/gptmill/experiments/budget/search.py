@@ -6,10 +6,14 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from gptmill.config.errors import UserError
 from gptmill.experiments.budget.candidate import Candidate
 from gptmill.experiments.budget.choice import Situation, make_time_error, pick_share, rank
 
 LEAST_MEASURED, MOST_MEASURED = 3, 6
+TOO_LARGE = (
+    "no model that the options allow fits into this device's memory; ask for a smaller one, or fix fewer options"
+)
 
 
 def measure_best(
@@ -19,11 +23,13 @@ def measure_best(
     measured: dict[int, float] = {}
     while len(measured) < MOST_MEASURED:
         corrected = _correct_all(situation, expected, measured)
-        order = sorted(corrected, key=lambda number: corrected[number].bits_per_byte)
+        order = sorted(corrected, key=lambda number: corrected[number].bits_per_byte) or range(len(expected))
         left = [number for number in order if number not in measured]
         if not left or (len(measured) >= LEAST_MEASURED and order[0] in measured):
             break
         measured[left[0]] = measure(expected[left[0]])
+    if not _correct_all(situation, expected, measured):  # a machine that is busy for a moment looks slow
+        return {number: min(seconds, measure(expected[number])) for number, seconds in measured.items()}
     return measured
 
 
@@ -36,7 +42,8 @@ def correct(situation: Situation, expected: Sequence[Candidate], measured: Mappi
     known = [each for number, each in corrected.items() if number in measured]
     others = [each for number, each in corrected.items() if number not in measured]
     if not corrected:
-        raise make_time_error(situation)
+        is_too_large = all(math.isinf(seconds) for seconds in measured.values())
+        raise UserError(TOO_LARGE) if measured and is_too_large else make_time_error(situation)
     return [*rank(known), *rank(others)]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from budget_results import SOURCE
+from budget_results import BYTE_VOCAB, SOURCE
 from scaling_grid import Cell, find_level
 
 from gptmill.experiments.budget.candidate import choose_dropout, count_weights
@@ -19,6 +20,7 @@ from gptmill.experiments.budget.scaling_law import find_pressure
 
 NEAR_DROPOUT = 0.1  # to that of a budget
 FAR = 1.3  # above the best loss of its compute
+FEW_RUNS = 3
 FACTOR_ROUNDS = 8
 
 
@@ -31,7 +33,13 @@ def list_measured(results: list[dict[str, Any]], work: Path) -> dict[str, list[t
     names = {each["corpus"] for each in results}
     densities = {name: measure_density(read_sample(work / f"{name}.txt")) for name in names}
     near = select_near([each for each in results if is_like_budget(each)])
-    runs = align([(each, make_run(each, densities[each["corpus"]])) for each in near])
+    weights = choose_weights(near)
+    runs = align(
+        [
+            (each, replace(make_run(each, densities[each["corpus"]]), weight=weight))
+            for each, weight in zip(near, weights, strict=True)
+        ]
+    )
     levels = [find_level(make_cell(each).flops) for each in near]
     return {
         kind: [
@@ -44,12 +52,24 @@ def list_measured(results: list[dict[str, Any]], work: Path) -> dict[str, list[t
 
 
 def select_near(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are not far from the best of their corpus and compute."""
-    kinds = [(each["corpus"], find_level(make_cell(each).flops)) for each in results]
-    lowest: dict[tuple[str, float], float] = {}
-    for kind, each in zip(kinds, results, strict=True):
-        lowest[kind] = min(each["bits_per_byte"], lowest.get(kind, math.inf))
-    return [each for kind, each in zip(kinds, results, strict=True) if each["bits_per_byte"] < FAR * lowest[kind]]
+    """Those that are not far from the best of their corpus with at most twice their compute."""
+    flops = {each["name"]: make_cell(each).flops for each in results}
+
+    def find_lowest(like: dict[str, Any]) -> float:
+        rivals = (each for each in results if each["corpus"] == like["corpus"])
+        return min(each["bits_per_byte"] for each in rivals if flops[each["name"]] <= 2 * flops[like["name"]])
+
+    return [each for each in results if each["bits_per_byte"] < FAR * find_lowest(each)]
+
+
+def choose_weights(results: list[dict[str, Any]]) -> list[float]:
+    """Each corpus, compute and kind of tokenizer counts the same, as long as there are some runs of it."""
+    kinds = [
+        (each["corpus"], round(math.log(make_cell(each).flops, 4)), each["vocab_size"] == BYTE_VOCAB)
+        for each in results
+    ]
+    counts = Counter(kinds)
+    return [1 / max(FEW_RUNS, counts[kind]) for kind in kinds]
 
 
 def align(runs: list[tuple[dict[str, Any], MeasuredRun]]) -> list[MeasuredRun]:
@@ -67,8 +87,12 @@ def align(runs: list[tuple[dict[str, Any], MeasuredRun]]) -> list[MeasuredRun]:
         scaled = scale()
         errors = list_errors(fit_law(scaled), scaled)
         for corpus in factors:
-            own = [error for error, other in zip(errors, corpora, strict=True) if other == corpus]
-            factors[corpus] *= math.exp(fmean(own))
+            own = [
+                (error, run.weight)
+                for error, run, other in zip(errors, scaled, corpora, strict=True)
+                if other == corpus
+            ]
+            factors[corpus] *= math.exp(fmean(*zip(*own, strict=True)))
     for corpus, factor in factors.items():
         print(f"losses of budgets on {corpus} are {factor:.3f} of those of the grid")
     return scale()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import asdict, replace
 from itertools import product
+from statistics import fmean
 
 import pytest
 
@@ -16,7 +17,6 @@ from gptmill.experiments.budget.scaling_law import (
     LEAST_DENSITY,
     MOST_DENSITY,
     SIZE_DECAY,
-    USUAL_CONTEXT,
     USUAL_DENSITY,
     WEIGHTS_PER_BYTE,
     ScalingLaw,
@@ -28,7 +28,7 @@ from gptmill.experiments.budget.scaling_law import (
 )
 
 LAW = ScalingLaw(
-    floor=0.9, floor_density=1.5, size_factor=0.3, size_power=0.35, size_vocab=-0.2, size_density=-0.5,
+    floor=0.9, floor_density=1.5, floor_vocab=0.2, size_factor=0.3, size_power=0.35, size_vocab=-0.2, size_density=-0.5,
     data_factor=0.6, data_power=0.25, data_vocab=0.1, data_density=-1.0, spread=0.01,
 )  # fmt: skip
 FAR = 1e30
@@ -48,8 +48,9 @@ def test_more_data_more_weights_and_less_repetition_never_hurt(law: ScalingLaw) 
 
 
 def test_the_limit_is_the_floor_which_falls_with_the_density() -> None:
-    assert LAW.predict(FAR, FAR, FAR, 256, USUAL_DENSITY) == pytest.approx(LAW.floor, rel=1e-4)
-    assert LAW.predict(FAR, FAR, FAR, 256, 0.8 * USUAL_DENSITY) == pytest.approx(0.8**1.5 * LAW.floor, rel=1e-4)
+    for part in (1.0, 0.8):
+        limit = LAW.predict(FAR, FAR, FAR, 256, part * USUAL_DENSITY, context_bytes=FAR)
+        assert limit == pytest.approx(part**1.5 * LAW.floor, rel=1e-4)
 
 
 @pytest.mark.parametrize(("known", "beyond"), [(LEAST_DENSITY, 0.1), (MOST_DENSITY, 5.0)])
@@ -59,10 +60,11 @@ def test_texts_unlike_all_measured_ones_are_in_proportion_to_the_nearest(known: 
 
 
 def test_repeated_text_is_worth_nearly_as_much_as_new_at_first_and_nothing_in_the_end() -> None:
-    assert find_data(5e5, 1e6, USUAL_DENSITY) == 5e5
-    assert find_data(4e6, 1e6, USUAL_DENSITY) == pytest.approx(4e6, rel=0.1)  # as Muennighoff et al. found
-    assert find_data(1e9, 1e6, USUAL_DENSITY) == pytest.approx((1 + DATA_DECAY) * 1e6)
-    assert find_data(1e7, 1e6, LEAST_DENSITY) < find_data(1e7, 1e6, MOST_DENSITY)
+    assert find_data(5e5, 1e6, 256, USUAL_DENSITY) == 5e5
+    assert find_data(4e6, 1e6, 256, USUAL_DENSITY) == pytest.approx(4e6, rel=0.1)  # as Muennighoff et al. found
+    assert find_data(1e9, 1e6, 256, USUAL_DENSITY) == pytest.approx((1 + DATA_DECAY) * 1e6)
+    assert find_data(1e7, 1e6, 256, LEAST_DENSITY) < find_data(1e7, 1e6, 256, MOST_DENSITY)
+    assert find_data(1e7, 1e6, 8192, USUAL_DENSITY) < find_data(1e7, 1e6, 256, USUAL_DENSITY)
     assert find_size(1e9, 1e6) == pytest.approx((1 + SIZE_DECAY) * WEIGHTS_PER_BYTE * 1e6)
 
 
@@ -72,15 +74,15 @@ def test_epochs_make_a_model_learn_its_text_by_heart_sooner_than_weights() -> No
     assert find_overfitting(FREE_PRESSURE) == 1 < find_overfitting(2 * FREE_PRESSURE) < find_overfitting(1e6)
 
 
-@pytest.mark.parametrize(("density", "gain"), [(1.76, 0.019), (2.5, 0.003)], ids=["code", "books"])
+@pytest.mark.parametrize(("density", "gain"), [(1.76, 0.055), (2.5, 0.009)], ids=["code", "books"])
 def test_a_longer_context_is_worth_more_in_text_that_comes_back(density: float, gain: float) -> None:
-    assert find_context_factor(USUAL_CONTEXT, density) == 1
-    longer = LAW.predict(1e6, 1e7, 1e8, 256, density, context_bytes=2 * USUAL_CONTEXT)
-    assert longer / LAW.predict(1e6, 1e7, 1e8, 256, density) == pytest.approx(1 - gain, abs=1e-3)
+    short, long = (LAW.predict(1e6, 1e9, 1e9, 256, density, context_bytes=size) for size in (500, 4000))
+    assert long / short == pytest.approx(1 - gain, abs=2e-3)
+    assert find_context_factor(4000, 1e5, density) < find_context_factor(4000, 1e9, density), "it is used late"
 
 
 def make_runs(law: ScalingLaw) -> list[MeasuredRun]:
-    cells = product((1e5, 3e5, 1e6, 5e6), (3e5, 1e6, 5e6, 2e7), (256, 1024, 4096), (1.8, 2.6))
+    cells = product((1e5, 3e5, 1e6, 5e6), (3e5, 1e6, 5e6, 2e7), (256, 1024, 4096), (1.8, 2.2, 2.6))
     return [
         MeasuredRun(size, trained, 1e8, vocab, density, law.predict(size, trained, 1e8, vocab, density))
         for size, trained, vocab, density in cells
@@ -93,6 +95,12 @@ def test_a_fit_recovers_the_constants_of_runs_that_follow_the_law() -> None:
         assert getattr(fitted, name) == pytest.approx(getattr(LAW, name), abs=0.1), name
     assert fitted.floor == pytest.approx(LAW.floor, abs=0.05)
     assert fitted.spread < 2e-3
+
+
+def test_a_fit_follows_the_runs_that_weigh_more() -> None:
+    runs = make_runs(LAW)[::3]
+    others = [replace(run, bits_per_byte=1.1 * run.bits_per_byte, weight=1e-4) for run in runs]
+    assert max(map(abs, list_errors(fit_law([*runs, *others]), runs))) < 0.01
 
 
 def test_a_fit_never_has_a_negative_term() -> None:
@@ -124,6 +132,10 @@ def test_of_runs_with_the_same_time_the_law_picks_one_that_is_hardly_worse_than_
         if situation := situations[run["name"]]:
             rivals.setdefault(situation, []).append(MeasuredRun(**run["measured"]))
     assert sum(len(runs) > 1 for runs in rivals.values()) >= 30
-    for situation, runs in rivals.items():
-        picked = min(runs, key=lambda run: predict_run(law, run))
-        assert picked.bits_per_byte <= 1.01 * min(run.bits_per_byte for run in runs), situation
+    behind = {
+        situation: min(runs, key=lambda run: predict_run(law, run)).bits_per_byte
+        / min(run.bits_per_byte for run in runs)
+        for situation, runs in rivals.items()
+    }
+    assert max(behind.values()) <= 1.012, behind  # bytes on Python's library do better than the law knows
+    assert fmean(behind.values()) <= 1.002

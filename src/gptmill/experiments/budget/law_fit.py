@@ -19,6 +19,7 @@ from gptmill.experiments.budget.scaling_law import (
     ScalingLaw,
     find_context_factor,
     find_data,
+    find_ease,
     find_overfitting,
     find_size,
 )
@@ -28,8 +29,8 @@ from gptmill.experiments.budget.scaling_law import (
 MIN_POWER, MAX_POWER = 0.2, 0.6
 STARTS = (0.25, 0.4)  # of both powers
 STEPS = tuple(0.4 / 2**number for number in range(9))  # of a search along each exponent in turn
-ROUNDS = 20  # at most, with each step
-FITTED = 10  # constants
+ROUNDS = 60  # at most, with each step
+FITTED = 11  # constants
 
 Floats = NDArray[np.float64]
 
@@ -47,6 +48,8 @@ class MeasuredRun:
     pressure: float = 0.0
     """To learn its text by heart."""
     context_bytes: float = USUAL_CONTEXT
+    weight: float = 1.0
+    """In a fit, of its squared error."""
 
 
 class Powers(NamedTuple):
@@ -59,6 +62,7 @@ class Powers(NamedTuple):
     floor_density: float = 1.0
     size_density: float = 0.0
     data_density: float = 0.0
+    floor_vocab: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,18 +73,23 @@ class _Terms:
     data: Floats
     vocab: Floats
     density: Floats
+    ease: Floats
     target: Floats
-    """The loss with the usual context and without overfitting."""
+    """The loss with a boundless context and without overfitting."""
+    weight: Floats
+    """Of the error, not of its square."""
 
 
 def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
     """The law with the smallest relative errors; needs runs of several sizes, data amounts, vocabularies and texts."""
     terms = _Terms(
         np.array([find_size(run.weights, run.unique_bytes) / 1e6 for run in runs]),
-        np.array([(DATA_OFFSET + find_data(run.trained_bytes, run.unique_bytes, run.density)) / 1e6 for run in runs]),
+        np.array([_count_data(run) / 1e6 for run in runs]),
         np.array([run.vocab_size / BYTE_VOCAB for run in runs]),
         np.array([run.density / USUAL_DENSITY for run in runs]),
+        np.array([find_ease(run.density) for run in runs]),
         np.array([run.bits_per_byte / _find_factor(run) for run in runs]),
+        np.array([math.sqrt(run.weight) for run in runs]),
     )
     starts = [_descend(terms, Powers(*powers)) for powers in product(STARTS, repeat=2)]
     powers = min(starts, key=lambda each: _measure_misfit(terms, each))
@@ -109,7 +118,12 @@ def measure_spread(law: ScalingLaw, runs: Sequence[MeasuredRun], fitted: int = 0
 
 def _find_factor(run: MeasuredRun) -> float:
     """What the sum of the law's terms is multiplied by."""
-    return find_overfitting(run.pressure) * find_context_factor(run.context_bytes, run.density)
+    context_factor = find_context_factor(run.context_bytes, run.trained_bytes, run.density)
+    return find_overfitting(run.pressure) * context_factor
+
+
+def _count_data(run: MeasuredRun) -> float:
+    return DATA_OFFSET + find_data(run.trained_bytes, run.unique_bytes, run.vocab_size, run.density)
 
 
 def _descend(terms: _Terms, powers: Powers) -> Powers:
@@ -132,18 +146,17 @@ def _descend(terms: _Terms, powers: Powers) -> Powers:
 def _measure_misfit(terms: _Terms, powers: Powers) -> float:
     """The squared relative error with the best factors."""
     matrix = _make_matrix(terms, powers)
-    return float(((matrix @ np.array(_find_factors(terms, powers)) - 1) ** 2).sum())
+    return float(((matrix @ np.array(_find_factors(terms, powers)) - terms.weight) ** 2).sum())
 
 
 def _find_factors(terms: _Terms, powers: Powers) -> tuple[float, float, float]:
     """The non-negative factors of the three terms with the least relative errors: few enough to try every subset."""
     matrix, best, best_error = _make_matrix(terms, powers), (0.0, 0.0, 0.0), math.inf
-    ones = np.ones(len(terms.target))
     for used in (columns for count in (3, 2, 1) for columns in combinations(range(3), count)):
-        found, *_ = np.linalg.lstsq(matrix[:, used], ones)
+        found, *_ = np.linalg.lstsq(matrix[:, used], terms.weight)
         if (found < 0).any():
             continue
-        error = float(((matrix[:, used] @ found - 1) ** 2).sum())
+        error = float(((matrix[:, used] @ found - terms.weight) ** 2).sum())
         if error < best_error - 1e-15:
             factors = [0.0, 0.0, 0.0]
             for column, factor in zip(used, found.tolist(), strict=True):
@@ -155,8 +168,8 @@ def _find_factors(terms: _Terms, powers: Powers) -> tuple[float, float, float]:
 
 
 def _make_matrix(terms: _Terms, powers: Powers) -> Floats:
-    """The three terms of each run without their factors, relative to its loss."""
-    floor = terms.density**powers.floor_density
+    """The three terms of each run without their factors, relative to its loss and times its weight."""
+    floor = terms.density**powers.floor_density * terms.vocab ** (powers.floor_vocab * terms.ease)
     size = terms.density**powers.size_density * terms.vocab**powers.size_vocab * terms.size**-powers.size_power
     data = terms.density**powers.data_density * terms.vocab**powers.data_vocab * terms.data**-powers.data_power
-    return np.stack([floor, size, data], axis=1) / terms.target[:, None]
+    return np.stack([floor, size, data], axis=1) * (terms.weight / terms.target)[:, None]

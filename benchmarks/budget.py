@@ -7,9 +7,9 @@ Python's standard library needs no file. Every run is a process of its own on th
 pieces, and has the same seconds for everything: preparing, measuring, training, evaluating. Hand-chosen settings are
 paced like the budget's own, so that their decay is done; the classic recipe, shakespeare-char or on a CPU
 shakespeare-char-cpu, is cut off by its time limit. All models are scored on the same held-out text, in bits per byte.
-With --jobs, runs are trained side by side: on a CPU each on a core of its own; on a GPU each on its share of the
-multiprocessors, if the multi-process service runs (nvidia-cuda-mps-control -d). Prints a Markdown table, row by row,
-and exits with 1 if the budget's loss is not within 1 % of the best setting, or not below the classic recipe's.
+With --jobs, runs are trained side by side: on a CPU each on a core of its own; on a GPU they take turns, so that each
+does fewer steps than it would alone. Prints a Markdown table, row by row, and exits with 1 if the budget's loss is not
+within 1 % of the best setting, or not below the classic recipe's.
 """
 
 from __future__ import annotations
@@ -102,8 +102,6 @@ class Machine:
     def __init__(self, device: str, jobs: int, flags: str, work: Path) -> None:
         self.device, self.work = device, work
         self._flags = flags.split()
-        # Without a limit, the kernels of large models hold up those of small ones, which become ten times slower.
-        self._environment = {**os.environ, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // jobs)}
         self._pool = ThreadPoolExecutor(jobs)
         self._cores: queue.Queue[set[int]] = queue.Queue()
         available = sorted(os.sched_getaffinity(0))
@@ -145,7 +143,7 @@ class Machine:
         command = ["taskset", "-c", ",".join(map(str, sorted(cores))), sys.executable, "-m", "gptmill"]
         # Not every build of torch counts the cores that it may run on.
         threads = {"OMP_NUM_THREADS": str(len(cores))} if self.device == "cpu" else {}
-        environment = {**self._environment, **threads}
+        environment = {**os.environ, **threads}
         return subprocess.run(
             [*command, *words, "--device", self.device],
             cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False,

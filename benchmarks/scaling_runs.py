@@ -33,13 +33,9 @@ def list_measured(results: list[dict[str, Any]], work: Path) -> dict[str, list[t
     names = {each["corpus"] for each in results}
     densities = {name: measure_density(read_sample(work / f"{name}.txt")) for name in names}
     near = select_near([each for each in results if is_like_budget(each)])
-    weights = choose_weights(near)
-    runs = align(
-        [
-            (each, replace(make_run(each, densities[each["corpus"]]), weight=weight))
-            for each, weight in zip(near, weights, strict=True)
-        ]
-    )
+    measured = [make_run(each, densities[each["corpus"]]) for each in near]
+    weighted = [replace(run, weight=weight) for run, weight in zip(measured, choose_weights(near), strict=True)]
+    runs = align(list(zip(near, weighted, strict=True)))
     levels = [find_level(make_cell(each).flops) for each in near]
     return {
         kind: [

@@ -42,8 +42,9 @@ def correct(situation: Situation, expected: Sequence[Candidate], measured: Mappi
     known = [each for number, each in corrected.items() if number in measured]
     others = [each for number, each in corrected.items() if number not in measured]
     if not corrected:
-        is_too_large = all(math.isinf(seconds) for seconds in measured.values())
-        raise UserError(TOO_LARGE) if measured and is_too_large else make_time_error(situation)
+        if measured and all(map(math.isinf, measured.values())):
+            raise UserError(TOO_LARGE)
+        raise make_time_error(situation)
     return [*rank(known), *rank(others)]
 
 

@@ -168,7 +168,8 @@ def describe_memory(plan: RunPlan) -> str:
     kinds = vars(plan.strategy.memory if plan.strategy else memory)
     parts = [f"{name} {size / 1e9:,.2f}" for name, size in kinds.items()]
     snapshots = f"snapshots {plan.counts.snapshot_bytes / plan.savers / 1e9:,.2f}"
-    rest = f"; {snapshots} GB in host memory" if plan.machine.is_gpu else f", {snapshots}, process 0.4"
+    beside = plan.memory_bytes - memory.total - plan.counts.snapshot_bytes
+    rest = f"; {snapshots} GB in host memory" if plan.machine.is_gpu else f", {snapshots}, process {beside / 1e9:,.2f}"
     return f"{plan.memory_bytes / 1e9:,.2f} GB{total}, by estimate: {', '.join(parts)}{rest}"
 
 

@@ -21,7 +21,13 @@ from gptmill.models.parameters import ParameterCount, count_parameters
 from gptmill.runs.checkpoints.disk_space import free_bytes
 from gptmill.runtime.interconnects import Interconnect, find_interconnect
 from gptmill.runtime.world import World
-from gptmill.training.host_memory_check import check_activations_fit, check_state_fits
+from gptmill.training.host_memory_check import (
+    check_activations_fit,
+    check_state_fits,
+    count_host_needs,
+    has_ample_memory,
+)
+from gptmill.training.memory_estimate import MemoryEstimate
 from gptmill.training.plan import TrainPlan, derive_plan
 from gptmill.training.plan_checks import PlannedRun, PlanWarning, find_plan_warnings
 from gptmill.training.planned_corpus import PlannedCorpus, read_planned_corpus
@@ -144,7 +150,7 @@ def make_run_plan(config: RunConfig, request: PlanRequest, say: Say = lambda _: 
     time = estimate_time(config, plan, counts, request.mfu)
     if measured is not None:
         time = time_by_probe(plan, counts, measured)
-    memory = estimate_memory(plan, counts, machine) if measured is None else measured.peak_memory_bytes
+    memory = estimate_memory(config, plan, counts, machine) if measured is None else measured.peak_memory_bytes
     links, strategies = compare_strategies(config, request, machine, plan, time)
     if strategies:
         chosen = choose_estimate(strategies, config.machine.parallel)
@@ -220,10 +226,21 @@ def warn_of_splits(config: RunConfig, machine: PlannedMachine) -> list[PlanWarni
     return [PlanWarning("parallel", f"on a CPU the plan does not know {join_words(flags)}: its {what}")]
 
 
-def estimate_memory(plan: TrainPlan, counts: RunCounts, machine: PlannedMachine) -> int:
-    """Bytes of one device; on a CPU the process and its snapshots are in the same memory."""
+def estimate_memory(config: RunConfig, plan: TrainPlan, counts: RunCounts, machine: PlannedMachine) -> int:
+    """Bytes of one device; on a CPU the process, its snapshots and gaps are in the same memory."""
     needed = plan.memory.total if plan.memory else 0
-    return needed if machine.is_gpu else needed + counts.snapshot_bytes + PROCESS_BYTES
+    if machine.is_gpu:
+        return needed
+    gaps = _count_gaps(config, plan, plan.memory, machine) if plan.memory else 0
+    return needed + gaps + counts.snapshot_bytes + PROCESS_BYTES
+
+
+def _count_gaps(config: RunConfig, plan: TrainPlan, memory: MemoryEstimate, machine: PlannedMachine) -> int:
+    """What a rank's allocator holds beyond activations and logits."""
+    world = World(0, machine.rate.ranks, torch.device("cpu"))
+    is_ample = has_ample_memory(config, plan, world, machine.available_bytes)
+    needs = count_host_needs(config, plan, world, maps_large_blocks=not is_ample)
+    return max(0, needs.activations // world.size - memory.activations - memory.logits)
 
 
 def time_by_probe(plan: TrainPlan, counts: RunCounts, measured: ProbeResult) -> TimeEstimate:

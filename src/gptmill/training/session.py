@@ -23,7 +23,7 @@ from gptmill.runtime.attention_backend import set_attention_backend
 from gptmill.runtime.compiling import forget_compiled, load_compiler
 from gptmill.runtime.determinism import set_deterministic
 from gptmill.runtime.flight_recorder import set_up_flight_recorder
-from gptmill.runtime.host_allocator import keep_freed_memory
+from gptmill.runtime.host_allocator import keep_freed_memory, keep_large_blocks
 from gptmill.runtime.host_usage import read_host_room
 from gptmill.runtime.memory import read_device_memory
 from gptmill.runtime.parallel.mesh import arrange_ranks
@@ -38,7 +38,7 @@ from gptmill.training.audit import check_audit
 from gptmill.training.checkpointing import Checkpointer, list_due_tiers
 from gptmill.training.cpu_check import find_cpu_run
 from gptmill.training.dry_run import dry_run
-from gptmill.training.host_memory_check import check_state_fits
+from gptmill.training.host_memory_check import check_state_fits, has_ample_memory
 from gptmill.training.initial_weights import (
     broadcast_initial_weights,
     read_initial_source,
@@ -152,6 +152,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     config = request.config
     with world.together():
         check_state_fits(config, plan, world, host_room)
+    if has_ample_memory(config, plan, world, host_room):
+        stack.enter_context(keep_large_blocks())
     state, plan = build_or_restore(request, plan, world, data.corpora, resume_point, weights)
     shows_progress = world.is_main and not request.is_quiet
     try_step(state, config, plan, world, stack, host_room, shows_progress=shows_progress)

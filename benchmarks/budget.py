@@ -1,15 +1,17 @@
 """`gptmill train --budget` beside eight hand-chosen settings and the classic recipe, all with the same time.
 
     python benchmarks/budget.py --books books.txt.xz --shakespeare input.txt [--corpora shakespeare python] \
-        [--minutes 1 4 15] [--device cpu] [--jobs 2] [--settings 3 4 5 6] [--flags="--no_compile"]
+        [--minutes 1 4 15] [--device cpu] [--jobs 2] [--rows 0 6 7] [--flags="--no_compile"]
 
 Python's standard library needs no file. Every run is a process of its own on the same text, without ten held-out
 pieces, and has the same seconds for everything: preparing, measuring, training, evaluating. Hand-chosen settings are
 paced like the budget's own, so that their decay is done; the classic recipe, shakespeare-char or on a CPU
 shakespeare-char-cpu, is cut off by its time limit. All models are scored on the same held-out text, in bits per byte.
 With --jobs, runs are trained side by side: on a CPU each on a core of its own; on a GPU they take turns, so that each
-does fewer steps than it would alone. Prints a Markdown table, row by row, and exits with 1 if the budget's loss is not
-within 1 % of the best setting, or not below the classic recipe's.
+does fewer steps than it would alone. Row 0 is the budget's own choice, 1 the classic recipe, and the others are the
+settings; --rows leaves out the rest. A row that is finished in the folder --work is kept, so that a benchmark that was
+stopped goes on. Prints a Markdown table, row by row, and exits with 1 if the budget's loss is not within 1 % of the
+best setting, or not below the classic recipe's, as far as these are among the rows.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ import json
 import math
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from budget_results import RUN_NAME, find_run
+from budget_results import CLASSIC, OWN, RUN_NAME, find_run
 from texts import CORPORA, write_texts
 
 WITHIN = 1.01
@@ -54,8 +57,25 @@ HAND_CHOSEN = {
         "--num_layers 6 --embd_size 384 --optimizer adamw",
     ),
 }
-CLASSIC = {"cpu": "shakespeare-char-cpu", "cuda": "shakespeare-char"}
+CLASSIC_RECIPE = {"cpu": "shakespeare-char-cpu", "cuda": "shakespeare-char"}
 CLASSIC_FLAGS = "--tokenizer byte --max_steps 1000000 --warmup_steps 100 --sample_tokens 0 --data_dir data/classic"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run to be: what gptmill is called with."""
+
+    corpus: str
+    budget: int
+    """Seconds."""
+    number: int
+    """Of its row."""
+    name: str
+    words: str
+
+    @property
+    def folder(self) -> str:
+        return f"{self.corpus}-{self.budget}s-{self.number}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +84,7 @@ class Row:
 
     corpus: str
     budget: int
-    """Seconds."""
+    number: int
     name: str
     bits_per_byte: float
     seconds: float
@@ -74,24 +94,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--books", help="text of books, may be .xz")
     parser.add_argument("--shakespeare", help="input.txt")
-    parser.add_argument("--corpora", nargs="+", default=CORPORA)
+    parser.add_argument("--corpora", nargs="+", default=CORPORA, choices=CORPORA)
     parser.add_argument("--minutes", nargs="+", type=float, default=[1.0, 4.0, 15.0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=tuple(CLASSIC))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=tuple(HAND_CHOSEN))
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
-    parser.add_argument("--settings", nargs="+", type=int, help="numbers of the hand-chosen settings to try (all)")
+    parser.add_argument("--rows", nargs="+", type=int, default=range(10), choices=range(10), help="rows to try (all)")
     parser.add_argument("--flags", default="", help="more flags for all runs, in quotes")
     parser.add_argument("--work", default="runs/budget", help="folder for texts and runs")
     options = parser.parse_args()
     work = Path(options.work).resolve()
+    for corpus in {*options.corpora} & {"books", "shakespeare"}:
+        if not (work / f"{corpus}.txt").exists() and not Path(getattr(options, corpus) or "none").is_file():
+            parser.error(f"no text for {corpus}: name its file with --{corpus}, or leave {corpus} out of --corpora")
     work.mkdir(parents=True, exist_ok=True)
-    print("| corpus | budget | setting | bits per byte | seconds |\n|---|---:|---|---:|---:|")
-    settings = HAND_CHOSEN[options.device]
-    chosen = [settings[number] for number in options.settings or range(len(settings))]
-    kinds = [(corpus, minutes) for minutes in options.minutes for corpus in options.corpora]
+    print("| corpus | budget | row | setting | bits per byte | seconds |\n|---|---:|---:|---|---:|---:|")
     for corpus in options.corpora:
         write_texts(work, corpus, getattr(options, corpus, None))
+    tables = [
+        [call for call in list_calls(corpus, round(60 * minutes), options.device) if call.number in options.rows]
+        for minutes in options.minutes
+        for corpus in options.corpora
+    ]
     with Machine(options.device, options.jobs, options.flags, work) as machine:
-        waiting = [measure(corpus, minutes, chosen, machine) for corpus, minutes in kinds]
+        waiting = [[machine.submit(call) for call in calls] for calls in tables]
         verdicts = [judge(rows) for rows in map(finish, waiting)]
     return 0 if all(verdicts) else 1
 
@@ -115,27 +140,39 @@ class Machine:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def submit(self, corpus: str, budget: int, name: str, run_name: str, words: str) -> Future[Row]:
+    def submit(self, call: Call) -> Future[Row]:
         """Trains in a process of its own, when it is its turn, and scores the model; not a number if that fails."""
-        return self._pool.submit(self._run, corpus, budget, name, run_name, words)
+        return self._pool.submit(self._obtain, call)
 
-    def _run(self, corpus: str, budget: int, name: str, run_name: str, words: str) -> Row:
-        folder, cores = self.work / run_name, self._cores.get()
+    def _obtain(self, call: Call) -> Row:
+        """The row as it was measured before, or else now."""
+        folder = self.work / call.folder
+        kept = folder / "row.json"
+        if kept.exists():
+            return Row(**json.loads(kept.read_text(encoding="utf-8")))
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
         folder.mkdir()
+        row = self._run(call, folder)
+        if not math.isnan(row.bits_per_byte):
+            kept.write_text(json.dumps(asdict(row)), encoding="utf-8")
+        return row
+
+    def _run(self, call: Call, folder: Path) -> Row:
+        cores = self._cores.get()
         try:
             started = time.monotonic()
-            training = ["train", *words.split(), "--run_name", RUN_NAME, *self._flags]
-            trained = self._call(training, folder, cores, budget + GRACE_SECONDS)
+            training = ["train", *call.words.split(), "--run_name", RUN_NAME, *self._flags]
+            trained = self._call(training, folder, cores, call.budget + GRACE_SECONDS)
             taken = time.monotonic() - started
-            scoring = ["eval", find_run(trained.stdout), "--text", f"../{corpus}_val.txt", "--json", "scores.json"]
+            scoring = ["eval", find_run(trained.stdout), "--text", f"../{call.corpus}_val.txt", "--json", "scores.json"]
             scored = self._call(scoring, folder, cores, EVAL_SECONDS)
         finally:
             self._cores.put(cores)
         (folder / "output.txt").write_text(trained.stdout + trained.stderr, encoding="utf-8")
         if scored.returncode:
-            print(f"{name}: {(trained.stderr + scored.stderr).strip()[-300:]}", file=sys.stderr)
+            print(f"{call.name}: {(trained.stderr + scored.stderr).strip()[-300:]}", file=sys.stderr)
         bits = math.nan if scored.returncode else read_bits(folder / "scores.json")
-        return Row(corpus, budget, name, bits, taken)
+        return Row(call.corpus, call.budget, call.number, call.name, bits, taken)
 
     def _call(
         self, words: list[str], folder: Path, cores: set[int], seconds: float
@@ -150,16 +187,13 @@ class Machine:
         )  # fmt: skip
 
 
-def measure(corpus: str, minutes: float, chosen: list[str], machine: Machine) -> list[Future[Row]]:
-    """Starts all rows of a corpus and a budget; the budget's own is the first, the classic recipe's the second."""
-    seconds = round(60 * minutes)
-    budget, classic = f"--budget {seconds}s --corpus ../{corpus}.txt", f"{CLASSIC[machine.device]} {CLASSIC_FLAGS}"
-    calls = {"budget": budget, "classic": f"{classic} --time_limit {seconds}s --corpus ../{corpus}.txt"}
-    calls |= {setting: f"{budget} {setting}" for setting in chosen}
-    return [
-        machine.submit(corpus, seconds, name, f"{corpus}-{seconds}s-{number}", words)
-        for number, (name, words) in enumerate(calls.items())
-    ]
+def list_calls(corpus: str, seconds: int, device: str) -> list[Call]:
+    """All rows of a corpus and a budget."""
+    text = f"--corpus ../{corpus}.txt"
+    budget, classic = f"--budget {seconds}s {text}", f"{CLASSIC_RECIPE[device]} {CLASSIC_FLAGS}"
+    calls = {"budget": budget, "classic": f"{classic} --time_limit {seconds}s {text}"}
+    calls |= {setting: f"{budget} {setting}" for setting in HAND_CHOSEN[device]}
+    return [Call(corpus, seconds, number, name, words) for number, (name, words) in enumerate(calls.items())]
 
 
 def finish(waiting: list[Future[Row]]) -> list[Row]:
@@ -168,9 +202,8 @@ def finish(waiting: list[Future[Row]]) -> list[Row]:
     for future in waiting:
         row = future.result()
         rows.append(row)
-        print(
-            f"| {row.corpus} | {row.budget} s | {row.name} | {row.bits_per_byte:.4f} | {row.seconds:.1f} |", flush=True
-        )
+        start = f"| {row.corpus} | {row.budget} s | {row.number} | {row.name}"
+        print(f"{start} | {row.bits_per_byte:.4f} | {row.seconds:.1f} |", flush=True)
     return rows
 
 
@@ -192,15 +225,15 @@ def read_bits(path: Path) -> float:
 
 def judge(rows: list[Row]) -> bool:
     """Whether the budget's loss is within 1 % of the best hand-chosen one, and below the classic recipe's."""
-    own, classic, *chosen = rows
-    scored = [row for row in chosen if not math.isnan(row.bits_per_byte)]
-    if not scored:
-        print("| | | no hand-chosen setting was trained | | |", flush=True)
-        return False
-    best = min(scored, key=lambda row: row.bits_per_byte)
-    difference = own.bits_per_byte / best.bits_per_byte - 1
-    print(f"| | | budget against the best, {best.name} | {difference:+.2%} | |", flush=True)
-    return own.bits_per_byte <= WITHIN * best.bits_per_byte and own.bits_per_byte < classic.bits_per_byte
+    losses = {row.number: row.bits_per_byte for row in rows}
+    own, classic = losses.pop(OWN, None), losses.pop(CLASSIC, math.inf)
+    settings = [row for row in rows if not math.isnan(losses.get(row.number, math.nan))]
+    if own is None or not settings:
+        print("| | | | nothing to compare | | |", flush=True)
+        return own is None
+    best = min(settings, key=lambda row: row.bits_per_byte)
+    print(f"| | | | budget against the best, {best.name} | {own / best.bits_per_byte - 1:+.2%} | |", flush=True)
+    return own <= WITHIN * best.bits_per_byte and own < classic
 
 
 if __name__ == "__main__":

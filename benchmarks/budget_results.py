@@ -13,7 +13,7 @@ from scaling_grid import Cell
 
 from gptmill.experiments.budget.candidate import choose_val_fraction
 
-CLASSIC = 1  # the number of the run of the classic recipe, which is of another family
+OWN, CLASSIC = 0, 1  # the rows of the budget's own choice, and of the classic recipe, which is of another family
 BYTE_VOCAB = 256
 SOURCE = "budget"
 RUN_NAME = "run"  # rivals of it have their shape at the end

@@ -31,7 +31,7 @@ sys.path.append(str(PROJECT / "benchmarks"))
 ARCHITECTURES, PRECISIONS = importlib.import_module("architectures"), importlib.import_module("precisions")
 SPEED, QUALITY = importlib.import_module("gpt2_speed"), importlib.import_module("quality")
 RUNS, FITTING = importlib.import_module("runs"), importlib.import_module("fitting")
-INTERLEAVED, BUDGET_RESULTS = importlib.import_module("interleaved"), importlib.import_module("budget_results")
+INTERLEAVED = importlib.import_module("interleaved")
 PRECISION_ROWS = [row for group in PRECISIONS.GROUPS.values() for row in group]
 
 
@@ -368,11 +368,3 @@ def wait_for(is_so: Callable[[], object], process: subprocess.Popen[bytes] | Non
         assert time.monotonic() < deadline
         assert process is None or process.poll() is None
         time.sleep(0.05)
-
-
-def test_of_a_budget_the_best_run_and_its_tokenizer_are_found() -> None:
-    first = "tokenizer   bpe-4096, 3.40 bytes per token\nrivals      4 x 96 first\nrun            runs/run\n"
-    rival = "rival       4 layers of width 96, byte, 632 steps: 2.7\nrun            runs/run-4x96\n"
-    output = f"{first}{rival}The run is in runs/run-4x96/. Next steps:\n"
-    assert BUDGET_RESULTS.find_run(output) == "run-4x96"
-    assert [BUDGET_RESULTS.read_vocab_size(output, name) for name in ("run", "run-4x96")] == [4096, 256]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.utils import counters
 
 from gptmill.config.requests import PrepareRequest
-from gptmill.config.run import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
+from gptmill.config.run import EvaluationConfig, MachineConfig, ModelConfig, RunConfig, TrainingConfig
 from gptmill.data.batches.validation_windows import ValWindows
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.run_corpora import Corpora
@@ -108,6 +109,23 @@ def test_a_model_tells_the_losses_of_corpora_apart(model: GPT, shards: TokenShar
         done = ValidationLoss(CONFIG, mixture, World(0, 1, CPU)).evaluate(model, step=3)
     for part, count in zip(mixture.shards, counts, strict=True):
         assert done.by_corpus[part.location] == pytest.approx(compute_loss(model, part, count), rel=1e-5)
+
+
+@pytest.mark.parametrize(("max_steps", "compiles"), [(20, False), (2000, True), (None, True)])
+def test_only_runs_with_many_evaluations_compile_the_model_for_them(
+    model: GPT, shards: TokenShards, max_steps: int | None, compiles: bool
+) -> None:
+    expected = evaluate(model, shards).val_loss
+    model.compile_parts(backend="eager")
+    evaluation, training = replace(CONFIG.evaluation, eval_freq=100), replace(CONFIG.training, max_steps=max_steps)
+    config = replace(CONFIG, evaluation=evaluation, training=training, machine=MachineConfig(compile=True))
+    torch._dynamo.reset()
+    counters.clear()
+    try:
+        assert evaluate(model, shards, config).val_loss == pytest.approx(expected, rel=1e-6)
+        assert bool(counters["stats"]) is compiles
+    finally:
+        torch._dynamo.reset()
 
 
 def test_the_loss_is_the_same_every_time(model: GPT, shards: TokenShards) -> None:

@@ -169,7 +169,7 @@ def make_cell(corpus: str, vocab_size: int, shape: Shape, flops: float) -> Cell:
     """The run of a shape that takes so many FLOPs, with the dropout that a budget would choose."""
     tokens = flops / count_token_flops(shape, vocab_size)
     weights = count_weights(shape, vocab_size)
-    dropout = choose_dropout(weights, tokens, TRAIN_BYTES[corpus] / BYTES_PER_TOKEN[vocab_size])
+    dropout = choose_dropout(weights, tokens, TRAIN_BYTES[corpus], BYTES_PER_TOKEN[vocab_size])
     rounded = int(float(f"{tokens:.2g}"))
     return Cell(corpus, vocab_size, shape.num_layers, shape.embd_size, rounded, dropout)
 

@@ -18,7 +18,7 @@ from gptmill.experiments.budget.excerpt import spread_pieces
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
 from gptmill.experiments.budget.scaling_law import find_pressure
 
-NEAR_DROPOUT = 0.1  # to that of a budget
+NEAR_DROPOUT = 0.09  # to that of a budget
 FAR = 1.3  # above the best loss of its compute
 FEW_RUNS = 3
 FACTOR_ROUNDS = 8
@@ -128,5 +128,6 @@ def count_text(result: dict[str, Any]) -> tuple[float, float]:
 def is_like_budget(result: dict[str, Any]) -> bool:
     """Whether a budget would train the same."""
     cell, tokens = make_cell(result), result["steps"] * result["tokens_per_step"]
-    usual = choose_dropout(count_weights(cell.shape, cell.vocab_size), tokens, result["epoch_tokens"])
+    weights, (_, unique) = count_weights(cell.shape, cell.vocab_size), count_text(result)
+    usual = choose_dropout(weights, tokens, unique, result["bytes_per_token"])
     return cell.is_usual and abs(cell.dropout - usual) <= NEAR_DROPOUT

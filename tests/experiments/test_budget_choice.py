@@ -11,6 +11,7 @@ import pytest
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import layer_config
 from gptmill.config.validation import check_config
+from gptmill.experiments.budget import compile_choice
 from gptmill.experiments.budget.candidate import (
     CONTEXTS,
     Candidate,
@@ -21,14 +22,16 @@ from gptmill.experiments.budget.candidate import (
     find_longest_context,
 )
 from gptmill.experiments.budget.choice import BATCHES, Situation, choose, find_most_steps
+from gptmill.experiments.budget.compile_choice import COMPILE_SECONDS, SPEEDUP, compile_if_it_pays
 from gptmill.experiments.budget.corpus_sample import Sample
 from gptmill.experiments.budget.explanation import _explain_steps
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.learning_rates import choose_rates
-from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan, pays_to_compile
+from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan
 from gptmill.experiments.budget.rivals import Trained, choose_rival, list_first_rivals
 from gptmill.experiments.budget.search import LEAST_MEASURED, MOST_MEASURED, correct, measure_best
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
+from gptmill.runtime.toolchain import Obstacle
 
 STEPS = (
     MeasuredStep(1024, 1.2e6, 0.035, 0.002),
@@ -81,11 +84,18 @@ def test_a_tiny_corpus_gets_a_small_model_and_dropout() -> None:
 
 
 def test_dropout_starts_after_five_epochs_and_grows_with_weights_and_epochs() -> None:
-    text = 280_000  # tokens of Shakespeare, where these were among the best
-    found = [choose_dropout(weights, epochs * text, text) for weights, epochs in ((6.5e6, 4), (1.3e6, 7), (1.3e6, 29))]
+    size, text = 3.55, 280_000  # Shakespeare with BPE of 4,096, where these were among the best
+    measured = ((6.5e6, 4), (1.3e6, 7), (1.3e6, 29))
+    found = [choose_dropout(weights, epochs * text, size * text, size) for weights, epochs in measured]
     assert found == [0.0, 0.1, 0.25]
-    assert choose_dropout(11e6, 5.2e6, 1e6) == 0.05, "not at once 0.2, which ended 3 % above the law"
-    assert choose_dropout(1e9, 1000 * text, text) == 0.4
+    assert choose_dropout(1e9, 1000 * text, size * text, size) == 0.4
+
+
+def test_bytes_need_and_bear_less_dropout() -> None:
+    assert choose_dropout(11e6, 5.2e6, 1e6, 1.0) == 0.05, "not at once 0.2, which ended 3 % above the law"
+    assert choose_dropout(25e6, 6.9e6, 0.95e6, 1.0) == 0.1, "as good as the law says"
+    assert choose_dropout(85e6, 104e6, 9.75e6, 1.0) == 0.15, "not 0.25, which ended 5 % above the law"
+    assert choose_dropout(25e6, 304e6, 9.75e6, 1.0) == 0.15, "the best of Python's library on an H200"
 
 
 def test_a_long_run_of_text_that_comes_back_gets_a_long_context() -> None:
@@ -133,11 +143,32 @@ def test_time_is_left_over_where_more_of_it_would_overfit() -> None:
     assert pick(make_situation(7200)).share == 1
 
 
-def test_compiling_pays_in_a_longer_run_that_needs_all_of_its_time() -> None:
-    limited, free = pick(make_situation(900, BOOKS)), pick(make_situation(1e6, PLAYS))
-    assert pays_to_compile(900, limited)
-    assert not pays_to_compile(60, limited)
-    assert not pays_to_compile(1e6, free), "most of the time is left over anyway"
+def test_compiling_pays_in_a_longer_run_that_needs_all_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_choice, "find_obstacle", lambda _device_type: None)
+    plain = make_situation(900)
+    compiled = compile_if_it_pays(plain, "cuda")
+    assert (compiled.seconds, compiled.compiles) == (900 - COMPILE_SECONDS, True)
+    assert pick(compiled).shape.block_weights > pick(plain).shape.block_weights
+    assert pick(compiled).bits_per_byte < pick(plain).bits_per_byte
+    for unchanged in (make_situation(50), make_situation(COMPILE_SECONDS), make_situation(900, compile=False)):
+        assert compile_if_it_pays(unchanged, "cuda") == unchanged
+    assert compile_if_it_pays(plain, "cpu") == plain
+    leisurely = make_situation(1e6, PLAYS)
+    assert compile_if_it_pays(leisurely, "cuda") == leisurely, "most of the time is left over anyway"
+    assert compile_if_it_pays(make_situation(1e6, PLAYS, compile=True), "cuda").compiles
+
+
+def test_nothing_is_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_choice, "find_obstacle", lambda _device_type: Obstacle("no compiler", "install one"))
+    assert not compile_if_it_pays(make_situation(900), "cuda").compiles
+
+
+def test_compiled_steps_are_faster_all_but_their_head() -> None:
+    model = make_speed_model([replace(step, head_flops=1e6) for step in STEPS])
+    flops, fast = STEPS[1].token_flops, model.accelerate(SPEEDUP)
+    assert fast.find_seconds(1024, flops) == pytest.approx(model.find_seconds(1024, flops) / SPEEDUP)
+    head = model.find_seconds(1024, flops, 1e6) - model.find_seconds(1024, flops)
+    assert fast.find_seconds(1024, flops, 1e6) - fast.find_seconds(1024, flops) == pytest.approx(head)
 
 
 def test_a_machine_that_turns_out_faster_gets_more_steps_but_not_so_many_that_they_overfit() -> None:
@@ -259,10 +290,11 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(seconds: floa
 
 
 def make_rivals_plan() -> BudgetPlan:
-    """Five minutes of a fast machine for a megabyte, which the best model needs a part of."""
-    fast = make_speed_model([scale(step, 1 / 300) for step in STEPS])
-    situation = replace(make_situation(300, PLAYS), speed=fast)
-    sample = Sample("", PLAYS, is_whole=True)
+    """Five minutes of a fast machine for two megabytes, which the best model needs a part of."""
+    fast = make_speed_model([scale(step, 1 / 150) for step in STEPS])
+    plays = replace(PLAYS, text_bytes=2_000_000)
+    situation = replace(make_situation(300, plays), speed=fast)
+    sample = Sample("", plays, is_whole=True)
     return BudgetPlan("plays.txt", 300.0, 0.0, sample, situation, tuple(choose(situation)), (), "GPU", {})
 
 

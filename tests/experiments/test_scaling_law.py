@@ -53,6 +53,17 @@ def test_the_limit_is_the_floor_which_falls_with_the_density() -> None:
         assert limit == pytest.approx(part**1.5 * LAW.floor, rel=1e-4)
 
 
+def test_tokens_of_several_bytes_raise_the_floor_of_text_that_is_easier_than_books() -> None:
+    def find_limit(vocab_size: int, density: float) -> float:
+        return LAW.predict(FAR, FAR, FAR, vocab_size, density, context_bytes=FAR)
+
+    bytes_, few, many = (find_limit(vocab_size, 0.75 * USUAL_DENSITY) for vocab_size in (256, 1024, 8192))
+    assert bytes_ < few < many
+    assert few - bytes_ > many - few, "most of it comes with the first tokens"
+    assert find_limit(65, 0.75 * USUAL_DENSITY) == pytest.approx(bytes_, rel=1e-4), "smaller tokens are none"
+    assert find_limit(8192, USUAL_DENSITY) == pytest.approx(find_limit(256, USUAL_DENSITY), rel=1e-4)
+
+
 @pytest.mark.parametrize(("known", "beyond"), [(LEAST_DENSITY, 0.1), (MOST_DENSITY, 5.0)])
 def test_texts_unlike_all_measured_ones_are_in_proportion_to_the_nearest(known: float, beyond: float) -> None:
     nearest = LAW.predict(1e6, 1e7, 1e8, 256, known)

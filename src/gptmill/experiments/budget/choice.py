@@ -32,7 +32,8 @@ from gptmill.models.gpt import pad_vocab
 
 BATCHES = tuple(2**power for power in range(9, 20))  # tokens per step
 MIN_STEPS = 50
-MAX_WEIGHTS_PER_BYTE = 10.0  # of text: about as many as the recipe shakespeare-char has; more would overfit
+# Of text. The best models of an H200 had 1 to 3, on all three corpora; half as many as the recipe shakespeare-char has.
+MAX_WEIGHTS_PER_BYTE = 5.0
 MAX_PROBE_FACTOR = 16  # how far beyond the largest measured model its speed is trusted
 TIME_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.09, 0.06, 0.04, 0.03, 0.02)  # that training may be limited to
 SPEEDUPS = tuple(1.1**power for power in range(1, 16))
@@ -50,6 +51,14 @@ class Situation:
     """For preparing, training and evaluating."""
     given: Mapping[str, Any]
     """Options that the user has set."""
+    compile_seconds: float = 0.0
+    """That compiling takes, and that are not among the seconds; 0 if nothing is compiled."""
+    speedup: float = 1.0
+    """By which compiled steps are faster than those that are measured."""
+
+    @property
+    def compiles(self) -> bool:
+        return self.compile_seconds > 0
 
 
 def choose(situation: Situation) -> list[Candidate]:

@@ -142,6 +142,7 @@ def _explain_dropout(best: Candidate) -> str:
 
 
 def _explain_compile(plan: BudgetPlan) -> str:
-    if plan.values.get("compile"):
-        return "yes: the run is long enough to earn it back"
-    return "no: it would take more time than it saves"
+    situation = plan.situation
+    if situation.compiles:
+        return f"yes, in about {situation.compile_seconds:.0f} s: steps should be {situation.speedup:g} times as fast"
+    return "yes, as you asked" if plan.values.get("compile") else "no: it would take more time than it saves"

@@ -17,9 +17,9 @@ from gptmill.experiments.budget.scaling_law import (
     USUAL_CONTEXT,
     USUAL_DENSITY,
     ScalingLaw,
+    find_coarseness,
     find_context_factor,
     find_data,
-    find_ease,
     find_overfitting,
     find_size,
 )
@@ -73,7 +73,7 @@ class _Terms:
     data: Floats
     vocab: Floats
     density: Floats
-    ease: Floats
+    coarseness: Floats
     target: Floats
     """The loss with a boundless context and without overfitting."""
     weight: Floats
@@ -87,7 +87,7 @@ def fit_law(runs: Sequence[MeasuredRun]) -> ScalingLaw:
         np.array([_count_data(run) / 1e6 for run in runs]),
         np.array([run.vocab_size / BYTE_VOCAB for run in runs]),
         np.array([run.density / USUAL_DENSITY for run in runs]),
-        np.array([find_ease(run.density) for run in runs]),
+        np.array([find_coarseness(run.vocab_size / BYTE_VOCAB, run.density) for run in runs]),
         np.array([run.bits_per_byte / _find_factor(run) for run in runs]),
         np.array([math.sqrt(run.weight) for run in runs]),
     )
@@ -169,7 +169,7 @@ def _find_factors(terms: _Terms, powers: Powers) -> tuple[float, float, float]:
 
 def _make_matrix(terms: _Terms, powers: Powers) -> Floats:
     """The three terms of each run without their factors, relative to its loss and times its weight."""
-    floor = terms.density**powers.floor_density * terms.vocab ** (powers.floor_vocab * terms.ease)
+    floor = terms.density**powers.floor_density * np.exp(powers.floor_vocab * terms.coarseness)
     size = terms.density**powers.size_density * terms.vocab**powers.size_vocab * terms.size**-powers.size_power
     data = terms.density**powers.data_density * terms.vocab**powers.data_vocab * terms.data**-powers.data_power
     return np.stack([floor, size, data], axis=1) * (terms.weight / terms.target)[:, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,18 +15,19 @@ from gptmill.config.recipes import make_config
 from gptmill.config.validation import check_config
 from gptmill.experiments.budget.candidate import CONTEXTS, MIN_VAL_BYTES, Candidate
 from gptmill.experiments.budget.choice import Situation, choose, find_most_steps
+from gptmill.experiments.budget.compile_choice import compile_if_it_pays
 from gptmill.experiments.budget.corpus_sample import MeasuredTokenizer, Sample, measure_tokenizers, read_sample
 from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.search import correct, measure_best
 from gptmill.experiments.budget.speed_probe import measure_candidate, measure_speed
 from gptmill.runtime.device import describe_device
+from gptmill.runtime.host_allocator import keep_freed_memory, keep_large_blocks
 from gptmill.runtime.world import open_world
 
 MIN_SECONDS = 20.0
 MIN_EXCERPT_BYTES = 400_000  # of a corpus that is not used as a whole
 START_SECONDS = 2.0  # building the model, the dry run, opening the run
 END_SECONDS = 6.0  # the last checkpoint, its margin, and the exit of the process
-COMPILE_FROM_SECONDS = 180.0  # torch.compile takes up to a minute on a GPU
 # What a budget decides itself, or what a run within one cannot do.
 REFUSED = ("data_dir", "mixture", "num_epochs", "steps_per_epoch", "context_warmup", "batch_size_warmup", "init_from")
 
@@ -125,20 +127,26 @@ def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str,
     sample = read_sample(corpus)
     given = {name: value for name, value in given.items() if name != "corpus"}
     say("measuring this machine")
-    with open_world(given.get("device", "auto")) as world:
+    with open_world(given.get("device", "auto")) as world, ExitStack() as stack:
+        if world.device.type == "cpu":  # as a run does it
+            stack.enter_context(keep_freed_memory())
+            stack.enter_context(keep_large_blocks())
         speed = measure_speed(given, seconds, world, lambda text: say(f"  {text}"))
-        device, is_gpu = describe_device(world.device), world.device.type == "cuda"
+        device = describe_device(world.device)
         say("trying tokenizers")
         tokenizers = list(measure_tokenizers(sample, given.get("tokenizer")))
         options = tuple(tokenizer.option for tokenizer in tokenizers)
-        situation = Situation(load_law(), speed, sample.facts, options, _find_left(started + seconds), given)
+        plain = Situation(load_law(), speed, sample.facts, options, _find_left(started + seconds), given)
+        situation = compile_if_it_pays(plain, world.device.type)
         expected = choose(situation)
         say("measuring the best candidates")
-        measured = measure_best(situation, expected, lambda each: measure_candidate(each, given, seconds, world))
-    situation = replace(situation, seconds=_find_left(started + seconds))
+        measured = measure_best(
+            situation, expected, lambda each: measure_candidate(each, given, seconds, world) / situation.speedup
+        )
+    situation = replace(situation, seconds=_find_left(started + seconds) - situation.compile_seconds)
     candidates = tuple(correct(situation, expected, measured))
     values = _list_values(candidates[0], given)
-    values.setdefault("compile", is_gpu and pays_to_compile(seconds, candidates[0]))
+    values.setdefault("compile", situation.compiles)
     check_config(make_config(None, {**values, "data_dir": corpus}))  # before anything is written
     return BudgetPlan(corpus, seconds, started, sample, situation, candidates, tuple(tokenizers), device, values)
 
@@ -150,8 +158,3 @@ def _list_values(candidate: Candidate, given: Mapping[str, Any]) -> dict[str, An
 def _find_left(deadline: float) -> float:
     """Seconds for preparing, training and evaluating."""
     return deadline - time.monotonic() - START_SECONDS - END_SECONDS
-
-
-def pays_to_compile(seconds: float, best: Candidate) -> bool:
-    """Whether a GPU earns the time back: in a longer run that needs all of its time. A CPU never does."""
-    return seconds >= COMPILE_FROM_SECONDS and best.share == 1.0

@@ -69,7 +69,7 @@ def _fit(
     plan: BudgetPlan, candidate: Candidate, seconds: float, prepared: Container[TokenizerOption]
 ) -> Candidate | None:
     """The candidate, shortened if need be; None if nothing of it fits into the seconds."""
-    left = (seconds - START_SECONDS - END_SECONDS) / TIME_MARGIN
+    left = (seconds - START_SECONDS - END_SECONDS - plan.situation.compile_seconds) / TIME_MARGIN
     tokenizer = candidate.tokenizer
     free = replace(tokenizer, bytes_per_second=math.inf) if tokenizer in prepared else tokenizer
     if plan.situation.corpus.text_bytes / free.bytes_per_second + candidate.training_seconds <= left:

@@ -49,6 +49,14 @@ class SpeedModel:
         point = self._find_point(token_flops)
         return tokens * (point.token_seconds + head_flops * self.head_seconds_per_flop) + point.update_seconds
 
+    def accelerate(self, factor: float) -> SpeedModel:
+        """The speed of a machine that is faster by this factor, in all but the head: a GEMM, which is fast already."""
+        points = [
+            SpeedPoint(point.token_flops, point.token_seconds / factor, point.update_seconds / factor)
+            for point in self.points
+        ]
+        return SpeedModel(tuple(points), self.head_seconds_per_flop)
+
     def _find_point(self, flops: float) -> SpeedPoint:
         first, last = self.points[0], self.points[-1]
         if flops <= first.token_flops:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -383,6 +383,11 @@ def wait_for_text(process: Process, file: Path, text: str) -> None:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, f"{file} never had {text!r}"
         time.sleep(0.002)
+
+
+def replace_sleep(monkeypatch: pytest.MonkeyPatch, module: ModuleType, sleep: Callable[[float], None]) -> None:
+    """Replaces time.sleep for one module: threads of libraries sleep, too."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(**{**vars(time), "sleep": sleep}))
 
 
 def make_environment(**extra: str) -> dict[str, str]:

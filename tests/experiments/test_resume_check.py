@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY_FLAGS, GptMill
+from conftest import TINY_FLAGS, GptMill, replace_sleep
 
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
@@ -144,14 +144,12 @@ def test_a_run_that_is_too_fast_to_be_killed_asks_for_more_steps(bench: Bench) -
 
 
 def test_ctrl_c_leaves_no_process_and_no_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep = time.sleep
-
     def interrupt(seconds: float) -> None:
         if (bench.folder / "killed.arguments").exists():
             raise KeyboardInterrupt
-        sleep(seconds)
+        time.sleep(seconds)
 
-    monkeypatch.setattr(child_run.time, "sleep", interrupt)
+    replace_sleep(monkeypatch, child_run, interrupt)
     with pytest.raises(KeyboardInterrupt):
         bench.check("exact", steps=16)
     with pytest.raises(ProcessLookupError):

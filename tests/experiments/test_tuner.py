@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import replace_sleep
 
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import make_config
@@ -325,14 +326,12 @@ def test_out_of_memory_in_every_trial_is_one_sentence(bench: Bench) -> None:
 
 
 def test_ctrl_c_keeps_what_is_known_and_leaves_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep = time.sleep
-
     def interrupt(seconds: float) -> None:
         if (bench.folder / "sizes").exists() and len((bench.folder / "sizes").read_text().split()) == 2:
             raise KeyboardInterrupt
-        sleep(seconds)
+        time.sleep(seconds)
 
-    monkeypatch.setattr(child_run.time, "sleep", interrupt)
+    replace_sleep(monkeypatch, child_run, interrupt)
     tuning = bench.tune("slow")
     assert tuning.is_interrupted
     assert tuning.best is not None

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import replace_sleep
 from web_server import WebServer, serve
 
 from gptmill.config.errors import UserError
@@ -47,7 +48,7 @@ def plays(server: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between attempts, which tests do not take."""
     seconds: list[float] = []
-    monkeypatch.setattr(download.time, "sleep", seconds.append)
+    replace_sleep(monkeypatch, download, seconds.append)
     return seconds
 
 

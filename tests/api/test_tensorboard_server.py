@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import threading
 import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import Start, wait_for_text
+from conftest import Start, replace_sleep, wait_for_text
+from tensorboard.backend.event_processing import data_ingester
 
 from gptmill.api.tensorboard_server import open_tensorboard
 from gptmill.config.errors import UserError
@@ -51,6 +53,18 @@ def test_all_runs_of_a_folder_are_served_with_or_without_files(tmp_path: Path) -
     assert not folder.exists()
     assert sorted(path.name for path in made.path.iterdir()) == before
     assert not bare.tensorboard.exists()
+
+
+def test_a_closed_server_reads_the_files_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path, "a", has_files=False)
+    is_closed = threading.Event()
+    replace_sleep(monkeypatch, data_ingester, lambda _seconds: is_closed.wait())
+    before = set(threading.enumerate())
+    with open_tensorboard(logdir=str(tmp_path)):
+        (reloader,) = (thread for thread in set(threading.enumerate()) - before if thread.name == "Reloader")
+    is_closed.set()
+    reloader.join(30)
+    assert not reloader.is_alive()
 
 
 def test_what_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:

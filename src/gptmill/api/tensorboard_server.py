@@ -27,10 +27,12 @@ class TensorBoardServer:
     """The runs whose charts were made from events.jsonl, as it was then."""
     folder: Any
     server: Any
+    board: Any
 
     def close(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+        self.board._ingester._reload_interval = 0  # the thread that follows the files ends after its next look
         self.folder.cleanup()
 
     def __enter__(self) -> TensorBoardServer:
@@ -54,11 +56,11 @@ def open_tensorboard(
         rebuilt = tuple(each.path.name for each in runs if add_run(each, Path(folder.name)))
         if run and not any(Path(folder.name).iterdir()):
             raise UserError(f"run {run} has logged nothing yet; wait for its first step")
-        server = start_server(folder.name, host, port)
+        board, server = start_server(folder.name, host, port)
     except BaseException:
         folder.cleanup()
         raise
-    return TensorBoardServer(server.get_url(), rebuilt, folder, server)
+    return TensorBoardServer(server.get_url(), rebuilt, folder, server, board)
 
 
 def add_run(run: RunDirectory, folder: Path) -> bool:
@@ -78,8 +80,8 @@ def add_run(run: RunDirectory, folder: Path) -> bool:
     return True
 
 
-def start_server(folder: str, host: str, port: int | None) -> Any:
-    """Starts TensorBoard's web server and the thread that reads the files."""
+def start_server(folder: str, host: str, port: int | None) -> tuple[Any, Any]:
+    """TensorBoard with its web server, and the thread that follows the files."""
     with warnings.catch_warnings(action="ignore"):  # of deprecated parts of its own
         from tensorboard import default, program
 
@@ -92,4 +94,4 @@ def start_server(folder: str, host: str, port: int | None) -> Any:
         where = f"{host}, port {port or 6006}"
         raise UserError(f"TensorBoard cannot serve on {where}: {error.msg}; try another --port") from None
     threading.Thread(target=server.serve_forever, name="tensorboard", daemon=True).start()
-    return server
+    return board, server

@@ -1,9 +1,9 @@
-"""How far a plan is off: a probe predicts time and peak memory of a run, then the run itself is trained.
+"""How far a plan is off: it estimates peak memory, a probe predicts time and peak memory, then the run is trained.
 
     python benchmarks/plan_accuracy.py RECIPE ... [--flags "FLAGS OF GPTMILL TRAIN"] [--rounds N] [--json FILE]
 
-Each round plans with --probe and then trains, from process start to exit, so that slow changes of the machine meet
-both. The corpus must be prepared. Times are wall-clock: nothing else should run on the machine.
+Each round plans without and with --probe and then trains, from process start to exit, so that slow changes of the
+machine meet both. The corpus must be prepared. Times are wall-clock: nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ERRORS = ("time_error", "memory_error")
+ERRORS = ("time_error", "memory_error", "estimate_error")
 GPTMILL = [sys.executable, "-m", "gptmill"]
 
 
@@ -39,18 +39,19 @@ def main() -> None:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     for recipe in options.recipes:
         found = [row for row in rows if row["recipe"] == recipe]
-        time_error, memory_error = (statistics.median(row[name] for row in found) for name in ERRORS)
-        print(f"{recipe}: median error of time {time_error:+.1%}, of peak memory {memory_error:+.1%}")
+        time_error, memory_error, estimate_error = (statistics.median(row[name] for row in found) for name in ERRORS)
+        print(
+            f"{recipe}: median error of time {time_error:+.1%}, of peak memory {memory_error:+.1%}, "
+            f"of its estimate {estimate_error:+.1%}"
+        )
 
 
 def measure(recipe: str, flags: list[str], number: int) -> dict[str, Any]:
     """One prediction and one run."""
     with tempfile.TemporaryDirectory() as folder:
         where = ["--logdir", folder]
-        planned = subprocess.run(
-            [*GPTMILL, "plan", recipe, *flags, *where, "--probe", "--json"], check=True, stdout=subprocess.PIPE
-        )
-        plan = json.loads(planned.stdout)
+        estimate = make_plan(recipe, *flags, *where)["memory_bytes"]
+        plan = make_plan(recipe, *flags, *where, "--probe")
         started = time.monotonic()
         subprocess.run(
             [*GPTMILL, "train", recipe, *flags, *where, "--run_name", "real"], check=True, stdout=subprocess.DEVNULL
@@ -70,6 +71,8 @@ def measure(recipe: str, flags: list[str], number: int) -> dict[str, Any]:
         "predicted_memory": plan["memory_bytes"],
         "memory": memory,
         "memory_error": plan["memory_bytes"] / memory - 1,
+        "estimated_memory": estimate,
+        "estimate_error": estimate / memory - 1,
         "predicted_step": plan["probe"]["step_seconds"],
         "own_step_error": predict_with(plan, step_seconds) / seconds - 1,
         "step": step_seconds,
@@ -79,11 +82,19 @@ def measure(recipe: str, flags: list[str], number: int) -> dict[str, Any]:
     print(
         f"{recipe}, round {number}: predicted {row['predicted_seconds']:,.1f} s, took {seconds:,.1f} s "
         f"({row['time_error']:+.1%}); predicted {row['predicted_memory'] / 1e9:,.3f} GB, took {memory / 1e9:,.3f} GB "
-        f"({row['memory_error']:+.1%}); step {1000 * row['predicted_step']:,.1f} ms, {1000 * row['step']:,.1f} ms; "
+        f"({row['memory_error']:+.1%}), estimated {estimate / 1e9:,.3f} GB ({row['estimate_error']:+.1%}); "
+        f"step {1000 * row['predicted_step']:,.1f} ms, {1000 * row['step']:,.1f} ms; "
         f"time by the run's own step {row['own_step_error']:+.1%}",
         flush=True,
     )
     return row
+
+
+def make_plan(*words: str) -> dict[str, Any]:
+    """What gptmill plan says."""
+    planned = subprocess.run([*GPTMILL, "plan", *words, "--json"], check=True, stdout=subprocess.PIPE)
+    plan: dict[str, Any] = json.loads(planned.stdout)
+    return plan
 
 
 def predict_with(plan: dict[str, Any], step_seconds: float) -> float:

@@ -77,6 +77,14 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_built(shards: TokenSh
         check_state_fits(config, plan, CPU, needs.state // 2)
 
 
+def test_logits_take_twice_their_memory_where_freed_blocks_are_kept(shards: TokenShards) -> None:
+    """Of GPT-2's vocabulary: three blocks of them were measured to take the memory of five, or of six."""
+    config, plan = make_large(shards, num_layers=1, embd_size=32, mini_batch_size=2)
+    assert plan.memory is not None
+    kept, mapped = (count_host_needs(config, plan, CPU, maps_large_blocks=maps) for maps in (False, True))
+    assert kept.activations - mapped.activations == plan.memory.logits > 0
+
+
 def test_on_a_gpu_the_host_holds_the_fresh_weights_only(shards: TokenShards) -> None:
     config, plan = make_large(shards)
     gpu, weights = World(0, 1, torch.device("cuda")), 4 * plan.parameters

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling_grid import Cell
+from texts import find_density
 
 from gptmill.experiments.budget.candidate import choose_val_fraction
 
@@ -52,6 +53,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "steps": scores["step"],
         "tokens_per_step": tokens_per_step,
         "matrix_lr": optimizer.get("matrix_lr"),
+        "density": find_density(folder.parent, corpus),
         "epoch_tokens": round(text_bytes * (1 - choose_val_fraction(text_bytes)) / bytes_per_token),
         "bytes_per_token": bytes_per_token,
         "bits_per_byte": scores["metrics"]["bits_per_byte"]["value"],

@@ -9,8 +9,9 @@ text. Runs are in order of importance; those whose result is in WORK/results.jso
 can be interrupted, or limited by --minutes, and started again. Losses do not depend on the machine's load, so that
 --jobs can be trained side by side; on a GPU they need its multi-process service (nvidia-cuda-mps-control -d). Prints
 each run, the fitted constants, residuals, and the error on the runs of the largest compute, predicted from the others.
-With --budgets, the runs of benchmarks/budget.py in that folder are added: what budgets chose, and what others did with
-the same time. They were scored in another way, so the fit finds a factor between both kinds, one for each corpus.
+The package ships the results so far; new ones are added to these, or replace them. With --budgets, the runs of
+benchmarks/budget.py in that folder are added: what budgets chose, and what others did with the same time. They were
+scored in another way, so the fit finds a factor between both kinds, one for each corpus.
 --write puts results and constants into the package.
 """
 
@@ -33,7 +34,7 @@ import torch
 from budget_results import read_budget_results
 from scaling_grid import Cell, make_cells
 from scaling_runs import list_measured
-from texts import CORPORA, write_texts
+from texts import CORPORA, find_density, write_texts
 
 import gptmill
 from gptmill.config.optimizer import OptimizerConfig
@@ -42,6 +43,7 @@ from gptmill.evals.text_loss import count_bytes
 from gptmill.experiments.budget.candidate import MAX_MICRO_BATCH, choose_batch, find_longest_context
 from gptmill.experiments.budget.choice import BATCHES
 from gptmill.experiments.budget.family import FAMILY
+from gptmill.experiments.budget.fitted_law import load_fit
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
 from gptmill.experiments.budget.learning_rates import choose_rates
 from gptmill.experiments.budget.scaling_law import ScalingLaw
@@ -106,6 +108,7 @@ def train(cell: Cell, work: Path, device: str) -> dict[str, Any]:
         "steps": steps,
         "tokens_per_step": tokens_per_step,
         "matrix_lr": rates.get("matrix_lr"),
+        "density": find_density(work, cell.corpus),
         "epoch_tokens": epoch_tokens,
         "bytes_per_token": bytes_per_token,
         "loss": losses[-1],
@@ -204,13 +207,10 @@ def main() -> int:
             parser.error(f"the grid needs {', '.join(f'--{name}' for name in missing)}")
         work.mkdir(parents=True, exist_ok=True)
         run_grid(options, work)
-    results = [
-        *read_results(work).values(),
-        *(row for folder in options.budgets for row in read_budget_results(folder)),
-    ]
-    if not results:
-        parser.error(f"{work} has no results yet; leave out --fit_only")
-    measured = list_measured(results, work)
+    of_budgets = [row for folder in options.budgets for row in read_budget_results(folder)]
+    every = {row["name"]: row for row in (*load_fit()["results"], *read_results(work).values(), *of_budgets)}
+    results = list(every.values())
+    measured = list_measured(results)
     law = print_fit(measured)
     print_sweeps(results)
     if options.write:

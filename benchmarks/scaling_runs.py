@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -13,8 +12,6 @@ from budget_results import BYTE_VOCAB, SOURCE
 from scaling_grid import Cell, find_level
 
 from gptmill.experiments.budget.candidate import choose_dropout, count_weights
-from gptmill.experiments.budget.corpus_sample import SAMPLE_BYTES, measure_density
-from gptmill.experiments.budget.excerpt import spread_pieces
 from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
 from gptmill.experiments.budget.scaling_law import find_pressure
 
@@ -24,16 +21,14 @@ FEW_RUNS = 3
 FACTOR_ROUNDS = 8
 
 
-def list_measured(results: list[dict[str, Any]], work: Path) -> dict[str, list[tuple[str, MeasuredRun]]]:
+def list_measured(results: list[dict[str, Any]]) -> dict[str, list[tuple[str, MeasuredRun]]]:
     """The runs as the law sees them, by name: those to fit, and those of the largest compute, which it should predict.
 
     Left out are sweeps, runs with another dropout than a budget would choose, and those that are far from the best of
     their compute: a budget would not choose them.
     """
-    names = {each["corpus"] for each in results}
-    densities = {name: measure_density(read_sample(work / f"{name}.txt")) for name in names}
     near = select_near([each for each in results if is_like_budget(each)])
-    measured = [make_run(each, densities[each["corpus"]]) for each in near]
+    measured = [make_run(each) for each in near]
     weighted = [replace(run, weight=weight) for run, weight in zip(measured, choose_weights(near), strict=True)]
     runs = align(list(zip(near, weighted, strict=True)))
     levels = [find_level(make_cell(each).flops) for each in near]
@@ -94,17 +89,11 @@ def align(runs: list[tuple[dict[str, Any], MeasuredRun]]) -> list[MeasuredRun]:
     return scale()
 
 
-def read_sample(path: Path) -> str:
-    """As much of a text as a budget looks at."""
-    text = path.read_text(encoding="utf-8")
-    return spread_pieces(text, min(1.0, SAMPLE_BYTES / len(text.encode())))
-
-
 def make_cell(result: dict[str, Any]) -> Cell:
     return Cell(**{name: result[name] for name in Cell.__dataclass_fields__ if name in result})
 
 
-def make_run(result: dict[str, Any], density: float) -> MeasuredRun:
+def make_run(result: dict[str, Any]) -> MeasuredRun:
     cell, (trained, unique) = make_cell(result), count_text(result)
     tokens = result["steps"] * result["tokens_per_step"]
     return MeasuredRun(
@@ -112,7 +101,7 @@ def make_run(result: dict[str, Any], density: float) -> MeasuredRun:
         trained,
         unique,
         cell.vocab_size,
-        density,
+        result["density"],
         result["bits_per_byte"],
         find_pressure(count_weights(cell.shape, cell.vocab_size), tokens, result["epoch_tokens"]),
         cell.context_length * result["bytes_per_token"],

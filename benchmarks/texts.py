@@ -6,6 +6,8 @@ import lzma
 from pathlib import Path
 
 from gptmill.data.sources.named_corpora import find_stdlib
+from gptmill.experiments.budget.corpus_sample import SAMPLE_BYTES, measure_density
+from gptmill.experiments.budget.excerpt import spread_pieces
 
 CORPORA = ("books", "shakespeare", "python")
 MAX_CHARS = 12_000_000
@@ -30,6 +32,12 @@ def hold_out(text: str) -> tuple[str, str]:
     return train, "".join(text[start : start + PIECE_CHARS] for start in starts)
 
 
+def find_density(work: Path, corpus: str) -> float:
+    """The density of a corpus, by as much of its text as a budget looks at."""
+    text = (work / f"{corpus}.txt").read_text(encoding="utf-8")
+    return measure_density(spread_pieces(text, min(1.0, SAMPLE_BYTES / len(text.encode()))))
+
+
 def read_text(path: Path) -> str:
     if path.suffix == ".xz":
         with lzma.open(path, "rt", encoding="utf-8") as file:
@@ -38,8 +46,9 @@ def read_text(path: Path) -> str:
 
 
 def read_python() -> str:
-    """Python's standard library, in an order that mixes its packages."""
-    paths = sorted((Path(path) for path, _ in find_stdlib()), key=lambda path: _mix(path.name))
+    """Python's standard library, in an order that mixes its packages; without a file that tells of this machine."""
+    paths = [Path(path) for path, name in find_stdlib() if not name.startswith("_sysconfigdata")]
+    paths.sort(key=lambda path: _mix(path.name))
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
 
 

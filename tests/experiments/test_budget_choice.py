@@ -29,7 +29,15 @@ from gptmill.experiments.budget.fitted_law import load_law
 from gptmill.experiments.budget.learning_rates import choose_rates
 from gptmill.experiments.budget.planning import END_SECONDS, START_SECONDS, BudgetPlan
 from gptmill.experiments.budget.rivals import Trained, choose_rival, list_first_rivals
-from gptmill.experiments.budget.search import LEAST_MEASURED, MOST_MEASURED, correct, measure_best
+from gptmill.experiments.budget.search import (
+    AS_GOOD,
+    CPU_TURNS,
+    GPU_TURNS,
+    LEAST_MEASURED,
+    MOST_MEASURED,
+    correct,
+    measure_best,
+)
 from gptmill.experiments.budget.speed_model import MeasuredStep, make_speed_model
 from gptmill.runtime.toolchain import Obstacle
 
@@ -257,13 +265,59 @@ def test_candidates_are_measured_until_the_best_is_among_them() -> None:
     def find_the_first_slow(candidate: Candidate) -> float:
         return (10 if candidate == expected[0] else 1) * candidate.step_seconds
 
-    assert list(measure_best(situation, expected, measure_as_expected)) == list(range(LEAST_MEASURED))
-    measured = measure_best(situation, expected, find_the_first_slow)
+    assert list(measure_best(situation, expected, measure_as_expected, GPU_TURNS)) == list(range(LEAST_MEASURED))
+    measured = measure_best(situation, expected, find_the_first_slow, GPU_TURNS)
     assert LEAST_MEASURED < len(measured) <= MOST_MEASURED
     best, *others = correct(situation, expected, measured)
     assert (best.tokenizer, best.shape) == (expected[1].tokenizer, expected[1].shape)
     assert all(best.bits_per_byte <= each.bits_per_byte for each in others)
-    assert list(measure_best(situation, expected[:2], measure_as_expected)) == [0, 1]
+    assert list(measure_best(situation, expected[:2], measure_as_expected, GPU_TURNS)) == [0, 1]
+
+
+def test_a_machine_that_swings_does_not_decide_since_candidates_take_turns() -> None:
+    situation = make_situation(30)
+    expected = choose(situation)
+    order: list[int] = []
+
+    def measure_on_a_busy_machine(candidate: Candidate) -> float:
+        """Three times as slow in the first turn of the best candidate."""
+        number = expected.index(candidate)
+        order.append(number)
+        return candidate.step_seconds * (3 if number == 0 and order.count(0) == 1 else 1)
+
+    measured = measure_best(situation, expected, measure_on_a_busy_machine, CPU_TURNS)
+    assert correct(situation, expected, measured)[0].step_seconds == expected[0].step_seconds
+    order.clear()
+
+    def swing(candidate: Candidate) -> float:
+        """A tenth slower in every second moment."""
+        order.append(expected.index(candidate))
+        return candidate.step_seconds * (1.1 if len(order) % 2 else 1.0)
+
+    measured = measure_best(situation, expected, swing, CPU_TURNS)
+    best = correct(situation, expected, measured)[0]
+    near = [number for number in measured if order.count(number) > 1]
+    assert len(near) >= 2
+    assert {order.count(number) for number in near} == {CPU_TURNS}
+    turns = [order.index(number, LEAST_MEASURED) for number in near]
+    assert max(turns) - min(turns) < len(near), "each has its second turn before any has its third"
+    assert best.bits_per_byte <= AS_GOOD * min(each.bits_per_byte for each in correct(situation, expected, measured))
+
+
+def test_of_models_that_are_as_good_the_smallest_is_chosen() -> None:
+    situation = make_situation(900, PLAYS)
+    expected = choose(situation)
+    larger, smaller = next(
+        (one, other)
+        for one in expected
+        for other in expected
+        if other.shape.block_weights < one.shape.block_weights
+        and one.bits_per_byte < other.bits_per_byte < AS_GOOD * one.bits_per_byte
+    )
+    measured = {expected.index(each): each.step_seconds for each in (larger, smaller)}
+    assert correct(situation, expected, measured)[0].shape == smaller.shape
+    measured[expected.index(smaller)] *= 1.5
+    assert correct(situation, expected, measured)[0].shape == larger.shape
 
 
 def test_a_moment_in_which_the_machine_is_busy_does_not_end_the_search() -> None:
@@ -274,17 +328,17 @@ def test_a_moment_in_which_the_machine_is_busy_does_not_end_the_search() -> None
     def measure_the_first_slow(candidate: Candidate) -> float:
         return next(factors, 1.0) * candidate.step_seconds
 
-    measured = measure_best(situation, expected, measure_the_first_slow)
+    measured = measure_best(situation, expected, measure_the_first_slow, GPU_TURNS)
     assert correct(situation, expected, measured)[0].shape == expected[1].shape, "others were measured as well"
     factors = iter([1000.0])
-    assert measure_best(situation, expected[:1], measure_the_first_slow)[0] == expected[0].step_seconds
+    assert measure_best(situation, expected[:1], measure_the_first_slow, GPU_TURNS)[0] == expected[0].step_seconds
 
 
 @pytest.mark.parametrize(("seconds", "reason"), [(math.inf, "memory; ask for a smaller one"), (1e9, "give more time")])
 def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(seconds: float, reason: str) -> None:
     situation = make_situation(30, num_layers=8, embd_size=512)
     expected = choose(replace(situation, seconds=1e6))
-    measured = measure_best(situation, expected, lambda _: seconds)
+    measured = measure_best(situation, expected, lambda _: seconds, CPU_TURNS)
     with pytest.raises(UserError, match=reason):
         correct(situation, expected, measured)
 

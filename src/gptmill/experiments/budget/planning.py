@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +19,11 @@ from gptmill.experiments.budget.choice import Situation, choose, find_most_steps
 from gptmill.experiments.budget.compile_choice import compile_if_it_pays
 from gptmill.experiments.budget.corpus_sample import MeasuredTokenizer, Sample, measure_tokenizers, read_sample
 from gptmill.experiments.budget.fitted_law import load_law
-from gptmill.experiments.budget.search import correct, measure_best
-from gptmill.experiments.budget.speed_probe import measure_candidate, measure_speed
+from gptmill.experiments.budget.search import CPU_TURNS, GPU_TURNS, correct, measure_best
+from gptmill.experiments.budget.speed_probe import CANDIDATE_SHARE, measure_candidate, measure_speed
 from gptmill.runtime.device import describe_device
 from gptmill.runtime.host_allocator import keep_freed_memory, keep_large_blocks
-from gptmill.runtime.world import open_world
+from gptmill.runtime.world import World, open_world
 
 MIN_SECONDS = 20.0
 MIN_EXCERPT_BYTES = 400_000  # of a corpus that is not used as a whole
@@ -140,9 +141,7 @@ def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str,
         situation = compile_if_it_pays(plain, world.device.type)
         expected = choose(situation)
         say("measuring the best candidates")
-        measured = measure_best(
-            situation, expected, lambda each: measure_candidate(each, given, seconds, world) / situation.speedup
-        )
+        measured = _measure_best(situation, expected, seconds, world, say)
     situation = replace(situation, seconds=_find_left(started + seconds) - situation.compile_seconds)
     candidates = tuple(correct(situation, expected, measured))
     values = _list_values(candidates[0], given)
@@ -153,6 +152,27 @@ def plan_budget(corpus: str, seconds: float, started: float, given: Mapping[str,
 
 def _list_values(candidate: Candidate, given: Mapping[str, Any]) -> dict[str, Any]:
     return candidate.list_values({name: value for name, value in given.items() if name != "tokenizer"})
+
+
+def _measure_best(
+    situation: Situation, expected: Sequence[Candidate], seconds: float, world: World, say: Say
+) -> dict[int, float]:
+    turns = CPU_TURNS if world.device.type == "cpu" else GPU_TURNS
+    limit = CANDIDATE_SHARE * seconds / turns
+
+    def measure(candidate: Candidate) -> float:
+        return measure_candidate(candidate, situation.given, limit, world) / situation.speedup
+
+    measured = measure_best(situation, expected, measure, turns)
+    for number, step_seconds in measured.items():
+        say(f"  {_describe_step(expected[number], step_seconds)}")
+    return measured
+
+
+def _describe_step(candidate: Candidate, seconds: float) -> str:
+    took = f"{1000 * seconds:.1f} ms" if math.isfinite(seconds) else "too large for the memory"
+    name = f"{candidate.shape.num_layers} x {candidate.shape.embd_size}, {candidate.tokenizer.name}"
+    return f"{name}, {candidate.tokens_per_step:,} tokens: {took}"
 
 
 def _find_left(deadline: float) -> float:

@@ -36,7 +36,7 @@ WARM_UP_STEPS, MEASURED_STEPS = 2, 3
 MAX_UPDATE_SHARE = 0.9  # of a step: measured times are noisy
 GPU_WARM_UP_STEPS = 5  # the first ones are eager, then one is captured as a CUDA graph
 PROBE_SHARE = 0.06  # of the budget
-CANDIDATE_SHARE = 0.01  # of it, for each candidate
+CANDIDATE_SHARE = 0.01  # of it, for each candidate, in all its turns
 SLOWDOWN = 4  # from one size to the next, which has about eight times the weights: small steps are mostly overhead
 USEFUL_STEPS = 100  # a model that cannot do so many in the budget is out of the question
 
@@ -82,12 +82,12 @@ def measure_speed(given: Mapping[str, Any], budget_seconds: float, world: World,
     return model
 
 
-def measure_candidate(candidate: Candidate, given: Mapping[str, Any], budget_seconds: float, world: World) -> float:
+def measure_candidate(candidate: Candidate, given: Mapping[str, Any], limit_seconds: float, world: World) -> float:
     """The step time of a candidate itself; infinite if it does not fit into memory."""
     tokens = min(candidate.tokens_per_step, MAX_MICRO_BATCH)
     config = _make_config(candidate.shape, given, tokens, candidate.context_length, candidate.dropout)
     try:
-        step = measure_step(config, world, CANDIDATE_SHARE * budget_seconds, candidate.tokenizer.vocab_size)
+        step = measure_step(config, world, limit_seconds, candidate.tokenizer.vocab_size)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -16,7 +16,6 @@ from gptmill.experiments.budget.candidate import choose_val_fraction
 
 OWN, CLASSIC = 0, 1  # the rows of the budget's own choice, and of the classic recipe, which is of another family
 BYTE_VOCAB = 256
-SOURCE = "budget"
 RUN_NAME = "run"  # rivals of it have their shape at the end
 
 
@@ -27,7 +26,7 @@ def read_budget_results(work: Path) -> list[dict[str, Any]]:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Losses are those of gptmill eval: its windows overlap, so they are lower than those of the grid."""
+    """Losses are those of gptmill eval: its windows overlap, which lowers them by 0.4 % at a context of 128 tokens."""
     corpus, output = folder.name.split("-")[0], (folder / "output.txt").read_text(encoding="utf-8")
     run = find_run(output)
     config = tomllib.loads((folder / "runs" / run / "config.toml").read_text(encoding="utf-8"))
@@ -47,7 +46,6 @@ def read_run(folder: Path) -> dict[str, Any]:
     return {
         **asdict(cell),
         "name": f"{cell.name}-{folder.parent.name}-{folder.name}",
-        "source": SOURCE,
         "situation": f"{folder.parent.name}-{folder.name.rpartition('-')[0]}",
         "context_length": model["context_length"],
         "steps": scores["step"],

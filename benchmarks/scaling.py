@@ -8,10 +8,10 @@ Every run has the batch, context and rates that a budget would choose for it, an
 text. Runs are in order of importance; those whose result is in WORK/results.jsonl are not repeated, so that the command
 can be interrupted, or limited by --minutes, and started again. Losses do not depend on the machine's load, so that
 --jobs can be trained side by side; on a GPU they need its multi-process service (nvidia-cuda-mps-control -d). Prints
-each run, the fitted constants, residuals, and the error on the runs of the largest compute, predicted from the others.
+each run, the fitted constants, residuals, the error on the runs of the largest compute, predicted from the others, and
+how far the law's picks are behind the best of runs that had the same time or took the same compute.
 The package ships the results so far; new ones are added to these, or replace them. With --budgets, the runs of
-benchmarks/budget.py in that folder are added: what budgets chose, and what others did with the same time. They were
-scored in another way, so the fit finds a factor between both kinds, one for each corpus.
+benchmarks/budget.py in that folder are added: what budgets chose, and what others did with the same time.
 --write puts results and constants into the package.
 """
 
@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from budget_results import read_budget_results
 from scaling_grid import Cell, make_cells
+from scaling_picks import print_picks
 from scaling_runs import list_measured
 from texts import CORPORA, find_density, write_texts
 
@@ -212,10 +213,12 @@ def main() -> int:
     results = list(every.values())
     measured = list_measured(results)
     law = print_fit(measured)
+    runs = {name: run for named in measured.values() for name, run in named}
+    print_picks(law, runs, every)
     print_sweeps(results)
     if options.write:
-        runs = [{"name": name, "measured": asdict(run)} for named in measured.values() for name, run in named]
-        LAW_FILE.write_text(format_law({"law": [asdict(law)], "runs": runs, "results": results}), encoding="utf-8")
+        rows = [{"name": name, "measured": asdict(run)} for name, run in runs.items()]
+        LAW_FILE.write_text(format_law({"law": [asdict(law)], "runs": rows, "results": results}), encoding="utf-8")
         print(f"\nwrote {LAW_FILE}")
     return 0
 

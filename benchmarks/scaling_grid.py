@@ -9,6 +9,7 @@ from itertools import product
 from texts import CORPORA
 
 from gptmill.experiments.budget.candidate import choose_dropout, count_weights
+from gptmill.experiments.budget.corpus_sample import MIN_BYTES_PER_ENTRY
 from gptmill.experiments.budget.family import Shape
 
 TINY, SMALL, MEDIUM, LARGE = Shape(2, 64), Shape(3, 96), Shape(4, 128), Shape(6, 192)
@@ -20,6 +21,13 @@ FRONTIERS = {
     2.6e14: (MEDIUM, LARGE, LARGER, WIDE),
 }
 """Compute and the sizes that share it: from a minute of two CPU cores to an hour. A GPU soon repeats its text."""
+# What a core does in a minute, in less than four and in fifteen: there, much depends on the vocabulary.
+SHORT = (
+    (1.6e12, (TINY, SMALL), (4096, 2048, 8192, 1024)),
+    (4e12, (TINY, SMALL), (4096, 2048, 8192, 1024)),
+    (1.6e13, (SMALL, Shape(4, 96), MEDIUM), (4096, 2048, 8192)),
+)
+LEVELS = sorted({*FRONTIERS, *(flops for flops, _, _ in SHORT)})
 TRAIN_BYTES = {"books": 12e6, "shakespeare": 1e6, "python": 12e6}
 # Shape, epochs and dropouts of runs that read their text again and again, as a large GPU does.
 REPEATED = {
@@ -66,7 +74,7 @@ LONG = (
     ("shakespeare", 1024, Shape(6, 384), 4_000_000, 0.25, (512,)),
     ("shakespeare", 1024, LARGE, 8_000_000, 0.2, (512,)),
 )
-BYTES_PER_TOKEN = {256: 1.0, 1024: 2.6, 4096: 3.5, 8192: 3.9}  # about
+BYTES_PER_TOKEN = {256: 1.0, 1024: 2.6, 2048: 3.1, 4096: 3.5, 8192: 3.9}  # about
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,12 @@ def make_cells() -> list[Cell]:
         for flops, shapes in FRONTIERS.items()
         for vocab_size, shape, corpus in product((1024, 4096), shapes, CORPORA)
     ]
+    short = [
+        make_cell(corpus, vocab_size, shape, flops)
+        for flops, shapes, vocab_sizes in SHORT
+        for vocab_size, shape, corpus in product(vocab_sizes, shapes, CORPORA)
+        if vocab_size * MIN_BYTES_PER_ENTRY <= TRAIN_BYTES[corpus]
+    ]
     vocabularies = [
         make_cell(corpus, vocab_size, shape, flops)
         for flops, shape in ((4e12, SMALL), (1.6e13, MEDIUM), (6.4e13, LARGE))
@@ -162,7 +176,7 @@ def make_cells() -> list[Cell]:
         for corpus, tokens, context in (("books", 29_000_000, 512), ("python", 25_000_000, 1024))
     ]
     cells = sorted(dict.fromkeys([*frontiers, *vocabularies]), key=lambda cell: cell.flops > 2e13)
-    return list(dict.fromkeys([*cells, *sweeps, *adamw, *repeated, *decayed, *long]))
+    return list(dict.fromkeys([*cells, *short, *sweeps, *adamw, *repeated, *decayed, *long]))
 
 
 def make_cell(corpus: str, vocab_size: int, shape: Shape, flops: float) -> Cell:

@@ -1,24 +1,22 @@
-"""The runs as the scaling law sees them: which it is fitted on, and how those of budgets compare to the grid."""
+"""The runs as the scaling law sees them, and which of them it is fitted on."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
-from budget_results import BYTE_VOCAB, SOURCE
+from budget_results import BYTE_VOCAB
 from scaling_grid import Cell, find_level
 
 from gptmill.experiments.budget.candidate import choose_dropout, count_weights
-from gptmill.experiments.budget.law_fit import MeasuredRun, fit_law, list_errors
+from gptmill.experiments.budget.law_fit import MeasuredRun
 from gptmill.experiments.budget.scaling_law import find_pressure
 
 NEAR_DROPOUT = 0.09  # to that of a budget
 FAR = 1.3  # above the best loss of its compute
 FEW_RUNS = 3
-FACTOR_ROUNDS = 8
 
 
 def list_measured(results: list[dict[str, Any]]) -> dict[str, list[tuple[str, MeasuredRun]]]:
@@ -29,8 +27,7 @@ def list_measured(results: list[dict[str, Any]]) -> dict[str, list[tuple[str, Me
     """
     near = select_near([each for each in results if is_like_budget(each)])
     measured = [make_run(each) for each in near]
-    weighted = [replace(run, weight=weight) for run, weight in zip(measured, choose_weights(near), strict=True)]
-    runs = align(list(zip(near, weighted, strict=True)))
+    runs = [replace(run, weight=weight) for run, weight in zip(measured, choose_weights(near), strict=True)]
     levels = [find_level(make_cell(each).flops) for each in near]
     return {
         kind: [
@@ -61,32 +58,6 @@ def choose_weights(results: list[dict[str, Any]]) -> list[float]:
     ]
     counts = Counter(kinds)
     return [1 / max(FEW_RUNS, counts[kind]) for kind in kinds]
-
-
-def align(runs: list[tuple[dict[str, Any], MeasuredRun]]) -> list[MeasuredRun]:
-    """The runs with the losses of budgets as the grid would have scored them: what makes both follow one law."""
-    factors = {each["corpus"]: 1.0 for each, _ in runs if each.get("source") == SOURCE}
-    corpora = [each["corpus"] if each.get("source") == SOURCE else None for each, _ in runs]
-
-    def scale() -> list[MeasuredRun]:
-        return [
-            replace(run, bits_per_byte=run.bits_per_byte / factors.get(corpus, 1.0))
-            for corpus, (_, run) in zip(corpora, runs, strict=True)
-        ]
-
-    for _ in range(FACTOR_ROUNDS if factors else 0):
-        scaled = scale()
-        errors = list_errors(fit_law(scaled), scaled)
-        for corpus in factors:
-            own = [
-                (error, run.weight)
-                for error, run, other in zip(errors, scaled, corpora, strict=True)
-                if other == corpus
-            ]
-            factors[corpus] *= math.exp(fmean(*zip(*own, strict=True)))
-    for corpus, factor in factors.items():
-        print(f"losses of budgets on {corpus} are {factor:.3f} of those of the grid")
-    return scale()
 
 
 def make_cell(result: dict[str, Any]) -> Cell:

@@ -6,12 +6,15 @@ import json
 from importlib import resources
 from typing import Any
 
+from gptmill.experiments.budget.law_fit import MeasuredRun
+from gptmill.experiments.budget.law_residuals import CorrectedLaw, correct_law
 from gptmill.experiments.budget.scaling_law import ScalingLaw
 
 
-def load_law() -> ScalingLaw:
+def load_law() -> CorrectedLaw:
     """The law that budgets are planned with."""
-    return ScalingLaw(**load_fit()["law"][0])
+    content = load_fit()
+    return correct_law(ScalingLaw(**content["law"][0]), [MeasuredRun(**run["measured"]) for run in content["runs"]])
 
 
 def load_fit() -> dict[str, Any]:

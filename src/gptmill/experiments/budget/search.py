@@ -18,9 +18,9 @@ LEAST_MEASURED, MOST_MEASURED = 3, 6
 CPU_TURNS, GPU_TURNS = 3, 1
 SECOND_CHANCE = 2  # of those that seem to be out of the question: the machine may have been busy for a moment
 HOPELESS = 1.03  # times the best loss
-# Times it, too: a difference that the law does not know. Of runs with the same time, the smallest of those that it
-# expects within 0.3 % of the best were as good as the one that it prefers, on CPUs and on GPUs.
-AS_GOOD = 1.003
+# Times it, too: a difference that the law does not know. Of the runs in law.json that had the same time, the smallest
+# of those that it expects so near to the best were as good as the one that it prefers.
+AS_GOOD = 1.002
 TOO_LARGE = (
     "no model that the options allow fits into this device's memory; ask for a smaller one, or fix fewer options"
 )

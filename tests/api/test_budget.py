@@ -23,7 +23,7 @@ from gptmill.config.requests import ReadingOptions, StartOptions
 from gptmill.data.sources import resolve_source
 from gptmill.data.tokenizers.bpe_training import train_tokenizer
 from gptmill.experiments.budget import planning
-from gptmill.experiments.budget.corpus_sample import measure_density, measure_tokenizers, read_sample
+from gptmill.experiments.budget.corpus_sample import measure_density, measure_spread, measure_tokenizers, read_sample
 from gptmill.experiments.budget.excerpt import SEPARATOR, read_excerpt, read_few_documents
 from gptmill.experiments.budget.explanation import explain_result
 from gptmill.experiments.budget.planning import check_given, parse_budget
@@ -347,8 +347,18 @@ def test_one_training_gives_the_tokenizers_of_all_sizes(tmp_path: Path) -> None:
         assert each.option.bytes_per_token == held_out.bytes_per_token
 
 
+def test_the_more_the_pieces_of_a_text_differ_the_wider_is_the_interval() -> None:
+    generator = random.Random(5)
+    words = ["".join(generator.choices("abcdefghij", k=5)) for _ in range(5000)]
+    easy, hard = (" ".join(generator.choices(words[:count], k=50_000)) for count in (50, 5000))
+    even, uneven = easy + easy, easy + hard
+    assert measure_spread(even, len(even)) < 0.01 < 0.1 < measure_spread(uneven, len(uneven))
+    assert measure_spread(uneven, 100 * len(uneven)) < measure_spread(uneven, len(uneven)), "more is held out"
+    assert measure_spread("too short to tell", 17) == 0.0
+
+
 def test_the_verdict_tells_whether_the_loss_was_inside_the_interval() -> None:
     inside, outside = (explain_result(2.0, 0.02, measured, 55.0, 60.0) for measured in (2.05, 2.3))
     assert "+2.5% from the expected 2.000, inside" in inside
-    assert "outside the interval 1.762 to 2.270" in outside
+    assert "outside the interval 1.922 to 2.082" in outside
     assert inside.startswith("budget: 55s of 1m used")

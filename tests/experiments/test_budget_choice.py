@@ -349,7 +349,7 @@ def make_rivals_plan() -> BudgetPlan:
     fast = make_speed_model([scale(step, 1 / 150) for step in STEPS])
     plays = replace(PLAYS, text_bytes=3_000_000)
     situation = replace(make_situation(300, plays), speed=fast)
-    sample = Sample("", plays, is_whole=True)
+    sample = Sample("", plays, is_whole=True, spread=0.0)
     return BudgetPlan("plays.txt", 300.0, 0.0, sample, situation, tuple(choose(situation)), (), "GPU", {})
 
 

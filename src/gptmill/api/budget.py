@@ -186,7 +186,7 @@ def make_verdict(attempts: Sequence[_Attempt], best: _Attempt, told: _Attempt) -
     if told is not best:
         lines.append(f"the best so far is {best.outcome.run.path}")
     if best.is_finished:
-        lines.append(explain_result(expected, plan.situation.law.spread, best.bits_per_byte, elapsed, plan.seconds))
+        lines.append(explain_result(expected, plan.spread, best.bits_per_byte, elapsed, plan.seconds))
     elif best.outcome.exit_code not in (0, exit_codes.NOT_SAVED):
         lines.append(explain_stop(expected, elapsed, plan.seconds))
     return "\n".join(lines)

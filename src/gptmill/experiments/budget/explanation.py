@@ -11,15 +11,13 @@ from gptmill.experiments.budget.planning import BudgetPlan
 from gptmill.experiments.budget.rivals import Trained, list_first_rivals
 
 INTERVAL = 2.0  # standard deviations: about 95 %
-# The law knows one held-out text of each corpus. Of Python's library, another was 9 % harder for the same model.
-TEXT_SPREAD = 0.06
 LABEL_WIDTH = 12
 
 
 def explain_plan(plan: BudgetPlan) -> list[str]:
     """The lines of the plan."""
     best, values = plan.best, plan.values
-    low, high = make_interval(best.bits_per_byte, plan.situation.law.spread)
+    low, high = make_interval(best.bits_per_byte, plan.spread)
     decisions = {
         "budget": f"{format_duration(plan.seconds)} on {plan.device}; {plan.situation.seconds:.0f} s are left to train",
         "corpus": _describe_corpus(plan),
@@ -74,9 +72,8 @@ def explain_stop(expected: float, seconds: float, budget_seconds: float) -> str:
 
 
 def make_interval(expected: float, spread: float) -> tuple[float, float]:
-    """The interval that holds about 95 % of losses: both the law's errors and the held-out text vary."""
-    deviation = math.hypot(spread, TEXT_SPREAD)
-    return expected * math.exp(-INTERVAL * deviation), expected * math.exp(INTERVAL * deviation)
+    """The interval that holds about 95 % of losses."""
+    return expected * math.exp(-INTERVAL * spread), expected * math.exp(INTERVAL * spread)
 
 
 def _describe_shape(candidate: Candidate) -> str:

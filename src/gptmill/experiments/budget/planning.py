@@ -62,6 +62,11 @@ class BudgetPlan:
         return next(each for each in self.tokenizers if each.option == self.best.tokenizer)
 
     @property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm of measured over expected losses: of the law's and of the text's."""
+        return math.hypot(self.situation.law.spread, self.sample.spread)
+
+    @property
     def most_steps(self) -> int:
         """Whatever the time allows, more of them would overfit."""
         return find_most_steps(self.situation, self.best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,22 @@ def test_saves_follow_each_other_and_old_ones_are_deleted_whole(tmp_path: Path) 
     assert [path.name for path in list_step_folders(tmp_path)] == ["step_000020_2", "step_000030"]
     assert is_same(load_checkpoint(tmp_path / "step_000030", GROUPS), 30)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_rank_has_saved_even_if_rank_0_completes_the_checkpoint_as_soon_as_it_sees_the_receipt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def replace_and_wait(path: Path, target: Path) -> Path:
+        result = replace(path, target)
+        ends = time.monotonic() + 10.0
+        while target.name == "00001.json" and target.parent.exists() and time.monotonic() < ends:
+            time.sleep(0.01)
+        return result
+
+    monkeypatch.setattr(Path, "replace", replace_and_wait)
+    assert show(save(tmp_path, 20, 2)) == ["20 saved"]
 
 
 def test_rank_0_says_which_ranks_did_not_deliver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

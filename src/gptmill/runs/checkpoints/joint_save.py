@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gptmill.config.errors import UserError
-from gptmill.data.files import write_durably
 from gptmill.runs.checkpoints.content import Checkpoint, CheckpointInfo, Held
 from gptmill.runs.checkpoints.manifest import FILE_NAME, list_group_files, make_digests, read_digests
 from gptmill.runs.checkpoints.saved_tensors import open_tensors
@@ -120,7 +119,11 @@ class JointSave:
         raise AbandonedError(reason)
 
     def _send(self, receipt: dict[str, Any]) -> None:
-        write_durably(self._find_receipt(self._writers.rank), json.dumps(receipt))
+        """The rename comes last: once rank 0 sees the receipt, it may rename the folder at any moment."""
+        path = self._find_receipt(self._writers.rank)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(json.dumps(receipt), encoding="utf-8")
+        partial.replace(path)
 
     def _find_receipt(self, rank: int) -> Path:
         return self._partial / f"{rank:05d}.json"

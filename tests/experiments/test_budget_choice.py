@@ -291,15 +291,19 @@ def test_a_machine_that_swings_does_not_decide_since_candidates_take_turns() -> 
     order.clear()
 
     def swing(candidate: Candidate) -> float:
-        """A tenth slower in every second moment."""
+        """A fifth slower in three of five moments."""
         order.append(expected.index(candidate))
-        return candidate.step_seconds * (1.1 if len(order) % 2 else 1.0)
+        return candidate.step_seconds * (1.2 if len(order) % 5 < 3 else 1.0)
 
     measured = measure_best(situation, expected, swing, CPU_TURNS)
     best = correct(situation, expected, measured)[0]
     near = [number for number in measured if order.count(number) > 1]
     assert len(near) >= 2
     assert {order.count(number) for number in near} == {CPU_TURNS}
+    found = [measured[number] / expected[number].step_seconds for number in near]
+    assert found == pytest.approx([1.2] * len(near)), (
+        "none looks faster than another, and all as fast as they usually are"
+    )
     turns = [order.index(number, LEAST_MEASURED) for number in near]
     assert max(turns) - min(turns) < len(near), "each has its second turn before any has its third"
     assert best.bits_per_byte <= AS_GOOD * min(each.bits_per_byte for each in correct(situation, expected, measured))

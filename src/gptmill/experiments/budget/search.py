@@ -1,6 +1,7 @@
 """Measures candidates, those that seem best first, until the best of all is one that was measured.
 
-A machine that others use swings from second to second. So candidates take turns, and of each the median counts.
+A machine that others use is slower for moments, and not for all candidates alike. So they take turns, and of each the
+fastest counts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def measure_best(
     seconds: dict[int, list[float]] = {}
     while (number := _pick_next(situation, expected, seconds, turns)) is not None:
         seconds.setdefault(number, []).append(measure(expected[number]))
-    return _find_medians(seconds)
+    return _find_usual(seconds)
 
 
 def correct(situation: Situation, expected: Sequence[Candidate], measured: Mapping[int, float]) -> list[Candidate]:
@@ -61,7 +62,7 @@ def _pick_next(
     situation: Situation, expected: Sequence[Candidate], seconds: Mapping[int, list[float]], turns: int
 ) -> int | None:
     """The number of the candidate to measure now: a new one, or one whose turn it is again; None if all is known."""
-    corrected = _correct_all(situation, expected, _find_medians(seconds))
+    corrected = _correct_all(situation, expected, _find_usual(seconds))
     order = sorted(corrected, key=lambda number: corrected[number].bits_per_byte) or list(range(len(expected)))
     new = [number for number in order if number not in seconds]
     is_best_known = len(seconds) >= LEAST_MEASURED and order[0] in seconds
@@ -78,9 +79,12 @@ def _pick_next(
     return min(due, key=lambda number: len(seconds[number]), default=None)
 
 
-def _find_medians(seconds: Mapping[int, list[float]]) -> dict[int, float]:
-    """Of two, the lower one: other work only ever makes a step slower."""
-    return {number: statistics.median_low(found) for number, found in seconds.items()}
+def _find_usual(seconds: Mapping[int, list[float]]) -> dict[int, float]:
+    """The fastest of each, times by how much a measurement usually is slower than that."""
+    fastest = {number: min(found) for number, found in seconds.items()}
+    slower = [each / fastest[number] for number, found in seconds.items() for each in found if math.isfinite(each)]
+    usual = statistics.median_low(slower) if slower else 1.0
+    return {number: usual * found for number, found in fastest.items()}
 
 
 def _correct_all(

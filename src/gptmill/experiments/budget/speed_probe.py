@@ -6,7 +6,6 @@ A process of its own for each would cost a short budget more than it gains; gptm
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -100,9 +99,10 @@ def count_warm_up(world: World) -> int:
 
 
 def measure_step(config: RunConfig, world: World, limit_seconds: float, vocab_size: int = VOCAB_SIZE) -> MeasuredStep:
-    """The median of a few training steps: forward, backward, clipping and update; of fewer if the time is up.
+    """The fastest of a few training steps: forward, backward, clipping and update; of fewer if the time is up.
 
-    On a GPU, only steps after the warm-up are like those of a run, so there is at least one of them.
+    What else runs on a machine comes in bursts, and only ever makes a step slower. On a GPU, steps are like those of a
+    run only after the warm-up, so there is at least one of these; on a CPU all but the first are.
     """
     tokens, context = config.training.total_batch_size, config.model.context_length
     state = build_state(config, _make_plan(config, world, vocab_size), world)
@@ -126,7 +126,7 @@ def measure_step(config: RunConfig, world: World, limit_seconds: float, vocab_si
             seconds.append(backward + update)
         else:
             seconds.append(_measure_seconds(world, run_step))
-    whole = statistics.median(seconds[min(warm_up, len(seconds) - 1) :])
+    whole = min(seconds[warm_up:] if world.device.type == "cuda" else seconds[1:])
     block_flops = count_flops(config.model, 0, context)
     head_flops = count_flops(config.model, pad_vocab(vocab_size), context) - block_flops
     return MeasuredStep(tokens, block_flops, whole, min(update, MAX_UPDATE_SHARE * whole), head_flops)

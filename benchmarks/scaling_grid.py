@@ -21,8 +21,10 @@ FRONTIERS = {
     2.6e14: (MEDIUM, LARGE, LARGER, WIDE),
 }
 """Compute and the sizes that share it: from a minute of two CPU cores to an hour. A GPU soon repeats its text."""
-# What a core does in a minute, in less than four and in fifteen: there, much depends on the vocabulary.
+# What a core does in a minute, a slow and a fast one, in less than four and in fifteen: there, much depends on the
+# vocabulary.
 SHORT = (
+    (8e11, (TINY, SMALL), (4096, 2048, 8192, 1024)),
     (1.6e12, (TINY, SMALL), (4096, 2048, 8192, 1024)),
     (4e12, (TINY, SMALL), (4096, 2048, 8192, 1024)),
     (1.6e13, (SMALL, Shape(4, 96), MEDIUM), (4096, 2048, 8192)),
@@ -51,6 +53,9 @@ REPEATED = {
         (WIDER, 4, (0.1,)), (WIDER, 8, (0.2,)), (WIDER, 16, (0.2,)),
     ),
 }  # fmt: skip
+# Runs of a minute or two, whose batch decides more than that of a long one: tokens, corpora and vocabularies.
+FEW_TOKENS = (400_000, 800_000, 1_600_000)
+FEW_TOKENS_OF = (("python", 2048), ("books", 4096), ("shakespeare", 4096))
 # Runs for a whole GPU, some of which differ in nothing but the context: corpus, vocabulary, shape, tokens, dropout and
 # contexts.
 LONG = (
@@ -160,6 +165,10 @@ def make_cells() -> list[Cell]:
     ]
     changes = [("matrix_rate", 0.5), ("matrix_rate", 0.7), ("embedding_rate", 0.7), ("batch", 2.0)]
     sweeps = [replace(cell, **{name: factor}) for cell, (name, factor) in product(usual, changes)]
+    sweeps += [
+        Cell(corpus, vocab_size, TINY.num_layers, TINY.embd_size, tokens, batch=factor)
+        for tokens, (corpus, vocab_size), factor in product(FEW_TOKENS, FEW_TOKENS_OF, (1.0, 0.5, 2.0))
+    ]
     adamw = [replace(cell, optimizer="adamw") for cell in usual]
     decayed = [
         replace(make_repeated_cell("shakespeare", 4096, shape, epochs, dropout), weight_decay=factor)

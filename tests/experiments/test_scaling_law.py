@@ -150,7 +150,7 @@ def test_what_the_law_leaves_moves_it_near_to_the_runs_that_show_it() -> None:
     assert measure_move(above, 1e6) == pytest.approx(0.03, abs=4e-3)
     assert 0 < measure_move(above, 1e7) < 0.025
     assert measure_move(above, 1e12) == pytest.approx(0.0, abs=1e-6), "where nothing was measured, the law stands"
-    assert 0.5 < measure_move(above[:1], 8e5) / 0.03 < 0.9, "a single run may be luck"
+    assert 0.5 < measure_move(above[:1], 8e5) / 0.03 < 0.98, "a single run may be luck"
     both = [make_run(1e6, 0.03), make_run(1e6, -0.03)]
     assert measure_move(both, 1e6) == pytest.approx(0.0, abs=1e-6)
 

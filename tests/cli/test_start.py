@@ -64,6 +64,14 @@ def test_a_compiled_run_may_be_deterministic(text_file: Path, tmp_path: Path) ->
     assert "compiled" in done.stdout
 
 
+def test_next_steps_name_no_recipe_but_the_one_that_was_given(gptmill: GptMill, run_name: str, tmp_path: Path) -> None:
+    flags = f"--run_name {run_name} --logdir {tmp_path} --resume latest".split()
+    resumed = gptmill("train", *flags, "--max_steps", "2").stdout
+    assert "Next steps" in resumed
+    assert "YOUR_TEXT" not in resumed
+    assert "train demo --corpus YOUR_TEXT.txt" in gptmill("train", "demo", *flags, "--max_steps", "3").stdout
+
+
 def test_samples_do_without_the_compiler(run_name: str, tmp_path: Path) -> None:
     words = f"sample {run_name} --logdir {tmp_path} --max_new_tokens 3 --device cpu".split()
     done = subprocess.run(

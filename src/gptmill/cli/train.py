@@ -175,8 +175,9 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
         f"The run is in {outcome.run.path}/. Next steps:",
         f"  {program} sample {name}{logdir_flag}{plugin_flag}{prompt_flag}",
         f"  {resume} {extension}",
-        f"  {program} train {shlex.quote(recipe or 'demo')} --corpus YOUR_TEXT.txt",
     ]
+    if recipe:  # a run that is resumed without its name has one, too
+        lines.append(f"  {program} train {shlex.quote(recipe)} --corpus YOUR_TEXT.txt")
     sys.stdout.write("\n".join(lines) + "\n")
 
 

@@ -176,7 +176,7 @@ def print_outcome(outcome: Outcome, recipe: str | None) -> None:
         f"  {program} sample {name}{logdir_flag}{plugin_flag}{prompt_flag}",
         f"  {resume} {extension}",
     ]
-    if recipe:  # a run that is resumed without its name has one, too
+    if recipe:  # unknown for a run that is resumed by its name alone
         lines.append(f"  {program} train {shlex.quote(recipe)} --corpus YOUR_TEXT.txt")
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -33,6 +33,7 @@ from gptmill.config.schema import list_fields
 PROJECT = Path(__file__).parent.parent
 TESTS = str(PROJECT / "tests")
 ZYGOTE = "GPTMILL_TESTS_ZYGOTE"  # where workers find the process that they were forked from
+BEGAN = time.monotonic()
 
 # A run of seconds: two layers, sixteen wide, on one thread so that tests beside each other do not fight.
 TINY_FLAGS = (
@@ -93,11 +94,13 @@ def has_room(folder: Path) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as slow what starts processes, compiles or reads real data, and puts it first: short tests fill up the end
-    of a run."""
+    of a run, or those that take the time that is left."""
     for item in items:
         if item.get_closest_marker("realdata") or "compil" in item.nodeid or names(item, SLOW_NAMES):
             item.add_marker("slow")
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, not names(item, LARGE_NAMES)))
+    items.sort(
+        key=lambda item: (is_unending(item), item.get_closest_marker("slow") is None, not names(item, LARGE_NAMES))
+    )
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -393,6 +396,35 @@ def replace_sleep(monkeypatch: pytest.MonkeyPatch, module: ModuleType, sleep: Ca
 def make_environment(**extra: str) -> dict[str, str]:
     """The environment of a process under test: one thread, no colours, a terminal of known width."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "100", **extra}
+
+
+def is_unending(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and "torture_budget" in item.fixturenames
+
+
+TortureBudget = Callable[[int], Iterator[int]]
+
+
+@pytest.fixture
+def torture_budget(request: pytest.FixtureRequest) -> Iterator[TortureBudget]:
+    """Seeds, at least so many, until the test's share is over: `for seed in torture_budget(100):`.
+
+    The tests that ask for this run last, and divide what is left of GPTMILL_TORTURE_MINUTES. A case should follow from
+    its seed: GPTMILL_TORTURE_SEED begins with the one that failed."""
+    items, began = request.session.items, time.monotonic()
+    end = BEGAN + 60 * float(os.environ.get("GPTMILL_TORTURE_MINUTES", "40"))
+    share = (end - began) / sum(is_unending(item) for item in items[items.index(request.node) :])
+    first, cases = int(os.environ.get("GPTMILL_TORTURE_SEED", random.randrange(1 << 32))), 0
+
+    def spend(least: int) -> Iterator[int]:
+        nonlocal cases
+        while cases < least or time.monotonic() < began + share:
+            cases += 1
+            yield first + cases - 1
+
+    yield spend
+    minutes, last = (time.monotonic() - began) / 60, first + cases - 1
+    print(f"\n{request.node.name}: {cases} cases in {minutes:.1f} min, the last with GPTMILL_TORTURE_SEED={last}")  # noqa: T201
 
 
 @pytest.fixture

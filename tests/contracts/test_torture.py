@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import TINY_FLAGS, GptMill, make_environment
+from conftest import BEGAN, TINY_FLAGS, GptMill, TortureBudget, make_environment
 from zygote import Process, Zygote
 
 from gptmill.runs.checkpoints.selection import list_candidates
@@ -171,3 +171,22 @@ def test_two_hundred_kills_change_nothing(
     torture(victim, kills=200, kills_in_saves=60)
     print(f"{victim.kills} kills, {victim.kills_in_saves} in saves, at most {victim.most_repeated} steps repeated")  # noqa: T201
     finish(victim, tmp_path, gptmill, flags)
+
+
+@pytest.fixture(params=[0.0, 0.2])
+def seconds_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setenv("GPTMILL_TORTURE_MINUTES", str((time.monotonic() - BEGAN + request.param) / 60))
+    return float(request.param)
+
+
+def test_a_test_goes_on_while_there_is_time_and_until_it_has_done_the_least(
+    seconds_left: float, torture_budget: TortureBudget
+) -> None:
+    began = time.monotonic()
+    seeds = []
+    for seed in torture_budget(3):
+        seeds.append(seed)
+        time.sleep(0.001)
+    assert seeds == list(range(seeds[0], seeds[0] + len(seeds)))
+    assert (len(seeds) > 3) == (seconds_left > 0)
+    assert time.monotonic() - began < seconds_left + 5

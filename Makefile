@@ -1,7 +1,8 @@
 # make demo: install, prepare, train and show, in one go.   make test: install what the tests need and run them.
 # make test-fast: what needs no processes and no compiler, for the time between two edits.
 # make docs: the documentation as a site, in site/.
-# make torture: the promises again, with hundreds of kills and thousands of flipped bits.
+# make torture: the promises again, with hundreds of kills, in at most 40 minutes.
+# make size: lines, code and tokens of each room; with BASE=COMMIT, the difference.
 # make wheel: sdist and wheel, in dist/.   make wheel-test: that wheel in an empty environment, tried out.
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +10,7 @@ CONSTRAINTS ?= constraints.txt
 UNUSED = /(scipy|sklearn|nltk|tests?|transformers/models|lm_eval/tasks)/
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-fast torture wheel wheel-test lint docs clean
+.PHONY: demo test test-fast torture size wheel wheel-test lint docs clean
 demo: $(VENV)/.installed
 	$(VENV)/bin/gptmill train demo
 
@@ -21,6 +22,9 @@ test-fast: $(VENV)/.installed-dev
 
 torture: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -m torture -s --timeout 7200 -o faulthandler_timeout=0
+
+size:
+	$(PYTHON) tests/size.py $(if $(BASE),--base $(BASE))
 
 wheel: | $(VENV)/bin/python
 	rm -rf dist

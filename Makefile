@@ -2,6 +2,7 @@
 # make test-fast: what needs no processes and no compiler, for the time between two edits.
 # make docs: the documentation as a site, in site/.
 # make torture: the promises again, with hundreds of kills, in at most 40 minutes.
+# make digests BASE=COMMIT: whether the bytes of runs, corpora and exports are still that commit's; ROOM=data for some.
 # make size: lines, code and tokens of each room; with BASE=COMMIT, the difference.
 # make wheel: sdist and wheel, in dist/.   make wheel-test: that wheel in an empty environment, tried out.
 PYTHON ?= python3
@@ -10,7 +11,7 @@ CONSTRAINTS ?= constraints.txt
 UNUSED = /(scipy|sklearn|nltk|tests?|transformers/models|lm_eval/tasks)/
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-fast torture size wheel wheel-test lint docs clean
+.PHONY: demo test test-fast torture digests size wheel wheel-test lint docs clean
 demo: $(VENV)/.installed
 	$(VENV)/bin/gptmill train demo
 
@@ -22,6 +23,9 @@ test-fast: $(VENV)/.installed-dev
 
 torture: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -m torture -s --timeout 7200 -o faulthandler_timeout=0
+
+digests: $(VENV)/.installed-dev
+	$(VENV)/bin/python tests/digests.py $(BASE) $(if $(ROOM),--room $(ROOM))
 
 size:
 	$(PYTHON) tests/size.py $(if $(BASE),--base $(BASE))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY_FLAGS
+from digest_rows import VARIANTS
 
 from gptmill.cli.main import run_guarded
 
@@ -18,30 +19,6 @@ FLAGS = [
     *("--data_dir words --sample_tokens 0 --dropout 0.1").split(),
     *(f"--max_steps {STEPS} --checkpoint_freq {HALF} --eval_freq {HALF} --run_name run").split(),
 ]
-VARIANTS = {
-    "llama": "--norm rmsnorm --no_bias --positions rope --feed_forward swiglu --num_kv_heads 1 --no_tied_head",
-    "qwen3": "--norm rmsnorm --no_bias --positions rope --feed_forward swiglu --qk_norm --head_size 16",
-    "qwen3_moe": "--norm rmsnorm --no_bias --positions rope --qk_norm --feed_forward moe --num_experts 4",
-    "moe with muon": "--feed_forward moe --num_experts 4 --optimizer muon",
-    "windows and masks": "--attention_windows 4,full --documents masked --positions none",
-    "parts of no layout": "--feed_forward relu2 --logit_softcap 15 --value_embeddings 1 --zero_init",
-    "extra heads": "--mtp_heads 2 --z_loss 1e-3 --label_smoothing 0.1",
-    "muon": "--optimizer muon",
-    "muon and modern": "--optimizer muon --positions rope --norm rmsnorm --feed_forward swiglu --qk_norm",
-    "lion": "--optimizer lion --max_lr 1e-4 --min_lr 1e-5",
-    "adamw8bit": "--optimizer adamw8bit",
-    "linear": "--schedule linear",
-    "wsd and stages": "--schedule wsd --decay_fraction 0.5 --batch_size_warmup 64:3,192:6 --context_warmup 8:5",
-    "constant": "--schedule constant",
-    "ema": "--ema_decay 0.9",
-    "ema and muon": "--ema_decay 0.9 --optimizer muon",
-    "bf16": "--precision bf16",
-    "fp16": "--precision fp16",
-    "fp8": "--precision fp8-emulated",
-    "fp8 in all layers": "--precision fp8-emulated --fp8_layers all",
-    "recomputing": "--gradient_checkpointing full --loss_chunk 24",
-    "selective": "--gradient_checkpointing selective --precision bf16",
-}
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ HOSTILE: dict[str, tuple[list[Held], str]] = {
     "global shapes": ([Shard(torch.zeros(2), (4,), (0,)), Shard(torch.zeros(2), (5,), (2,))], "global shape"),
     "huge": ([Shard(torch.zeros(2), (10**12,), (0,))], "2 of 1,000,000,000,000 elements"),
     "huge and of many dimensions": ([Shard(torch.zeros(2), (10**12,) * 3, (0,))], "another dimension"),
-    "no integer": ([Shard(torch.zeros(2), (10**30,), (0,))], "not a list of lengths"),
+    "no integer": ([Shard(torch.zeros(2), (10**30,), (0,))], "more than 64 bits"),
     "negative offset": ([Shard(torch.zeros(2), (2,), (-1,))], "not a list of lengths"),
     "another dimension": ([Shard(torch.zeros(2), (2, 1), (0, 0))], "another dimension"),
     "parts that leave a gap": (

@@ -6,7 +6,6 @@ Precedence: defaults < recipe < command line.
 from __future__ import annotations
 
 import os
-import tomllib
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -19,6 +18,7 @@ from gptmill.config.renamed import RENAMED_FIELDS, add_unrecorded, find_repeated
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, find_inapplicable, list_fields, merge_values, parse_typed
 from gptmill.config.synonyms import suggest_option
+from gptmill.config.toml_text import read_toml
 from gptmill.config.validation import find_problems
 
 SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
@@ -107,7 +107,7 @@ def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[
     if path in trail:
         chain = " extends ".join(str(step) for step in (*trail, path))
         raise UserError(f"circular extends: {chain}; remove one of the extends lines")
-    table = _read_toml(path)
+    table = read_toml(path, "recipe")
     _load_plugins(path, table.get("plugins"))
     parent = table.pop("extends", None)
     values: dict[str, Any] = {}
@@ -188,19 +188,6 @@ def _find(name_or_path: str, base: Path) -> Path:
 
 def _names() -> str:
     return ", ".join(list_recipes())
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"recipe {path} is not a file; give the path of a .toml file")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UserError(
-            f"cannot read recipe {path}: {error.strerror or error}; check the path and its permissions"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe {path} is not valid TOML: {error}; fix the syntax there") from None
 
 
 def read_title(path: Path) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gptmill.config.errors import UserError
-from gptmill.data.regular_files import open_regular
+from gptmill.config.regular_files import open_regular
 
 try:
     import fcntl

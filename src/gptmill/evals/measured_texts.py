@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from gptmill.config.errors import UserError
+from gptmill.config.regular_files import read_regular
 from gptmill.config.run import RunConfig
-from gptmill.data.regular_files import read_regular
 from gptmill.data.run_corpora import open_corpora
 from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.data.tokenizers import Tokenizer

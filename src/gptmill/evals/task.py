@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
+from gptmill.config.toml_text import read_toml
 
 SHIPPED_TASKS = Path(str(resources.files("gptmill.evals"))) / "tasks"
 COMMON_KEYS = ("title", "kind", "metrics", "group_by", "delimiter", "cleaning", "file", "member", "url", "sha256")
@@ -98,12 +98,7 @@ def load_task(name: str) -> Task:
 
 def load_task_file(path: Path) -> Task:
     """Raises UserError if the file cannot be read or is no task."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read task {path}: {error.strerror or error}; check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"task {path} is not valid TOML: {error}; fix it there") from None
+    values = read_toml(path, "task")
     if problems := find_problems(values):
         raise ConfigError([Problem(f"task {path}", problem) for problem in problems])
     lists: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

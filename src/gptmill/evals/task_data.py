@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import io
-import json
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -13,9 +12,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import parse_record
+from gptmill.config.regular_files import open_regular
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.files import find_cache_dir
-from gptmill.data.regular_files import open_regular
 from gptmill.data.sources.compression import COMPRESSIONS, DecompressedFile, split_compression
 from gptmill.data.sources.download import DownloadError, download_file, hash_content
 from gptmill.data.sources.formats.lines import BYTE_ORDER_MARK, read_lines
@@ -196,8 +196,8 @@ def _read_file(
             continue
         where = f"line {number} of {name}"
         try:
-            record = json.loads(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
-        except (ValueError, RecursionError) as error:
+            record = parse_record(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
+        except ValueError as error:
             raise UserError(f"task {task.name}: {where} is not valid JSON: {error}; correct or remove it") from None
         if not isinstance(record, dict):
             raise UserError(f"task {task.name}: {where} is no JSON object; give one record per line")

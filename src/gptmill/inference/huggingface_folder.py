@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import read_json
+from gptmill.config.regular_files import open_untrusted
 from gptmill.data.tokenizers.folder import build_folder_tokenizer
 from gptmill.inference.published_model import PublishedModel
 from gptmill.models.huggingface.config_import import read_hf_config
-from gptmill.runs.checkpoints.regular_files import open_regular
 from gptmill.runs.checkpoints.tensor_files import load_tensors
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 EMBEDDINGS = ("wte.weight", "embed_tokens.weight")
-MAX_JSON_BYTES = 64 << 20
 
 
 def holds_hf_model(folder: Path) -> bool:
@@ -40,7 +39,7 @@ def read_hf_folder(folder: Path) -> PublishedModel:
     weights: dict[str, Tensor] = {}
     checksums = []
     for path in _list_weight_files(folder):
-        with open_regular(path) as file:
+        with open_untrusted(path) as file:
             checksums.append(hashlib.file_digest(file, "sha256").hexdigest())
         weights |= load_tensors(path)
     if any(weights[name].shape[:1] != (vocab_size,) for name in weights if name.endswith(EMBEDDINGS)):
@@ -79,9 +78,9 @@ def _list_weight_files(folder: Path) -> list[Path]:
 
 
 def _read_json(path: Path) -> Any:
-    with open_regular(path.resolve()) as file:
-        text = file.read(MAX_JSON_BYTES)
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return read_json(path, any_integers=True)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}; download it again") from None
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error!s:.200}); download it again") from None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gptmill.config.errors import ConfigError, Problem, UserError
+from gptmill.config.json_text import parse_record
 from gptmill.config.sample_request import SampleRequest
 from gptmill.inference.model import Model, find_problems
 from gptmill.inference.opening import open_model
@@ -110,8 +110,8 @@ def read_prompts(path: Path) -> list[str]:
 
 def _read_prompt(line: str, where: str) -> str:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_record(line)
+    except ValueError:
         record = None
     prompt = record.get("prompt") if isinstance(record, dict) else None
     if not isinstance(prompt, str):

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from gptmill.data.regular_files import read_regular
+from gptmill.config.regular_files import read_regular
 from gptmill.runs.directory import RunDirectory
 
 PATTERN = "crash_step_*_rank_*.txt"

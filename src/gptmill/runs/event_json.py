@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from gptmill.config.json_text import parse_json, replace_non_finite
+from gptmill.config.json_text import parse_record, replace_non_finite
 from gptmill.runs.events import EVENTS, EvalDone, Event, TrainEvalDone
 
 MAX_INT = 2**63 - 1
@@ -29,7 +29,7 @@ def from_json(line: str) -> Event | None:
 
     Raises ValueError, KeyError, TypeError or OverflowError for what gptmill cannot have written.
     """
-    record: dict[str, Any] = parse_json(line)
+    record: dict[str, Any] = parse_record(line)
     kind = EVENTS.get(record["event"])
     if kind is None:
         return None

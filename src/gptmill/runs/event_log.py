@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.json_text import parse_json
-from gptmill.data.regular_files import open_regular
+from gptmill.config.regular_files import measure_regular, open_regular
 from gptmill.runs.event_json import from_json
 from gptmill.runs.events import Event, StepLogged
 
 TAIL_BYTES = 1 << 16
 REPORTED_LINES = 1000
+MAX_LINE_BYTES = 16 << 20
 
 
 def read_events(path: Path, *, missing_ok: bool = False) -> list[Event]:
@@ -32,13 +33,23 @@ def iterate_events(path: Path, report: Callable[[int, int], None] | None = None)
 
     Reports the bytes read, and how many there are. Raises OSError if the file cannot be read.
     """
+    size, position = measure_regular(path), 0
+    for number, line in enumerate(iterate_lines(path)):
+        position += len(line)
+        if (event := parse_event(line.decode(errors="replace"))) is not None:
+            yield event
+        if report is not None and number % REPORTED_LINES == 0:
+            report(min(position, size), size)
+
+
+def iterate_lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines, up to one that is longer than any event: the file is damaged from there on, maybe without end.
+
+    Raises OSError if the file cannot be read.
+    """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        for number, line in enumerate(file):
-            if (event := parse_event(line.decode(errors="replace"))) is not None:
-                yield event
-            if report is not None and number % REPORTED_LINES == 0:
-                report(min(file.tell(), size), size)
+        while 0 < len(line := file.readline(MAX_LINE_BYTES + 1)) <= MAX_LINE_BYTES:
+            yield line
 
 
 def read_recent_events(path: Path) -> list[Event]:
@@ -62,7 +73,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
     Raises OSError if the file cannot be read, and ValueError for a line that is not JSON.
     """
-    return [parse_json(line) for line in _read_lines(path)[:-1]]
+    return [parse_json(line) for line in _read_lines(path) if line.endswith("\n")]
 
 
 def parse_event(line: str) -> Event | None:
@@ -78,14 +89,15 @@ def _parse_lines(lines: list[str]) -> list[Event]:
 
 
 def _read_lines(path: Path, last_bytes: int | None = None, *, missing_ok: bool = False) -> list[str]:
-    """Returns the lines in the last so many bytes; the first may lack its start, the last is "" or incomplete."""
+    """Returns the lines, or those in the last so many bytes, of which the first may lack its start."""
     try:
+        if last_bytes is None:
+            return [line.decode(errors="replace") for line in iterate_lines(path)]
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - last_bytes) if last_bytes is not None else 0)
-            text = file.read().decode(errors="replace")
+            file.seek(max(0, size - last_bytes))
+            return file.read(last_bytes).decode(errors="replace").split("\n")
     except OSError:
         if missing_ok:
             return []
         raise
-    return text.split("\n")

@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from gptmill.config.json_text import parse_json
-from gptmill.data.regular_files import read_regular
+from gptmill.config.json_text import read_json
 from gptmill.runs.append_file import AppendOnlyFile
 from gptmill.runs.crash_files import find_crash_sentence
 from gptmill.runs.directory import RunDirectory
@@ -80,7 +79,7 @@ def find_last_activity(run: RunDirectory) -> RunCrashed:
 
 def _read_heartbeat(path: Path) -> float:
     try:
-        moment = float(parse_json(read_regular(path))["time"])
+        moment = float(read_json(path)["time"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return 0.0
     return moment if 0 <= moment < MAX_TIME else 0.0

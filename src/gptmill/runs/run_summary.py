@@ -15,7 +15,7 @@ from gptmill.config.recipes import load_recipe
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
 from gptmill.runs.directory import RunDirectory
-from gptmill.runs.event_log import parse_event
+from gptmill.runs.event_log import iterate_lines, parse_event
 from gptmill.runs.events import EvalDone, Event, LastStepMoved, RunFinished, RunStarted, StepLogged
 from gptmill.runs.history import END_EVENTS, HISTORY_EVENTS, find_last_activity, read_history, split_processes
 from gptmill.runs.run_lock import is_locked
@@ -128,12 +128,11 @@ def _read_progress(path: Path) -> _Progress:
     """Reads line by line, and parses only what is needed: most lines are steps, of which the last few count."""
     recent: deque[bytes] = deque(maxlen=RECENT_STEPS)
     others: list[Event | None] = []
-    with path.open("rb") as file:
-        for line in file:
-            if b'"StepLogged"' in line[:50]:
-                recent.append(line)
-            elif b'"SampleDrawn"' not in line[:50]:
-                others.append(parse_event(line.decode(errors="replace")))
+    for line in iterate_lines(path):
+        if b'"StepLogged"' in line[:50]:
+            recent.append(line)
+        elif b'"SampleDrawn"' not in line[:50]:
+            others.append(parse_event(line.decode(errors="replace")))
     steps = [parse_event(line.decode(errors="replace")) for line in recent]
     last_steps = [event.max_steps for event in others if isinstance(event, RunStarted | LastStepMoved)]
     return _Progress(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gptmill.data.regular_files import open_regular
-from gptmill.runs.event_log import parse_event
+from gptmill.runs.event_log import iterate_lines, parse_event
 from gptmill.runs.events import RunStarted
 
 KIND_BYTES = 50  # in which a line says what its event is
@@ -31,11 +30,10 @@ def read_training_clock(events: Path) -> TrainingClock:
     """Reads the clock from events.jsonl, of which it parses two lines per process; without the file, it is empty."""
     clock, previous = TrainingClock(), b""
     try:
-        with open_regular(events) as file:
-            for line in file:
-                if b'"RunStarted"' in line[:KIND_BYTES]:
-                    _add_start(clock, line, previous)
-                previous = line
+        for line in iterate_lines(events):
+            if b'"RunStarted"' in line[:KIND_BYTES]:
+                _add_start(clock, line, previous)
+            previous = line
     except OSError:
         return TrainingClock()
     return clock

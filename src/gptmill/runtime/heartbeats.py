@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from gptmill.config.json_text import parse_json
+from gptmill.config.json_text import read_json
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 4 * BEAT_SECONDS
@@ -43,7 +43,7 @@ def write_heartbeat(folder: Path, heartbeat: Heartbeat) -> None:
 def read_heartbeat(folder: Path, rank: int) -> Heartbeat | None:
     """The rank's last heartbeat; None if there is none or it is malformed."""
     try:
-        heartbeat = Heartbeat(**parse_json(make_heartbeat_path(folder, rank, "json").read_text(encoding="utf-8")))
+        heartbeat = Heartbeat(**read_json(make_heartbeat_path(folder, rank, "json")))
         return replace(heartbeat, rank=rank, since=float(heartbeat.since), time=float(heartbeat.time))
     except (OSError, ValueError, TypeError):
         return None

@@ -17,6 +17,7 @@ from datetime import timedelta
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import parse_json
 from gptmill.runtime.rank_store import RankStore, is_agents_store
 
 JOIN_SECONDS = 600.0  # ranks of a cluster start minutes apart
@@ -69,7 +70,7 @@ def _find_common_token(hall: Store, rank: int, token: str) -> str:
     """The token of rank 0, if that has seen this rank's; empty if it has not."""
     with suppress(ValueError, IndexError):
         if hall.check(["welcome"]):
-            common, seen = json.loads(hall.get("welcome"))
+            common, seen = parse_json(hall.get("welcome"))
             return str(common) if seen[rank] == token else ""
     return ""
 

@@ -18,6 +18,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import parse_json
 
 REPORT_SECONDS = 3.0  # how long a rank waits for rank 0 to print what has happened
 LEAVE_SECONDS = 10.0  # for the others to read what has failed
@@ -111,7 +112,7 @@ class RankStore:
         self.has_noticed_failure = self.has_noticed_failure or is_own
         try:
             first = self._store.compare_set(FAILURE, "", json.dumps(asdict(failure)))
-            return Failure(**json.loads(first))
+            return Failure(**parse_json(first))
         except RuntimeError:  # the store ended with its host
             return failure
 
@@ -120,7 +121,7 @@ class RankStore:
         try:
             if not self._store.check([FAILURE]):
                 return None
-            return Failure(**json.loads(self._store.get(FAILURE)))
+            return Failure(**parse_json(self._store.get(FAILURE)))
         except RuntimeError:
             return self.describe_lost_store()
 
@@ -208,7 +209,7 @@ class RankStore:
                 self.raise_failure()
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_POLL_SECONDS)
-            return json.loads(self._store.get(key))
+            return parse_json(self._store.get(key))
         except RuntimeError:
             self.has_noticed_failure = True
             failure = self.describe_lost_store()

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gptmill.config import exit_codes
+from gptmill.config.json_text import parse_json
 from gptmill.runtime.rank_store import LEAVING, Failure, RankStore
 
 POLL_SECONDS = 1.0
@@ -165,7 +166,7 @@ class RankWatch:
         beats = {}
         for rank, text in self._ranks.read_texts("beat", ranks).items():
             with suppress(ValueError, TypeError):
-                beats[rank] = RankBeat(**json.loads(text))
+                beats[rank] = RankBeat(**parse_json(text))
         return beats
 
     def _end(self, failure: Failure) -> None:

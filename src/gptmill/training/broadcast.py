@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gptmill.config.json_text import parse_json
 from gptmill.runs.checkpoints.content import Checkpoint, Held
 from gptmill.runs.checkpoints.sharded_state import keep_whole
 from gptmill.runtime.world import World
@@ -56,7 +57,7 @@ def broadcast_json(value: Any, world: World) -> Any:
     if not world.is_main:
         content = torch.empty(int(length.item()), dtype=torch.uint8, device=world.device)
     dist.broadcast(content, src=0)
-    return json.loads(bytes(content.cpu().tolist()))
+    return parse_json(bytes(content.cpu().tolist()))
 
 
 def _describe(checkpoint: Checkpoint[Tensor] | None) -> dict[str, Any] | None:

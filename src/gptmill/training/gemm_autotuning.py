@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gptmill.config.json_text import parse_json
+from gptmill.config.json_text import read_json
 from gptmill.data.files import find_cache_dir
 from gptmill.models.kernels.gemm import USE_TORCH, autotune_gemms, autotuned
 from gptmill.runtime.world import World
@@ -43,7 +43,7 @@ def find_file() -> Path | None:
 def read_autotuned(path: Path) -> dict[str, int]:
     """None where there are none; a file that is broken counts as none."""
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     entries = found.items() if isinstance(found, dict) else ()

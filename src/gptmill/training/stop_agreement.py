@@ -6,6 +6,7 @@ import json
 import time
 from contextlib import suppress
 
+from gptmill.config.json_text import parse_json
 from gptmill.runtime.ranks import Ranks
 from gptmill.runtime.signals import StopFlag
 
@@ -35,7 +36,7 @@ def take_over_stop(stop: StopFlag, ranks: Ranks) -> None:
     texts = ranks.store.read_texts(KEY, list(range(ranks.store.size)))
     for _, text in sorted(texts.items()):
         with suppress(ValueError, TypeError):
-            number, is_time_up = json.loads(text)
+            number, is_time_up = parse_json(text)
             if number or is_time_up:
                 stop.take_over(int(number), is_time_up=bool(is_time_up))
                 return

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gptmill.config.json_text import parse_json
+from gptmill.config.json_text import read_json
 from gptmill.data.cleaning import CleaningReport
 from gptmill.data.files import write_durably
 from gptmill.data.pipeline.chunks import START, Chunk, Position
 from gptmill.data.pipeline.prepare_job import MAX_RAISED_FRACTION
 from gptmill.data.pipeline.shard_writer import WriterState
-from gptmill.data.regular_files import read_regular
 from gptmill.data.sources import DefectReport
 
 FILE_NAME = "journal.json"
@@ -87,7 +86,7 @@ class Journal:
 def read_journal(folder: Path, origin: dict[str, Any]) -> Journal | None:
     """Returns the journal of an earlier preparation of the same sources and options, or None."""
     try:
-        content: dict[str, Any] = parse_json(read_regular(folder / FILE_NAME))
+        content: dict[str, Any] = read_json(folder / FILE_NAME)
         if content.pop("version") != VERSION or content["origin"] != origin:
             return None
         return Journal(

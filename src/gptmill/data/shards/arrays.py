@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
-from gptmill.data.regular_files import open_regular
+from gptmill.config.regular_files import open_regular
 from gptmill.data.tokenizers.protocol import TokenArray
 
 try:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gptmill.config.errors import UserError
-from gptmill.data.regular_files import open_regular
+from gptmill.config.regular_files import open_regular
 from gptmill.data.shards.arrays import MappedArrays, MapPool, StoredArray, find_array
 from gptmill.data.shards.shard_manifest import DOCUMENTS_DIR, DTYPES, Manifest, Shard, Split
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer

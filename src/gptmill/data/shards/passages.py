@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gptmill.config.errors import UserError
-from gptmill.data.regular_files import read_regular
+from gptmill.config.regular_files import read_regular
 from gptmill.data.shards.arrays import find_array
 from gptmill.data.shards.opening import TokenShards
 from gptmill.data.shards.shard_manifest import NAMES_NAME, ORIGINS_DIR, Split

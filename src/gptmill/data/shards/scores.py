@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
-from gptmill.config.json_text import parse_json
+from gptmill.config.json_text import read_json
+from gptmill.config.regular_files import open_regular
 from gptmill.config.validation import is_folder_name
 from gptmill.data.files import flush_to_disk, hash_file, write_durably
-from gptmill.data.regular_files import open_regular, read_regular
 from gptmill.data.shards.opening import TokenShards
 from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.shards.shard_manifest import SCORES_DIR, read_manifest
@@ -55,7 +55,7 @@ def read_scores(shards: TokenShards, name: str) -> ScoreArray:
     if not path.exists():
         raise UserError(f"{shards.folder} has no scores named {name}; {advice}")
     try:
-        record = parse_json(read_regular(path.with_suffix(".json")))
+        record = read_json(path.with_suffix(".json"))
         with open_regular(path) as file:
             scores: ScoreArray = np.load(file, allow_pickle=False)
         is_valid = record["sha256"] == hash_file(path) and len(scores) == shards.manifest.train.documents

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.config.json_text import parse_json
+from gptmill.config.json_text import read_json
 from gptmill.config.validation import is_folder_name
 from gptmill.data.files import write_durably
-from gptmill.data.regular_files import read_regular
 
 FILE_NAME = "manifest.json"
 FORMAT = "gptmill-shards"
@@ -77,7 +76,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / FILE_NAME
     advice = "prepare the corpus again with --overwrite"
     try:
-        content: dict[str, Any] = parse_json(read_regular(path))
+        content: dict[str, Any] = read_json(path)
         if content.pop("format") != FORMAT:
             raise UserError(f"{path} is not a gptmill manifest; point --data_dir to a folder that gptmill prepared")
         if (version := content.pop("version")) != VERSION:

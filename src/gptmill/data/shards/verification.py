@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from gptmill.config.errors import UserError
+from gptmill.config.regular_files import open_regular
 from gptmill.data.files import hash_file
-from gptmill.data.regular_files import open_regular
 from gptmill.data.shards.arrays import IndexArray, StoredArray
 from gptmill.data.shards.external_formats import find_external_files, open_external
 from gptmill.data.shards.opening import find_shard, restore_expected_tokenizer

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.config.json_text import parse_json
-from gptmill.data.regular_files import read_regular
+from gptmill.config.json_text import parse_json, read_json
+from gptmill.config.regular_files import read_regular
 from gptmill.data.tokenizers import sentencepiece_file
 from gptmill.data.tokenizers.definitions import CONTROL, Piece, make_byte_level_definition
 from gptmill.data.tokenizers.gpt2_bpe import END_OF_TEXT, TABLE_SHA256, Gpt2Tokenizer
@@ -49,7 +49,7 @@ def build_from_definition(
 
 def _read_gpt2_files(folder: Path) -> dict[str, Any]:
     try:
-        vocabulary = parse_json(read_regular(folder / VOCABULARY))
+        vocabulary = read_json(folder / VOCABULARY)
         merges = read_regular(folder / MERGES).decode("utf-8").splitlines()
         ids = sorted(vocabulary.values())
         if ids != list(range(len(ids))):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.data.regular_files import read_regular
+from gptmill.config.regular_files import read_regular
 from gptmill.data.tokenizers.definitions import Piece, make_sentencepiece_definition
 
 FILE_NAME = "tokenizer.model"

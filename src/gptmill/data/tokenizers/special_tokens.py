@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptmill.config.json_text import parse_json
-from gptmill.data.regular_files import open_regular
+from gptmill.config.json_text import read_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKEN_FILES = (TOKENIZER_CONFIG, "special_tokens_map.json")  # name the token
 ID_FILES = ("generation_config.json", "config.json")  # name its id
-MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ def _get_text(token: Any) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one where there is none, since these files only add to what is known."""
     try:
-        with open_regular(path) as file:
-            content = parse_json(file.read(MAX_BYTES))
+        content = read_json(path, any_integers=True)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from gptmill.config.errors import UserError
-from gptmill.config.json_text import parse_json
-from gptmill.data.regular_files import read_regular
+from gptmill.config.json_text import parse_json, read_json
 from gptmill.data.tokenizers.byte_level import decode_byte_level
 from gptmill.data.tokenizers.protocol import TokenArray, choose_dtype
 from gptmill.data.tokenizers.special_tokens import SpecialTokens
@@ -120,7 +119,7 @@ class JsonTokenizer:
 def read_definition(path: Path) -> str:
     """Reads the file as minified JSON, without truncation and padding and with end-of-text tokens marked special."""
     try:
-        definition = parse_json(read_regular(path))
+        definition = read_json(path)
         definition |= {"truncation": None, "padding": None}
         for token in definition.get("added_tokens") or []:
             token["special"] = token["special"] or token["content"] in EOS_TOKENS

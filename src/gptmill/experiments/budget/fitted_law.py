@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from importlib import resources
 from typing import Any
 
+from gptmill.config.json_text import parse_json
 from gptmill.experiments.budget.law_fit import MeasuredRun
 from gptmill.experiments.budget.law_residuals import CorrectedLaw, correct_law
 from gptmill.experiments.budget.scaling_law import ScalingLaw
@@ -20,5 +20,5 @@ def load_law() -> CorrectedLaw:
 def load_fit() -> dict[str, Any]:
     """The content of law.json: the law, the runs that it is fitted to, and the results of all runs."""
     text = (resources.files("gptmill.experiments.budget") / "law.json").read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
+    content: dict[str, Any] = parse_json(text)
     return content

@@ -16,6 +16,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+from gptmill.config.json_text import parse_json
 from gptmill.experiments.doctor.probe_process import PREFIX
 from gptmill.runtime.child import describe_exit, open_child
 
@@ -90,7 +91,7 @@ class ProbeGroup:
     def _collect(self) -> None:
         answers = [line for line in self._read().splitlines() if line.startswith(PREFIX)]
         for line in answers:
-            answer = json.loads(line.removeprefix(PREFIX))
+            answer = parse_json(line.removeprefix(PREFIX))
             if self._pending and answer["name"] == self._pending[0].name:
                 self.results[answer["name"]] = Result(answer["value"], _shorten(answer["error"]))
                 self._advance()

@@ -7,6 +7,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from gptmill.config.json_text import parse_json
+
 PREFIX = "gptmill-probe "  # libraries print too
 
 
@@ -24,4 +26,4 @@ def main(calls: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(parse_json(sys.argv[1]))

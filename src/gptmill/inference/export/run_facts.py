@@ -17,7 +17,7 @@ from gptmill.config.serialization import format_flags
 from gptmill.data.corpus_preparation import find_data_dir
 from gptmill.data.shards.shard_manifest import read_manifest
 from gptmill.runs.directory import RunDirectory
-from gptmill.runs.event_log import parse_event
+from gptmill.runs.event_log import iterate_lines, parse_event
 from gptmill.runs.events import EvalDone, Event, RunStarted, ScoresDone, StepLogged
 
 UNTOLD = frozenset("run_name logdir".split())  # of the command: they name the run, not what it does
@@ -108,8 +108,8 @@ def _read_events(path: Path, step: int) -> list[Event]:
     """The events that the card needs; of the steps, which may be millions, only the one exported."""
     this_step = f'"step": {step},'.encode()
     events = []
-    with suppress(OSError), path.open("rb") as file:
-        for line in file:
+    with suppress(OSError):
+        for line in iterate_lines(path):
             start = line[:60]
             if b'"SampleDrawn"' in start or (b'"StepLogged"' in start and this_step not in start):
                 continue

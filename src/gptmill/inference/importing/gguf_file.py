@@ -18,13 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.runs.checkpoints.regular_files import open_regular
+from gptmill.config.regular_files import open_untrusted
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 MAX_DIMENSIONS = 4
+MAX_ENTRIES = 10_000
+MAX_TENSORS = 100_000
+MAX_VALUES = 2**21  # in arrays; a tokenizer has four for each of its up to 262,144 tokens
 ALIGNMENT = 32
 INSTALL = "reading GGUF needs the library gguf; run: pip install 'gptmill[export]'"
 
@@ -47,11 +50,10 @@ class GgufFile:
     """A GGUF file, mapped into memory. Raises UserError for anything that is not one."""
 
     def __init__(self, path: Path) -> None:
-        open_regular(path).close()  # raises for what is no regular file
         self.path = path
-        self._data: NDArray[np.uint8] = (
-            np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.zeros(0, "u1")
-        )
+        with open_untrusted(path) as file:
+            is_empty = not file.peek(1)
+            self._data: NDArray[np.uint8] = np.zeros(0, "u1") if is_empty else np.memmap(file, np.uint8, mode="r")
         try:
             self.metadata, self.tensors = self._read_header()
         except (ValueError, struct.error, OverflowError, UnicodeDecodeError) as error:
@@ -83,12 +85,12 @@ class GgufFile:
             raise ValueError(f"its version is {version}, and gptmill reads {VERSIONS[0]} and {VERSIONS[1]}")
         tensor_count, entry_count = cursor.read("Q"), cursor.read("Q")
         metadata: dict[str, Any] = {}
-        for _ in range(entry_count):  # each takes bytes of the file, which ends
+        for _ in range(_bound(entry_count, MAX_ENTRIES)):
             key = cursor.read_text()
             if key in metadata:
                 raise ValueError(f"{key!r:.60} occurs twice")
             metadata[key] = cursor.read_value(cursor.read("I"))
-        found = [cursor.read_tensor() for _ in range(_bound(tensor_count, cursor))]
+        found = [cursor.read_tensor() for _ in range(_bound(tensor_count, MAX_TENSORS))]
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
             raise ValueError("its alignment is not valid")
@@ -108,7 +110,7 @@ class _Cursor:
     """Reads one value after the other; raises ValueError at the end of the file."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
-        self._data, self.position = data, 0
+        self._data, self.position, self._values_left = data, 0, MAX_VALUES
 
     @property
     def left(self) -> int:
@@ -136,7 +138,8 @@ class _Cursor:
             return self.read_text()
         if kind != ARRAY:
             raise ValueError(f"its metadata has a value of type {kind}")
-        kind, count = self.read("I"), _bound(self.read("Q"), self)
+        kind, count = self.read("I"), _bound(self.read("Q"), self._values_left)
+        self._values_left -= count
         if kind in SCALARS:
             dtype = np.dtype(SCALARS[kind]).newbyteorder("<")
             return np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
@@ -154,10 +157,10 @@ class _Cursor:
         return GgufTensor(name, shape, self.read("I"), self.read("Q"))
 
 
-def _bound(count: int, cursor: _Cursor) -> int:
-    """The count; raises ValueError if not even a byte of the file is left for each."""
-    if count > cursor.left:
-        raise ValueError(f"it claims {count:,} values, more than it has bytes")
+def _bound(count: int, limit: int) -> int:
+    """The count; raises ValueError for one that no model has: each takes time even where the file has the bytes."""
+    if count > limit:
+        raise ValueError(f"it claims {count:,} values, of which it may have {limit:,}")
     return count
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from gptmill.config.errors import UserError
 from gptmill.config.model import ModelConfig
+from gptmill.config.regular_files import open_untrusted
 from gptmill.data.files import hash_file
 from gptmill.data.tokenizers.gpt2_bpe import Gpt2Tokenizer
 from gptmill.inference.published_model import LazyTensors, PublishedModel
 from gptmill.models.huggingface.config_import import read_hf_config
-from gptmill.runs.checkpoints.regular_files import open_regular
 
 MAGIC = 20240326
 HEADER_INTEGERS = 256
@@ -30,13 +30,13 @@ PROJECTIONS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 
 
 def is_llmc_file(path: Path) -> bool:
-    with open_regular(path) as file:
+    with open_untrusted(path) as file:
         return file.read(4) == MAGIC.to_bytes(4, "little")
 
 
 def read_llmc(path: Path) -> PublishedModel:
     """Raises UserError for a file of another version, or that its header does not describe."""
-    with open_regular(path) as file:
+    with open_untrusted(path) as file:
         header = file.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         raise UserError(f"{path} ends inside its header; download it again")

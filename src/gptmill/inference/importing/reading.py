@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from gptmill.config.errors import UserError
+from gptmill.config.regular_files import open_untrusted
 from gptmill.inference.huggingface_folder import holds_hf_model, read_hf_folder
 from gptmill.inference.importing.gguf_file import MAGIC
 from gptmill.inference.importing.gguf_model import read_gguf
@@ -13,7 +14,6 @@ from gptmill.inference.importing.llmc_file import is_llmc_file, read_llmc
 from gptmill.inference.importing.nanogpt_file import is_torch_file, read_nanogpt
 from gptmill.inference.loading import is_checkpoint
 from gptmill.inference.published_model import PublishedModel
-from gptmill.runs.checkpoints.regular_files import open_regular
 
 USAGE = "give a Hugging Face folder, a .gguf file, llm.c's .bin or nanoGPT's ckpt.pt"
 
@@ -30,7 +30,7 @@ def read_published(source: str) -> PublishedModel:
     if path.exists() and not path.is_file():
         raise UserError(f"{source} is not a regular file; {USAGE}")
     path = path.resolve()  # downloads of Hugging Face's cache are links
-    with open_regular(path) as file:
+    with open_untrusted(path) as file:
         start = file.read(len(MAGIC))
     if start == MAGIC:
         return read_gguf(path)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import read_json
 from gptmill.runs.checkpoints.content import Checkpoint, CheckpointInfo, Held
 from gptmill.runs.checkpoints.manifest import FILE_NAME, list_group_files, make_digests, read_digests
 from gptmill.runs.checkpoints.saved_tensors import open_tensors
@@ -174,7 +175,7 @@ class JointSave:
 def _read_receipt(path: Path, rank: int) -> dict[str, FileDigest]:
     """Raises AbandonedError for the receipt of a rank that has given up, or for an invalid one."""
     try:
-        receipt = json.loads(path.read_text(encoding="utf-8"))
+        receipt = read_json(path)
         if "error" in receipt:
             raise AbandonedError(f"rank {rank}: {receipt['error']}")
         files = read_digests(receipt["files"])

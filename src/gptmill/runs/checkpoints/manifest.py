@@ -18,8 +18,8 @@ from typing import Any
 
 from gptmill.config.errors import UserError
 from gptmill.config.json_text import parse_json, replace_non_finite
+from gptmill.config.regular_files import open_untrusted
 from gptmill.runs.checkpoints.content import Checkpoint
-from gptmill.runs.checkpoints.regular_files import open_regular
 from gptmill.runs.checkpoints.tensor_files import FileDigest, write_all
 from gptmill.runs.event_json import MAX_TIME
 
@@ -138,7 +138,7 @@ def _read_text(path: Path) -> bytes:
     if path.is_dir() and not os.path.lexists(path / MANIFEST):
         for other in path.iterdir():
             _refuse_pickle(other)
-    with open_regular(path / MANIFEST) as file:
+    with open_untrusted(path / MANIFEST) as file:
         text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise UserError(f"{path / MANIFEST} has more than {MAX_BYTES >> 20} MB; use another checkpoint")

@@ -5,7 +5,6 @@ Readers do not trust the files: every shape is checked before memory is allocate
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,12 +17,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import check_values, parse_json
 from gptmill.runs.checkpoints.tensor_files import DTYPES, METADATA, SHARDS, read_header
 from gptmill.runs.checkpoints.tiling import Box, Extent, cover, find_tiling_error
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 MAX_LENGTH = 2**63 - 1
 MAX_DIMENSIONS = 64
+MAX_PLACEMENT_VALUES = 2**20  # in a header: a part of a shard takes ten
 READ_ERRORS = (SafetensorError, OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError)
 
 
@@ -122,11 +123,12 @@ def _join(name: str, pieces: list[Piece], files: OpenFiles) -> SavedTensor:
 def _list_pieces(path: Path) -> list[tuple[str, list[Piece]]]:
     header = read_header(path)
     try:
-        placements = json.loads(header.pop(METADATA, {}).get(SHARDS, "{}"))
+        placements = parse_json(header.pop(METADATA, {}).get(SHARDS, "{}"))
+        check_values(placements, MAX_PLACEMENT_VALUES)
         if unknown := placements.keys() - header.keys():
             raise ValueError(f"it places {min(unknown)!r:.100}, which it does not hold")
         return [(name, _make_pieces(path, entry, placements.get(name))) for name, entry in header.items()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"checkpoint {path.parent} is damaged: the header of {path.name}: {error!s:.200}") from None
 
 

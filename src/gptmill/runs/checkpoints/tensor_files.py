@@ -26,8 +26,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gptmill.config.errors import UserError
+from gptmill.config.json_text import parse_json
+from gptmill.config.regular_files import measure_untrusted, open_untrusted
 from gptmill.runs.checkpoints.content import Held, Shard
-from gptmill.runs.checkpoints.regular_files import measure_regular, open_regular
 
 # Widest first, the order of the tensors in the file: each then starts at a multiple of its element size.
 DTYPES = {
@@ -51,7 +52,8 @@ DTYPES = {
 }
 CHUNK_BYTES = 16 << 20  # reacquiring the GIL from a busy thread takes 5 ms, twice per chunk
 LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 32 << 20  # enough for 200,000 tensors
+MAX_HEADER_BYTES = 32 << 20
+MAX_TENSORS = 100_000
 METADATA, SHARDS = "__metadata__", "shards"
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
@@ -99,7 +101,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 def check_file(path: Path, expected: FileDigest, *, thorough: bool = True) -> None:
     """Raises UserError unless it is a regular file of the expected size and, if thorough, checksum."""
-    size_bytes = measure_regular(path)
+    size_bytes = measure_untrusted(path)
     if size_bytes != expected.size_bytes:
         raise UserError(
             f"checkpoint {path.parent} is damaged: {path.name} has {size_bytes:,} bytes, not {expected.size_bytes:,}"
@@ -107,7 +109,7 @@ def check_file(path: Path, expected: FileDigest, *, thorough: bool = True) -> No
     if not thorough:
         return
     try:
-        with open_regular(path) as file:
+        with open_untrusted(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"cannot read checkpoint {path}: {error.strerror or error}") from None
@@ -116,11 +118,11 @@ def check_file(path: Path, expected: FileDigest, *, thorough: bool = True) -> No
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Returns the header; raises UserError for pickles, and for one that is too large, is not JSON or repeats a name.
+    """Returns the header; raises UserError for pickles, and for one that is too large, not JSON or repeats a name.
 
     What it says is yet to be validated.
     """
-    with open_regular(path) as file:
+    with open_untrusted(path) as file:
         start = file.read(LENGTH_BYTES)
         length = int.from_bytes(start, "little")
         header = file.read(length) if length <= MAX_HEADER_BYTES else b""
@@ -129,10 +131,12 @@ def read_header(path: Path) -> dict[str, Any]:
     try:
         if length > MAX_HEADER_BYTES:
             raise ValueError(f"{length:,} bytes are too large")
-        entries = json.loads(header, object_pairs_hook=_refuse_duplicates)
+        entries = parse_json(header, refuse_repeats=True)
         if not isinstance(entries, dict):
             raise ValueError("it is not an object")
-    except (ValueError, RecursionError) as error:
+        if len(entries) > MAX_TENSORS:
+            raise ValueError(f"it has more than {MAX_TENSORS:,} tensors")
+    except ValueError as error:
         raise UserError(
             f"{path} is not a valid safetensors file (its header: {error!s:.200}); use another checkpoint"
         ) from None
@@ -188,10 +192,3 @@ def _take_local(tensor: Held) -> Tensor:
 def _sort(tensors: Mapping[str, Held]) -> list[tuple[str, Held]]:
     order = {dtype: index for index, dtype in enumerate(DTYPES)}
     return sorted(tensors.items(), key=lambda item: (order[item[1].dtype], item[0]))
-
-
-def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return entries

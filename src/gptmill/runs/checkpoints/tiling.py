@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
+MAX_CUT_AXES = 4  # dimensions along which a tensor is cut; ranks cut along one or two
 Extent = tuple[int, ...]
 
 
@@ -52,13 +55,17 @@ def find_tiling_error(shape: Extent, boxes: Sequence[Box]) -> str:
     if any(len(box.shape) != len(shape) or any(map(int.__gt__, box.end, shape)) for box in boxes):
         return "a shard lies outside of it"
     filled = [box for box in boxes if box.size]
-    open_boxes: list[Box] = []
-    for box in sorted(filled, key=lambda box: box.offset):
-        # Only boxes that reach into these rows can overlap: none where a tensor is cut into rows.
-        if shape:
-            open_boxes = [earlier for earlier in open_boxes if earlier.end[0] > box.offset[0]]
-        if any(box.intersect(earlier) for earlier in open_boxes):
-            return "two shards overlap"
-        open_boxes.append(box)
     found, expected = sum(box.size for box in filled), prod(shape)
-    return "" if found == expected else f"its shards hold {found:,} of {expected:,} elements"
+    if found < expected:
+        return f"its shards hold {found:,} of {expected:,} elements"
+    cut = [axis for axis, length in enumerate(shape) if any(box.shape[axis] != length for box in filled)]
+    if len(cut) > MAX_CUT_AXES:
+        return f"it is cut along {len(cut)} dimensions"
+    # A sum of boxes is known by its corners, counted with alternating signs: its mixed difference. So this takes as
+    # many steps as there are boxes, where comparing each with each would take the square of that.
+    corners = Counter[Extent]()
+    for box, weight in [*((box, 1) for box in filled), *([(cover(shape), -1)] if expected else [])]:
+        for ends in product((0, 1), repeat=len(cut)):
+            corner = tuple(box.offset[axis] + is_end * box.shape[axis] for axis, is_end in zip(cut, ends, strict=True))
+            corners[corner] += weight * (-1) ** sum(ends)
+    return "two shards overlap" if any(corners.values()) else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gptmill.config.json_text import parse_json
+from gptmill.config.json_text import parse_record
 from gptmill.runs.append_file import AppendOnlyFile
 from gptmill.runs.event_json import to_json
 from gptmill.runs.events import (
@@ -39,7 +39,7 @@ class JsonLines:
         """Drops later steps; unless `is_evaluated`, the evaluation of this step too, which is to be repeated."""
 
         def read_position(line: str) -> tuple[int, bool]:
-            record = parse_json(line)  # not an Event: those that a newer version added are kept
+            record = parse_record(line)  # not an Event: those that a newer version added are kept
             return int(record["step"]), record["event"] in EVALUATION_NAMES
 
         _drop_later_lines(self._file, (step, is_evaluated), read_position)

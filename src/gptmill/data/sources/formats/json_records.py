@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gptmill.config.json_text import parse_record
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources.decoding import decode_record
 from gptmill.data.sources.failures import (
@@ -17,7 +18,6 @@ from gptmill.data.sources.failures import (
     make_field_error,
     make_type_error,
 )
-from gptmill.data.sources.formats.json_values import parse_values
 from gptmill.data.sources.formats.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, decode_line, read_lines
 from gptmill.data.sources.source import Part
 from gptmill.data.sources.stored_file import StoredFile
@@ -121,7 +121,7 @@ def _read_records(
             if not content or content.isspace():
                 continue
             try:
-                record = parse_values(content)
+                record = parse_record(content)
             except ValueError as error:
                 yield ReadingError(f"{locate()} is not JSON: {error}; fix the line or remove it", "malformed")
                 continue
@@ -144,14 +144,14 @@ def _count_lines(stored: StoredFile, offset: int) -> int:
 def _is_record(line: bytes) -> bool:
     """Whether a line is a complete record, so that the file is JSON Lines."""
     try:
-        return isinstance(parse_values(line.removeprefix(BYTE_ORDER_MARK).decode("utf-8")), dict | str)
+        return isinstance(parse_record(line.removeprefix(BYTE_ORDER_MARK).decode("utf-8")), dict | str)
     except ValueError:
         return False
 
 
 def _parse_file(content: str, uri: str) -> Any:
     try:
-        return parse_values(content)
+        return parse_record(content)
     except json.JSONDecodeError as error:
         message = f"{uri}:{error.lineno} is not JSON: {error.msg}; fix the file or leave it out"
     except ValueError as error:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+
+from gptmill.config.errors import UserError
 
 KINDS = {
     stat.S_IFLNK: "a link",
@@ -18,6 +22,7 @@ KINDS = {
 }
 # Without waiting for the writer of a pipe that replaced the file since it was checked.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+MAX_BYTES = 1 << 30  # of a file that is read whole
 
 
 class IrregularFileError(OSError):
@@ -45,13 +50,41 @@ def open_regular(path: Path, *, follow_links: bool = True) -> BufferedReader:
     return file
 
 
-def read_regular(path: Path) -> bytes:
-    """Returns the content of a regular file; raises OSError for anything else."""
+def read_regular(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Returns the content of a regular file; raises OSError for anything else, or a file that is larger."""
     with open_regular(path) as file:
-        return file.read()
+        is_larger = os.fstat(file.fileno()).st_size > max_bytes
+        content = b"" if is_larger else file.read(max_bytes + 1)  # the files of /proc have no size
+    if is_larger or len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(path))
+    return content
+
+
+def measure_untrusted(path: Path) -> int:
+    """Returns the size of a regular file of a checkpoint; raises UserError for anything else, even a link to one."""
+    with _report_errors(path):
+        return measure_regular(path, follow_links=False)
+
+
+def open_untrusted(path: Path) -> BufferedReader:
+    """Opens a regular file of a checkpoint; raises UserError for anything else, even a link to one."""
+    with _report_errors(path):
+        return open_regular(path, follow_links=False)
 
 
 def _check_kind(path: Path, status: os.stat_result) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise IrregularFileError(path, status.st_mode)
     return status.st_size
+
+
+@contextmanager
+def _report_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except IrregularFileError as error:
+        raise UserError(
+            f"{path} is {error.kind}, where a checkpoint has regular files; use another checkpoint"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read checkpoint {path}: {error.strerror or error}") from None

@@ -115,7 +115,7 @@ def test_damaged_folders_are_listed_and_others_are_not(run: RunDirectory, tmp_pa
     assert list_runs(str(tmp_path)) == []
     odd, one = map(summarize_run, list_folders(str(tmp_path)))
     assert one.remarks == ("it has no config.toml",)
-    assert odd.remarks == ("it has no config.toml", "events.jsonl cannot be read: Is a directory")
+    assert odd.remarks == ("it has no config.toml", "events.jsonl cannot be read: it is a folder, not a regular file")
 
 
 def test_hostile_events_are_summarised_without_them(run: RunDirectory) -> None:

@@ -76,13 +76,18 @@ def check_values(value: Any, max_values: int = MAX_VALUES, *, any_integers: bool
                 if kind is dict or kind is list:
                     inner.append(item)
                 elif kind is int and not (any_integers or -MAX_INTEGER <= item <= MAX_INTEGER):
-                    raise ValueError("an integer in it has more than 64 bits")
+                    raise ValueError(f"{_name_item(container, item)} has more than 64 bits")
         if count > max_values:
             raise ValueError(f"it has more than {max_values:,} values")
         if not inner:
             return
         containers = inner
     raise ValueError(TOO_DEEP)
+
+
+def _name_item(container: Any, item: int) -> str:
+    names = [name for name, each in container.items() if each is item] if isinstance(container, dict) else []
+    return f"the integer {names[0]!r:.60}" if names else "an integer in it"
 
 
 def replace_non_finite(value: Any) -> Any:

@@ -19,6 +19,7 @@ from gptmill.config.plugins import PartOptions, clear_on_change, list_parts
 from gptmill.config.renamed import RENAMED_CHOICES
 
 T = TypeVar("T")
+MAX_INTEGER = 2**63 - 1  # what tensors and arrays hold
 _HINTS: dict[type, dict[str, Any]] = {}
 EXPECTED = {int: "a whole number", float: "a number such as 3e-4", bool: "true or false"}
 
@@ -238,6 +239,8 @@ def _parse_number(kind: type, raw: object) -> Any:
         number = kind(raw)
     except (ValueError, OverflowError):
         raise ValueError(expected) from None
+    if kind is int and not -MAX_INTEGER - 1 <= number <= MAX_INTEGER:
+        raise ValueError("expected an integer of at most 64 bits")
     if not math.isfinite(number):
         raise ValueError("expected a finite number")
     return number

@@ -20,12 +20,13 @@ import zstandard
 from conftest import GptMill, Start
 from test_source_formats import make_page, make_record, read, write
 
+from gptmill.config import json_text
 from gptmill.config.errors import UserError
 from gptmill.config.requests import ReadingOptions
 from gptmill.data.sources import SourceFile, open_documents
 from gptmill.data.sources.compression import DecompressedFile
 from gptmill.data.sources.expansion import FREE_BYTES
-from gptmill.data.sources.formats import json_records, json_values, tables, web
+from gptmill.data.sources.formats import json_records, tables, web
 from gptmill.data.sources.formats.html_text import is_parsable, strip_tags
 
 MIB = 2**20
@@ -125,8 +126,8 @@ def test_a_json_value_of_millions_of_lists_is_refused(
 
 
 def test_brackets_inside_a_text_are_no_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(json_values, "MAX_VALUES", 2)
-    monkeypatch.setattr(json_values, "SMALL_CHARS", 4)
+    monkeypatch.setattr(json_text, "MAX_VALUES", 2)
+    monkeypatch.setattr(json_text, "SMALL_CHARS", 4)
     assert read(write(tmp_path, "a.jsonl", rb'{"text": "[[[[{{{{,,,, \" \\"}')) == ['[[[[{{{{,,,, " \\']
 
 

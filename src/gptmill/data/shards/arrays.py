@@ -26,7 +26,14 @@ except ImportError:  # Windows
 IndexArray = NDArray[np.int64]
 MAX_OPEN_MAPS = 4096
 HEADER_BYTES = 128  # of a one-dimensional array saved by numpy
-HEADER = re.compile(rb"\x93NUMPY\x01\x00(..){'descr': '([^']+)', 'fortran_order': False, 'shape': \((\d+),\), }", re.S)
+MAX_HEADER_BYTES = 10_000
+MAGIC = b"\x93NUMPY"
+LENGTH_BYTES = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}  # of the header's length, by version
+# Numbers only; in one dimension, the order of Fortran is that of C.
+HEADER = re.compile(
+    rb"\{\s*'descr':\s*'([<>=|]?[biufc]\d{1,2})',\s*'fortran_order':\s*(?:False|True),\s*"
+    rb"'shape':\s*\(([\d, ]{0,100})\),?\s*\}\s*"
+)
 SCAN_TOKENS = 1 << 22
 
 
@@ -48,31 +55,31 @@ class StoredArray(NamedTuple):
 def find_array(path: Path) -> StoredArray:
     """Locates the array of an `.npy` file. Raises OSError, or ValueError that says what is wrong with the file."""
     with open_regular(path) as file:
-        head = file.read(HEADER_BYTES)
+        stored = _parse_header(path, file)
         size_bytes = file.seek(0, 2)
-        stored = _parse_header(path, head) or _parse_any_header(path, file)
     expected_bytes = stored.offset + stored.length * stored.dtype.itemsize
     if size_bytes != expected_bytes:
         raise ValueError(f"{size_bytes:,} bytes long, but its header implies {expected_bytes:,}")
     return stored
 
 
-def _parse_header(path: Path, head: bytes) -> StoredArray | None:
-    """Parses the usual header by regular expression: numpy's parser takes longer than the rest of opening."""
-    if (found := HEADER.match(head)) is None:
-        return None
-    header_bytes, dtype, length = found.groups()
-    return StoredArray(path, np.dtype(dtype.decode()), int(length), 10 + int.from_bytes(header_bytes, "little"))
-
-
-def _parse_any_header(path: Path, file: BinaryIO) -> StoredArray:
-    file.seek(0)
-    version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
-    if len(shape) != 1:
-        raise ValueError(f"an array of shape {shape}, not one-dimensional")
-    return StoredArray(path, dtype, shape[0], file.tell())
+def _parse_header(path: Path, file: BinaryIO) -> StoredArray:
+    """Parses by regular expression: numpy's parser evaluates Python, and takes longer than the rest of opening."""
+    magic, version = file.read(len(MAGIC)), file.read(2)
+    if magic != MAGIC or version not in LENGTH_BYTES:
+        raise ValueError("it does not begin as an .npy file does")
+    header_bytes = int.from_bytes(file.read(LENGTH_BYTES[version]), "little")
+    found = HEADER.fullmatch(file.read(min(header_bytes, MAX_HEADER_BYTES)))
+    if found is None:
+        raise ValueError("its header does not describe an array of numbers")
+    dtype, shape = (part.decode() for part in found.groups())
+    lengths = [int(length) for length in shape.split(",") if length.strip().isdigit()]
+    if len(lengths) != 1:
+        raise ValueError(f"an array of shape ({shape}), not one-dimensional")
+    try:
+        return StoredArray(path, np.dtype(dtype), lengths[0], file.tell())
+    except TypeError:
+        raise ValueError(f"its dtype {dtype} does not exist") from None
 
 
 class LazyArrays(Sequence[NDArray[Any]]):

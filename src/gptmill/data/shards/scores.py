@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
 from gptmill.config.json_text import read_json
-from gptmill.config.regular_files import open_regular
 from gptmill.config.validation import is_folder_name
 from gptmill.data.files import flush_to_disk, hash_file, write_durably
+from gptmill.data.shards.arrays import find_array
 from gptmill.data.shards.opening import TokenShards
 from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.shards.shard_manifest import SCORES_DIR, read_manifest
@@ -56,10 +56,12 @@ def read_scores(shards: TokenShards, name: str) -> ScoreArray:
         raise UserError(f"{shards.folder} has no scores named {name}; {advice}")
     try:
         record = read_json(path.with_suffix(".json"))
-        with open_regular(path) as file:
-            scores: ScoreArray = np.load(file, allow_pickle=False)
+        stored = find_array(path)
+        if stored.dtype != np.float32:
+            raise ValueError(f"its dtype is {stored.dtype}")
+        scores: ScoreArray = stored.map()
         is_valid = record["sha256"] == hash_file(path) and len(scores) == shards.manifest.train.documents
-    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {advice}") from None
     if not is_valid or record["corpus_sha256"] != shards.manifest.corpus_sha256:
         raise UserError(f"{path} does not belong to the documents now in {shards.folder}; {advice}")

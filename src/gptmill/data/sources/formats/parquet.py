@@ -46,7 +46,7 @@ def list_row_group_parts(stored: StoredFile, options: ReadingOptions, part_bytes
     parts: list[Part] = []
     start, text_bytes = 0, 0
     for group in range(metadata.num_row_groups):
-        group_bytes = _find_column(metadata.row_group(group), options.text_field).total_uncompressed_size
+        group_bytes = _measure_column(metadata, group, options.text_field, stored.uri)
         if group_bytes > MAX_GROUP_BYTES:
             return None
         if group > start and text_bytes + group_bytes > part_bytes:
@@ -65,13 +65,19 @@ def _open(source: Any, uri: str, field: str) -> Any:
     try:
         # Buffered, so that a column chunk as large as the file is not read at once.
         parquet = pyarrow.parquet.ParquetFile(source, buffer_size=BUFFER_BYTES, pre_buffer=False)
-    except pyarrow.ArrowException as error:
+        schema = parquet.schema_arrow
+        names = schema.names
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk or the network, not of the file
+        reason = " ".join(str(error).split())
         raise ReadingError(
-            f"{uri} is not a valid Parquet file, or truncated: {error}; copy or download it again"
+            f"{uri} is not a valid Parquet file, or truncated: {reason}; copy or download it again"
         ) from None
-    schema = parquet.schema_arrow
-    if field not in schema.names:
-        raise make_field_error(uri, "column", field, list(schema.names))
+    if names.count(field) > 1:
+        raise ReadingError(f"{uri} has {names.count(field)} columns {field!r}; write it again with one of them")
+    if field not in names:
+        raise make_field_error(uri, "column", field, names)
     kind = schema.field(field).type
     if pyarrow.types.is_dictionary(kind):
         kind = kind.value_type
@@ -86,7 +92,8 @@ def _read_group(parquet: Any, source: Any, group: int, options: ReadingOptions, 
 
     field = options.text_field
     try:
-        batch_rows = max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / _estimate_row_bytes(parquet, source, group, field))))
+        row_bytes = _estimate_row_bytes(parquet, source, group, field, uri)
+        batch_rows = max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / row_bytes)))
         batches = parquet.iter_batches(batch_rows, row_groups=[group], columns=[field], use_threads=False)
         for batch in batches:
             yield from _read_column(batch.column(0), f"row group {group} of {uri}", options)
@@ -105,13 +112,12 @@ def _read_column(column: Any, where: str, options: ReadingOptions) -> Iterator[R
             yield from decode_record(content or b"", where, 0, options)
 
 
-def _estimate_row_bytes(parquet: Any, source: Any, group: int, field: str) -> float:
+def _estimate_row_bytes(parquet: Any, source: Any, group: int, field: str, uri: str) -> float:
     """Returns the mean size of a text or, if that is more, the size of the longest one that rows may repeat."""
     import pyarrow.compute
     import pyarrow.parquet
 
-    metadata = parquet.metadata.row_group(group)
-    group_bytes = _find_column(metadata, field).total_uncompressed_size
+    group_bytes = _measure_column(parquet.metadata, group, field, uri)
     reader = pyarrow.parquet.ParquetFile(
         source, metadata=parquet.metadata, read_dictionary=[field], buffer_size=BUFFER_BYTES, pre_buffer=False
     )
@@ -121,12 +127,19 @@ def _estimate_row_bytes(parquet: Any, source: Any, group: int, field: str) -> fl
         return float(max(group_bytes, 1))
     lengths = [pyarrow.compute.binary_length(batch.column(0).dictionary) for batch in batches]
     longest = max((pyarrow.compute.max(each).as_py() or 0 for each in lengths), default=0)
-    return float(max(group_bytes / max(metadata.num_rows, 1), longest, 1))
+    return float(max(group_bytes / max(parquet.metadata.row_group(group).num_rows, 1), longest, 1))
 
 
-def _find_column(row_group: Any, field: str) -> Any:
-    columns = (row_group.column(number) for number in range(row_group.num_columns))
-    return next(column for column in columns if column.path_in_schema == field)
+def _measure_column(metadata: Any, group: int, field: str, uri: str) -> int:
+    """The bytes of a column in a row group; raises ReadingError for a row group that lacks it.
+
+    No other column is looked at: pyarrow ends the process where the statistics of one are damaged.
+    """
+    try:
+        paths = [metadata.schema.column(number).path for number in range(len(metadata.schema))]
+        return int(metadata.row_group(group).column(paths.index(field)).total_uncompressed_size)
+    except (ValueError, IndexError):  # UnicodeDecodeError among them
+        raise ReadingError(f"{uri} has no column {field!r} in row group {group}; copy or download it again") from None
 
 
 def _apportion_bytes(stored: StoredFile, metadata: Any) -> list[int]:

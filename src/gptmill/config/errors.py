@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from gptmill.config import exit_codes
 
+MAX_SHOWN, MAX_CHARS = 100, 1000  # problems, and characters of each: a damaged file can have thousands
+
 
 class UserError(Exception):
     """Says what is wrong, where, and what to do. Printed without a traceback; the process exits with code 2."""
@@ -31,8 +33,10 @@ class ConfigError(UserError):
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
-        lines = [str(problem) for problem in problems]
-        text = lines[0] if len(lines) == 1 else "\n".join([f"{len(lines)} problems:", *(f"  - {x}" for x in lines)])
+        lines = [text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…" for text in map(str, problems[:MAX_SHOWN])]
+        if len(problems) > MAX_SHOWN:
+            lines.append(f"and {len(problems) - MAX_SHOWN:,} more")
+        text = lines[0] if len(lines) == 1 else "\n".join([f"{len(problems)} problems:", *(f"  - {x}" for x in lines)])
         super().__init__(text)
 
 

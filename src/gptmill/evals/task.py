@@ -129,10 +129,12 @@ def find_problems(values: Mapping[str, Any]) -> list[str]:
 
 def find_type_problem(key: str, value: object) -> str | None:
     types = {field.name: str(field.type) for field in dataclasses.fields(Task)}
+    if key not in types:
+        return None  # and said to be unknown
     is_list = isinstance(value, list) and value and all(isinstance(item, str) for item in value)
     if isinstance(value, str) and key != "metrics":
         return None
-    if is_list and "tuple" in types.get(key, "tuple"):
+    if is_list and "tuple" in types[key]:
         return None
     wanted = (
         "a list of texts" if key == "metrics" else "a text or a list of texts" if "tuple" in types[key] else "a text"

@@ -20,6 +20,7 @@ from gptmill.runs.events import EvalDone, Event, LastStepMoved, RunFinished, Run
 from gptmill.runs.history import END_EVENTS, HISTORY_EVENTS, find_last_activity, read_history, split_processes
 from gptmill.runs.run_lock import is_locked
 
+MAX_REMARK_CHARS = 300
 RECENT_STEPS = 20  # whose median is the speed
 
 RunState = Literal["running", "finished", "stopped", "crashed", "diverged", "not started", "model only"]
@@ -120,7 +121,7 @@ def _find_remarks(run: RunDirectory) -> list[str]:
     try:
         build_config(RunConfig, load_recipe(str(run.config)))
     except UserError as error:
-        return [" ".join(f"config.toml is damaged: {error}".split())]
+        return [" ".join(f"config.toml is damaged: {error}".split())[:MAX_REMARK_CHARS]]
     return []
 
 

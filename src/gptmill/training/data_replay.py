@@ -38,6 +38,8 @@ def replay_step(run: RunDirectory, step: int) -> Iterator[Row]:
         raise UserError(f"--step {step}: the first step of a run is 1")
     events = read_events(run.events)
     starts = [event for event in events if isinstance(event, RunStarted)]
+    if not starts:
+        raise UserError(f"{run.events} does not say where the run started; restore it from a copy")
     last = max((event.step for event in events), default=0)
     if step > last:
         raise UserError(f"--step {step}: run {run.path} has done {last} steps; give one of them")

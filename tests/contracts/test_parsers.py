@@ -84,10 +84,26 @@ TOKENIZER = {
 }  # fmt: skip
 HOSTILE = (
     b"9" * 400, b"9" * 5000, b"0x" + b"f" * 5000, b"-1", b"1e999", b"nan", b"9223372036854775808", b"null", b"''",
-    b'""', b"[" * 5000, b"[" * 70 + b"]" * 70, b'{"a":' * 2000, b"{a=" * 2000, b"[[" * 2000, b"a." * 2000, b'"""', b"\\",
-    b'"', b"\xff\xfe", b"\xf0\x9f", b"\0" * 16, b"\x1b]0;x\x07\x1b[2J", "\u2028\x85".encode(), b"\r", b"\n" * 300, b"#",
-    b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\xff\xff\xff\x7f", (1 << 40).to_bytes(8, "little"), b"__metadata__",
+    b'""', b"[" * 5000, b"[" * 70 + b"]" * 70, b'{"a":' * 2000, b"{a=" * 2000, b"[[" * 2000, b"a." * 2000, b'"""',
+    b"\\", b'"', b"\xff\xfe", b"\xf0\x9f", b"\0" * 16, b"\x1b]0;x\x07\x1b[2J", "\u2028\x85".encode(), b"\r", b"\n" * 300,
+    b"#", b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\xff\xff\xff\x7f", (1 << 40).to_bytes(8, "little"), b"__metadata__",
 )  # fmt: skip
+
+
+VALUES = (
+    b"-1",
+    b"0",
+    b"1.5",
+    b"1e999",
+    b"9223372036854775807",
+    b"9" * 400,
+    b"true",
+    b'""',
+    b'"x"',
+    b"[]",
+    b"{}",
+    b"[1]",
+)
 
 
 def test_only_the_gates_parse() -> None:
@@ -124,7 +140,7 @@ def mutate(data: bytes, numbers: random.Random) -> bytes:
             data = data[:start]
         elif choice <= 2 and (spans := [match.span() for match in VALUE.finditer(data)]):
             begin, end = numbers.choice(spans)
-            data = data[:begin] + word + data[end:]
+            data = data[:begin] + numbers.choice((word, *VALUES)) + data[end:]
         elif choice == 3 and (lines := data.split(b"\n"))[1:]:
             line = numbers.randrange(len(lines))
             data = b"\n".join([*lines[:line], *[lines[line]] * numbers.choice((0, 2, 3000)), *lines[line + 1 :]])
@@ -262,8 +278,7 @@ def home(straight: Path, tmp_path: Path) -> Path:
     (tmp_path / "hf/model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     write_tensors(tmp_path / "hf/w.safetensors", {"w": torch.zeros(2)})
     for _path, readers in KINDS.values():
-        for read in readers:
-            read(tmp_path)
+        readers[0](tmp_path)
     return tmp_path
 
 
@@ -297,7 +312,7 @@ def fuzz(home: Path, kind: str, cases: range) -> None:
 
 def test_a_few_damages_of_each_kind(home: Path) -> None:
     for kind in KINDS:
-        fuzz(home, kind, range(3))
+        fuzz(home, kind, range(2))
 
 
 @pytest.mark.torture
@@ -433,11 +448,8 @@ def test_one_damaged_run_leaves_the_others_listed(
     listed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in listed[2:-1]].count("straight") == 1
     assert len([line for line in listed if line.startswith("damaged_")]) == len(names) + 1
-    for number in range(len(names) + 1):
-        for command in (["checkpoints", "list"], ["checkpoints", "history"], ["checkpoints", "prune", "--keep", "9"]):
-            verb, action, *flags = command
-            assert run_guarded([verb, action, f"damaged_{number}", *flags]) in (0, 2)
-        assert run_guarded(["runs", "compare", f"damaged_{number}", "straight"]) in (0, 2)
+    for command in ("checkpoints list", "checkpoints history", "checkpoints prune", "runs compare straight"):
+        assert run_guarded([*command.split(), f"damaged_{len(names)}"]) in (0, 2)
     assert max(map(len, capsys.readouterr().err.splitlines()), default=0) < 1000
 
 

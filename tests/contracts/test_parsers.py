@@ -85,8 +85,9 @@ TOKENIZER = {
 HOSTILE = (
     b"9" * 400, b"9" * 5000, b"0x" + b"f" * 5000, b"-1", b"1e999", b"nan", b"9223372036854775808", b"null", b"''",
     b'""', b"[" * 5000, b"[" * 70 + b"]" * 70, b'{"a":' * 2000, b"{a=" * 2000, b"[[" * 2000, b"a." * 2000, b'"""',
-    b"\\", b'"', b"\xff\xfe", b"\xf0\x9f", b"\0" * 16, b"\x1b]0;x\x07\x1b[2J", "\u2028\x85".encode(), b"\r", b"\n" * 300,
-    b"#", b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\xff\xff\xff\x7f", (1 << 40).to_bytes(8, "little"), b"__metadata__",
+    b"\\", b'"', b"\xff\xfe", b"\xf0\x9f", b"\0" * 16, b"\x1b]0;x\x07\x1b[2J", "\u2028\x85".encode(), b"\r",
+    b"\n" * 300, b"#", b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\xff\xff\xff\x7f", (1 << 40).to_bytes(8, "little"),
+    b"__metadata__",
 )  # fmt: skip
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import threading
 import urllib.request
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from conftest import Start, replace_sleep, wait_for_text
 from tensorboard.backend.event_processing import data_ingester
 
-from gptmill.api.tensorboard_server import open_tensorboard
+from gptmill.api.tensorboard_server import TensorBoardServer, open_tensorboard
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
 from gptmill.runs.directory import RunDirectory, create_run
@@ -53,6 +56,33 @@ def test_all_runs_of_a_folder_are_served_with_or_without_files(tmp_path: Path) -
     assert not folder.exists()
     assert sorted(path.name for path in made.path.iterdir()) == before
     assert not bare.tensorboard.exists()
+
+
+def test_only_local_names_are_answered_unless_the_network_is_served(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", has_files=False)
+
+    def ask(server: TensorBoardServer, *hosts: str) -> set[tuple[int, str]]:
+        answers = set()
+        for host in hosts:
+            connection = HTTPConnection("127.0.0.1", urlsplit(server.url).port or 0, timeout=30)
+            connection.request("GET", "/data/runs", headers={"Host": host})
+            answer = connection.getresponse()
+            answers.add((answer.status, answer.read().decode()))
+            connection.close()
+        return answers
+
+    own = ("localhost", "LOCALHOST:80", "localhost.:1", "127.0.0.1", "127.1.2.3:65535", "[::1]", "[::1]:6006")
+    strange = ("evil.example", "evil.example:6006", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.1.5")
+    damaged = ("", "[::1", "[]", ":80", "evil.example]", "localhost localhost")
+    with open_tensorboard(logdir=str(tmp_path), port=0) as server:
+        ((status, answer),) = ask(server, *own)
+        assert (status, json.loads(answer)) == (200, ["a"])
+        ((status, answer),) = ask(server, *strange, *damaged)
+        assert status == 403
+        assert re.fullmatch(r"This TensorBoard answers to localhost only; [^\n]*--host 0.0.0.0 [^\n]*\n", answer)
+    with open_tensorboard(logdir=str(tmp_path), port=0, host="0.0.0.0") as server:
+        ((status, _),) = ask(server, *own, *strange)
+        assert status == 200
 
 
 def test_a_closed_server_reads_the_files_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

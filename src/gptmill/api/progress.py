@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.control import Control
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import ControlType
 
 from gptmill.data.pipeline.prepare_progress import PrepareProgress, Report
-from gptmill.runtime.interactive import CellText, is_notebook
+from gptmill.runtime.interactive import CellText, Screen, is_notebook
 
 PLAIN_SECONDS = 10.0
 
@@ -40,7 +42,7 @@ def report_nothing(_progress: PrepareProgress) -> None:
 @contextmanager
 def show_preparing() -> Iterator[Report]:
     """Yields a function that reports progress; shows nothing until it is called."""
-    console = Console(stderr=True, force_jupyter=False)
+    console = Screen(stderr=True)
     if is_notebook():
         yield _make_cell_report(CellText())
         return
@@ -113,10 +115,15 @@ def _describe(progress: PrepareProgress, speed: Speed) -> str:
 @contextmanager
 def show_amount(action: str, unit: str = "MB") -> Iterator[Callable[[int, int], None]]:
     """Yields a function that reports (done, total); with unit MB these are bytes."""
-    console = Console(stderr=True, force_jupyter=False)
+    console = Screen(stderr=True)
     is_terminal = console.is_terminal and not is_notebook()
     scale = 1e6 if unit == "MB" else 1.0
     started = last_line = time.monotonic()
+
+    def show(line: str) -> None:
+        console.print(line, end="" if is_terminal else "\n")
+        if is_terminal:
+            console.control(Control(ControlType.CARRIAGE_RETURN))
 
     def report(done: int, total: int) -> None:
         nonlocal last_line
@@ -126,17 +133,17 @@ def show_amount(action: str, unit: str = "MB") -> Iterator[Callable[[int, int], 
         last_line = now
         left = f", {(total - done) * (now - started) / done:,.0f} s left" if done else ""
         line = f"{action}: {done / scale:,.0f} of {total / scale:,.0f} {unit}{left}"
-        console.print(line, end="\r" if is_terminal else "\n")
+        show(line)
 
     yield report
     if is_terminal:
-        console.print(" " * 60, end="\r")
+        show(" " * 60)
 
 
 @contextmanager
 def show_reading() -> Iterator[Callable[[int], None]]:
     """Yields a function that reports bytes read: on one updated line in a terminal, now and then elsewhere."""
-    console = Console(stderr=True, force_jupyter=False)
+    console = Screen(stderr=True)
     last_line = time.monotonic()
     with console.status("reading") as status:
 

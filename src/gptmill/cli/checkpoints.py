@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptmill.cli.flags import Command
-from gptmill.cli.output import format_table, make_printable
+from gptmill.cli.output import format_table
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.config.recipes import load_recipe
@@ -191,15 +191,15 @@ def print_difference(folder: Path, names: list[str]) -> int:
 
     first, second = (find_checkpoint(folder, name) for name in (*names, "latest")[:2])
     for damage in filter(None, (find_damage(path, thorough=True) for path in dict.fromkeys((first, second)))):
-        sys.stderr.write(f"warning: {make_printable(damage)}\n")
-    sys.stdout.write(make_printable(describe_comparison(compare_checkpoints(first, second))) + "\n")
+        sys.stderr.write(f"warning: {damage}\n")
+    sys.stdout.write(describe_comparison(compare_checkpoints(first, second)) + "\n")
     return 0
 
 
 def print_history(run: RunDirectory) -> int:
     from gptmill.runs.history_text import describe_history
 
-    sys.stdout.write(make_printable(describe_history(run)) + "\n")
+    sys.stdout.write(describe_history(run) + "\n")
     return 0
 
 
@@ -237,7 +237,7 @@ def describe_empty(folder: Path) -> str:
 
 def describe_damage(path: Path, damage: str) -> str:
     """The damage without the path, which the output shows already."""
-    return make_printable(damage.removeprefix(f"checkpoint {path} ").removeprefix("is "))
+    return damage.removeprefix(f"checkpoint {path} ").removeprefix("is ")
 
 
 def format_loss(loss: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gptmill.cli.flags import Command
-from gptmill.cli.output import format_table, make_printable, print_line
+from gptmill.cli.output import format_table, print_line
 from gptmill.config.compress_request import CompressRequest
 from gptmill.config.schema import build_config
 
@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> int:
     made = compress_source(parsed.words[0], request)
     for line in make_table(made):
         print_line(line)
-    print_line(make_printable(f"The compressed run is in {made.run.path}/."))
+    print_line(f"The compressed run is in {made.run.path}/.")
     return 0
 
 

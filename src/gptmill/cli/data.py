@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.cli.flags import Command
-from gptmill.cli.output import make_printable
 from gptmill.config.errors import UserError
 from gptmill.config.requests import DataRequest
 from gptmill.config.schema import build_config
@@ -57,7 +56,7 @@ def print_info(location: str, request: DataRequest) -> int:
     lines += ["source", *(f"  {line}" for line in describe_values(manifest.source))]
     lines += DefectReport.from_json(manifest.defects).describe()
     lines += describe_cleaning(manifest.cleaning, location)
-    sys.stdout.write("".join(f"{make_printable(line)}\n" for line in lines))
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 
 
@@ -121,7 +120,7 @@ def print_windows(location: str, request: DataRequest) -> int:
         sys.stdout.write(f"── {request.split} window {number:,} ".ljust(72, "─") + "\n")
         for extract in extracts:
             document = describe_document(extract.document, extract.origin)
-            sys.stdout.write(f"[{document}]\n{make_printable(extract.text)}\n")
+            sys.stdout.write(f"[{document}]\n{extract.text}\n")
     return 0
 
 
@@ -133,7 +132,7 @@ def print_step(run_name: str, step: int, request: DataRequest) -> int:
         location = f"{row.corpus}/{row.shard}, tokens {row.start:,} to {row.start + row.length - 1:,}"
         sys.stdout.write(f"row {number:,}: {location}\n")
         for extract in row.extracts:
-            text = make_printable(extract.text)
+            text = extract.text
             if not request.full:
                 text = " ".join(text.split())[:PREVIEW_CHARS]
             ellipsis = "" if extract.is_opening else "..."

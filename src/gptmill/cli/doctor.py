@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from gptmill.cli.flags import Command
-from gptmill.cli.output import make_printable, print_line
+from gptmill.cli.output import print_line
 from gptmill.config import exit_codes
 from gptmill.config.doctor_request import DoctorRequest
 from gptmill.config.schema import build_config
@@ -69,7 +69,7 @@ def wrap(start: str, text: str, width: int) -> list[str]:
     """The text behind its start, wrapped and indented; commands with long addresses stay whole."""
     width = max(40 + len(start), min(width, MAX_WIDTH))
     return textwrap.wrap(
-        make_printable(text), width, initial_indent=start, subsequent_indent=" " * len(start),
+        text, width, initial_indent=start, subsequent_indent=" " * len(start),
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 

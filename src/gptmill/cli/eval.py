@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptmill.cli.flags import Command
-from gptmill.cli.output import format_table, make_printable, print_line
+from gptmill.cli.output import format_table, print_line
 from gptmill.config.errors import UserError
 from gptmill.config.eval_request import EvalRequest
 from gptmill.config.schema import build_config
@@ -91,7 +91,7 @@ def check_output(path: str | None) -> None:
 def report(found: list[Scored], request: EvalRequest, source: str) -> None:
     is_curve = request.all or request.every is not None
     for line in describe_curve(found) if is_curve else describe_scores(found):
-        print_line(make_printable(line))
+        print_line(line)
     if request.json is not None:
         record = {"model": source, "limit": request.limit, "results": [make_record(scored) for scored in found]}
         write_durably(Path(request.json), json.dumps(record, indent=1, ensure_ascii=False) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from gptmill.cli.flags import Command
-from gptmill.cli.output import make_printable, print_line
+from gptmill.cli.output import print_line
 from gptmill.config.export_request import ExportRequest
 from gptmill.config.schema import build_config
 
@@ -26,12 +26,12 @@ def run(arguments: list[str]) -> int:
     from gptmill.runs.checkpoints.disk_space import format_bytes
 
     def show_stage(stage: str) -> AbstractContextManager[Report]:
-        print_line(make_printable(stage))
+        print_line(stage)
         return show_parameters(stage)
 
     result = export(parsed.words[0], request, show_stage)
     for remark in result.remarks:
         print_line(remark)
     print_line(f"verified: {result.verification.describe()}")
-    print_line(make_printable(f"done: {result.path} ({format_bytes(result.size_bytes)})"))
+    print_line(f"done: {result.path} ({format_bytes(result.size_bytes)})")
     return 0

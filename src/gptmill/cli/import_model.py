@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gptmill.cli.flags import Command
-from gptmill.cli.output import make_printable, print_line
+from gptmill.cli.output import print_line
 from gptmill.config.import_request import ImportRequest
 from gptmill.config.schema import build_config
 
@@ -19,5 +19,5 @@ def run(arguments: list[str]) -> int:
     request = build_config(ImportRequest, parsed.values)
     from gptmill.api.importing import run_import
 
-    print_line(make_printable(f"run {run_import(parsed.words[0], request).path}, made of {parsed.words[0]}"))
+    print_line(f"run {run_import(parsed.words[0], request).path}, made of {parsed.words[0]}")
     return 0

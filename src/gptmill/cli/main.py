@@ -19,6 +19,7 @@ import gptmill
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.plugins import load_installed_plugins, load_plugins
+from gptmill.config.text import guard_output
 
 VERB_GROUPS = {
     "Data": {
@@ -75,6 +76,7 @@ def main() -> int:
 
 def run_guarded(arguments: list[str]) -> int:
     """Runs a command line; user errors and Ctrl-C become a message and an exit code."""
+    guard_output()
     try:
         return run_command(arguments)
     except UserError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gptmill.cli.flags import Command
-from gptmill.cli.output import make_printable, print_line
+from gptmill.cli.output import print_line
 from gptmill.config.report_request import ReportRequest
 from gptmill.config.schema import build_config
 
@@ -27,5 +27,5 @@ def run(arguments: list[str]) -> int:
     if report.path is None:
         sys.stdout.write(report.text)
     else:
-        print_line(make_printable(f"report: {report.path}"))
+        print_line(f"report: {report.path}")
     return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptmill.cli.checkpoints import format_age
 from gptmill.cli.flags import Command
-from gptmill.cli.output import format_table, make_printable
+from gptmill.cli.output import format_table
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
 from gptmill.config.requests import RunsRequest
@@ -121,7 +121,7 @@ def remove_runs(names: list[str], request: RunsRequest) -> int:
         return exit_codes.FAILED
     for run, size in sizes.items():
         remove_run(run)
-        sys.stdout.write(f"removed {make_printable(str(run.path))}: {size / 1e6:,.1f} MB freed\n")
+        sys.stdout.write(f"removed {run.path}: {size / 1e6:,.1f} MB freed\n")
     return 0
 
 
@@ -129,14 +129,14 @@ def confirm(sizes: dict[RunDirectory, int]) -> bool:
     """Asks in a terminal; raises UserError where nobody can be asked."""
     if not (sys.stdin and sys.stdin.isatty()):
         raise UserError("gptmill runs remove asks in a terminal; elsewhere, add --yes to remove without a question")
-    listed = ", ".join(make_printable(str(run.path)) for run in sizes)
+    listed = ", ".join(str(run.path) for run in sizes)
     sys.stdout.write(f"remove {listed} with all checkpoints, {sum(sizes.values()) / 1e6:,.1f} MB? [y/N] ")
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def print_table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
-    printable = [[make_printable(cell).replace("\n", " ") for cell in row] for row in rows]
+    printable = [[cell.replace("\n", " ") for cell in row] for row in rows]
     for line in format_table(columns, printable, LEFT_ALIGNED):
         sys.stdout.write(line + "\n")
 

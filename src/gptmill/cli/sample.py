@@ -13,6 +13,7 @@ from gptmill.cli.flags import Command
 from gptmill.config.errors import UserError
 from gptmill.config.sample_request import STOP_SEPARATOR, SampleRequest
 from gptmill.config.schema import build_config
+from gptmill.config.text import find_raw
 
 if TYPE_CHECKING:
     from gptmill.inference.sampling import PromptedBatch, TextSampler
@@ -52,7 +53,7 @@ def stream_batches(sampler: TextSampler) -> Iterator[tuple[PromptedBatch, Iterat
     """All batches, each with the pieces of its texts as they come. Shows progress, unless the text itself does."""
     from gptmill.api.progress import show_amount
 
-    shows_progress = sampler.request.json or not sys.stdout.isatty()
+    shows_progress = sampler.request.json or not find_raw(sys.stdout).isatty()
     length = sampler.request.max_new_tokens
     total, done = len(sampler.prompts) * sampler.request.num_samples * length, 0
     with show_amount("sampling", "tokens") if shows_progress else nullcontext(ignore) as report:
@@ -108,10 +109,13 @@ def print_objects(sampler: TextSampler) -> None:
 
 
 def write(text: str) -> None:
+    """Into a file or a pipe exactly as it was generated."""
     from gptmill.runs.display import make_writable
 
-    sys.stdout.write(make_writable(text, sys.stdout.encoding))
-    sys.stdout.flush()
+    is_terminal = find_raw(sys.stdout).isatty()
+    stream = sys.stdout if is_terminal else find_raw(sys.stdout)
+    stream.write(make_writable(text, stream.encoding))
+    stream.flush()
 
 
 def warn_of_long_prompts(sampler: TextSampler) -> None:

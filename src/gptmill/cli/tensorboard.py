@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from gptmill.cli.flags import Command
-from gptmill.cli.output import make_printable, print_line
+from gptmill.cli.output import print_line
 from gptmill.config.schema import build_config
 from gptmill.config.tensorboard_request import TensorBoardRequest
 
@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> int:
     name = parsed.words[0] if parsed.words else None
     with open_tensorboard(name, logdir=request.logdir, port=request.port, host=request.host) as server:
         for rebuilt in server.rebuilt:
-            print_line(make_printable(f"{rebuilt}: as it is now, from its events.jsonl; --use_tensorboard keeps up"))
+            print_line(f"{rebuilt}: as it is now, from its events.jsonl; --use_tensorboard keeps up")
         print_line(f"TensorBoard: {server.url} (Ctrl-C ends it)")
         try:
             while True:

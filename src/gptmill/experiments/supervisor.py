@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gptmill.config import exit_codes
 from gptmill.config.durations import format_duration, parse_duration
+from gptmill.config.text import find_raw
 from gptmill.experiments.child_run import PROGRAM, Say
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.events import RunCrashed
@@ -191,8 +192,8 @@ def _train(command: list[str], run: RunDirectory, relay: SignalRelay) -> tuple[i
     code = ended.code if ended.code >= 0 else 128 - ended.code
     if code in FINAL_EXITS or code - 128 in numbers:
         return code, None  # a stop signal also ends a child that has not installed its handlers yet
-    if sys.stdout.isatty():
-        sys.stdout.write(SHOW_CURSOR)  # the live display had hidden it
+    if (terminal := find_raw(sys.stdout)).isatty():
+        terminal.write(SHOW_CURSOR)  # the live display had hidden it
         sys.stdout.flush()
     reason = _describe_crash(ended, is_stopping=bool(relay.received))
     step = find_last_activity(run).step

@@ -216,7 +216,7 @@ def test_a_report_counts_by_kind_survives_json_and_keeps_a_few_examples() -> Non
     assert report.describe() == [
         "5 empty files: 0.txt, 1.txt, 2.txt, ...",
         "skipped 5 malformed record(s); among them:",
-        *(f"  a.jsonl:{number} is ·not JSON" for number in range(3)),
+        *(f"  a.jsonl:{number} is \\x1bnot JSON" for number in range(3)),
     ]
     report.check_limit(5)
     with pytest.raises(UserError, match=r"more than 4 errors.*--max_errors"):

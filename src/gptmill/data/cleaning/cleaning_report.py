@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from gptmill.config.text import sanitize
 from gptmill.data.cleaning.cleaner import Drop
 
 MAX_EXAMPLES = 3
@@ -68,9 +69,8 @@ class CleaningReport:
 
 
 def make_example(text: str) -> str:
-    """Returns the start of a text on one line, without characters that a terminal cannot show."""
-    line = " ".join(text[: 4 * EXAMPLE_CHARS].split())
-    return "".join(character if character.isprintable() else "·" for character in line[:EXAMPLE_CHARS])
+    """Returns the start of a text on one line, in characters that a file and a terminal can hold."""
+    return sanitize(" ".join(text[: 4 * EXAMPLE_CHARS].split()))[:EXAMPLE_CHARS]
 
 
 def _count(documents: int) -> str:

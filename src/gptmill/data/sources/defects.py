@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from gptmill.config.errors import UserError
+from gptmill.config.text import sanitize
 from gptmill.data.sources.failures import ErrorKind
 
 MAX_EXAMPLES = 3
@@ -48,7 +49,7 @@ class DefectReport:
         entry = self.entries.setdefault(defect.kind, Entry())
         entry.count += 1
         if len(entry.examples) < MAX_EXAMPLES and defect.message not in entry.examples:
-            entry.examples.append(make_printable_line(defect.message))
+            entry.examples.append(sanitize(" ".join(defect.message[:EXAMPLE_CHARS].split())))
 
     @property
     def num_errors(self) -> int:
@@ -86,8 +87,3 @@ class DefectReport:
                 lines.append(sentence.format(count=f"{entry.count:,}") + "; among them:")
                 lines += [f"  {example}" for example in entry.examples]
         return lines
-
-
-def make_printable_line(text: str) -> str:
-    line = " ".join(text[:EXAMPLE_CHARS].split())
-    return "".join(character if character.isprintable() else "·" for character in line)

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from gptmill import __version__
 from gptmill.config.errors import UserError
+from gptmill.config.text import find_raw, sanitize
 from gptmill.data.files import flush_to_disk
 
 BLOCK_BYTES = 2**18
@@ -165,7 +166,8 @@ class DownloadProgress:
         self.bytes_new = 0
         self._name = name
         self._started = time.monotonic()
-        self._is_terminal = sys.stderr.isatty()
+        self._stream = find_raw(sys.stderr)
+        self._is_terminal = self._stream.isatty()
         self._shown = self._started
         self._is_open = False
 
@@ -179,11 +181,11 @@ class DownloadProgress:
         size = f"{done / 1e6:,.0f}" + (f" of {total / 1e6:,.0f}" if total else "") + " MB"
         left = f", {(total - done) / speed:,.0f} s left" if total else ""
         line = f"downloading {self._name}: {size}, {speed / 1e6:.1f} MB/s{left}"
-        sys.stderr.write(f"\r\x1b[K{line}" if self._is_terminal else f"{line}\n")
-        sys.stderr.flush()
+        self._stream.write(f"\r\x1b[K{sanitize(line)}" if self._is_terminal else f"{sanitize(line)}\n")
+        self._stream.flush()
         self._is_open = self._is_terminal
 
     def end_line(self) -> None:
         if self._is_open:
-            sys.stderr.write("\r\x1b[K")
+            self._stream.write("\r\x1b[K")
             self._is_open = False

@@ -18,7 +18,7 @@ from gptmill.runs.trackers.cell_display import CellDisplay
 from gptmill.runs.trackers.event_lines import Line, LineKind, format_seconds, list_learning, list_speed
 from gptmill.runs.trackers.narration import Narrator
 from gptmill.runs.trackers.protocol import Tracker
-from gptmill.runtime.interactive import CellText, is_notebook
+from gptmill.runtime.interactive import CellText, Screen, is_notebook
 
 PLAIN_SECONDS = 5.0  # between two lines, whatever the speed
 STYLES: dict[LineKind, str] = {"evaluation": "bold", "incident": "yellow", "end": "bold"}
@@ -31,15 +31,9 @@ def build_console(print_freq: int | None = None) -> Tracker:
     """
     if is_notebook():
         return CellDisplay(CellText())
-    console = _Console(highlight=False, force_jupyter=False)
+    console = Screen(highlight=False)
     is_live = console.is_terminal and not console.is_dumb_terminal
     return LiveDisplay(console, print_freq) if is_live else PlainLines(console, print_freq)
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Raises BrokenPipeError; rich would exit the process, and with it the run."""
-        raise BrokenPipeError("standard output is closed")
 
 
 class PlainLines:
@@ -130,7 +124,7 @@ class LiveDisplay:
 def make_grid(text: str) -> Table:
     """The rows of a start, of which long ones are continued below their beginning."""
     grid = Table.grid(padding=(0, 2))
-    for row in text.splitlines():
+    for row in text.split("\n"):
         name, *content = re.split(" {2,}", row, maxsplit=1)
         grid.add_row(Text(name, "cyan"), Text("".join(content)))
     return grid

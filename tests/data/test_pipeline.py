@@ -25,7 +25,7 @@ from gptmill.data.pipeline.prepare_progress import PrepareProgress
 from gptmill.data.pipeline.shard_writer import GrowingArray, ShardWriter, WriterState
 from gptmill.data.pipeline.splitting import write_chunk
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest
+from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest, read_names
 from gptmill.data.sources import resolve_source
 
 pytestmark = pytest.mark.slow
@@ -113,12 +113,17 @@ def test_a_validation_source_of_its_own(lines: Path, text_file: Path, tmp_path: 
     assert read_texts(tmp_path / "out", manifest.val) == [text_file.read_text(encoding="utf-8")]
 
 
+LINE_BREAKS = "\n\x0b\x0c\r\x1c\x1d\x1e\x85\u2028\u2029"  # all at which str.splitlines splits
+
+
 def test_every_document_knows_its_start_and_its_file(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    for number in range(50):
-        (tmp_path / "source" / f"{number:02d}.txt").write_text(f"file {number}: " + "x" * number, encoding="utf-8")
+    sources = {number: f"{number:02d} {LINE_BREAKS[number % 10]}'\"\\é \U0001f600.txt" for number in range(50)}
+    for number, name in sources.items():
+        (tmp_path / "source" / name).write_text(f"file {number}: " + "x" * number, encoding="utf-8")
     manifest = prepare(tmp_path / "source", tmp_path / "out", split="documents", val_fraction=0.2, shard_tokens=100)
-    names = (tmp_path / "out" / "origins" / "names.txt").read_text(encoding="utf-8").splitlines()
+    names = read_names(tmp_path / "out")
+    assert {int(name[:2]): name for name in names} == sources
     for split in (manifest.train, manifest.val):
         files = [
             names[number] for shard in split.shards for number in np.load(tmp_path / "out" / "origins" / shard.file)
@@ -131,6 +136,12 @@ def test_every_document_knows_its_start_and_its_file(tmp_path: Path) -> None:
             starts = np.load(tmp_path / "out" / "documents" / shard.file)
             np.testing.assert_array_equal(starts, np.flatnonzero(tokens == END_OF_TEXT))
             assert len(starts) == shard.documents
+    # as earlier versions wrote them:
+    origins = tmp_path / "out" / "origins"
+    (origins / "names.json").unlink()
+    escaped = "".join(json.dumps(name, ensure_ascii=False)[1:-1] + "\n" for name in names)
+    (origins / "names.txt").write_text(escaped, encoding="utf-8")
+    assert read_names(tmp_path / "out") == names
 
 
 def test_chunks_from_any_position_on_are_the_chunks_that_were_left(

@@ -15,7 +15,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.requests import CleaningOptions, PrepareRequest
 from gptmill.data.pipeline.prepare_progress import PrepareProgress
 from gptmill.data.prepare import prepare_corpus
-from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest
+from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest, read_names
 
 END_OF_TEXT = 256  # of the byte tokenizer, which these tests use unless they say otherwise
 
@@ -64,7 +64,7 @@ def list_corpus(folder: Path) -> list[str]:
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"documents", "origins"}
     shards = [name for name in list_folder(folder) if name.endswith(".npy")]
     assert list_folder(folder / "documents") == shards
-    assert list_folder(folder / "origins") == ["names.txt", *shards]
+    assert list_folder(folder / "origins") == ["names.json", *shards]
     assert "manifest.json" in list_folder(folder)
     return shards
 
@@ -343,4 +343,4 @@ def test_a_file_name_that_is_no_text_is_no_obstacle(tmp_path: Path) -> None:
     source = write_documents(tmp_path / "source", make_documents(3))
     (Path(os.fsdecode(os.fsencode(source) + b"/bad\xff.txt"))).write_text("some text", encoding="utf-8")
     prepare(source, tmp_path / "out")
-    assert "bad�.txt" in (tmp_path / "out" / "origins" / "names.txt").read_text(encoding="utf-8")
+    assert os.fsdecode(b"bad\xff.txt") in read_names(tmp_path / "out")

@@ -127,7 +127,7 @@ KINDS = [(put_pipe, "a pipe"), (put_device, "a device"), (Path.mkdir, "a folder"
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize(("put", "kind"), KINDS, ids=[kind for _, kind in KINDS])
 @pytest.mark.parametrize(
-    "name", ["manifest.json", SHARD, f"documents/{SHARD}", "origins/names.txt", f"origins/{SHARD}"]
+    "name", ["manifest.json", SHARD, f"documents/{SHARD}", "origins/names.json", f"origins/{SHARD}"]
 )
 def test_what_is_no_plain_file_is_not_opened(
     put: Callable[[Path], None], kind: str, name: str, corpus: Path, gptmill: GptMill

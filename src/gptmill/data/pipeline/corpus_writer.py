@@ -5,8 +5,6 @@ Progress is saved to a journal every few seconds, so that a killed preparation r
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import time
 from contextlib import ExitStack, closing
@@ -16,7 +14,6 @@ from pathlib import Path
 from gptmill.config.errors import UserError
 from gptmill.config.plugins import ReadingPartOptions, name_reloadable
 from gptmill.data.cleaning import DuplicateIndex
-from gptmill.data.files import write_durably
 from gptmill.data.pipeline.chunks import START, Position, make_chunks
 from gptmill.data.pipeline.encoding import EncodingOptions, encode_chunk, encode_pieces, load_worker, read_clean
 from gptmill.data.pipeline.executors import Workers, count_cores, map_in_order, open_executor
@@ -31,11 +28,11 @@ from gptmill.data.pipeline.splitting import write_chunk
 from gptmill.data.shards.shard_manifest import (
     DOCUMENTS_DIR,
     FILE_NAME,
-    NAMES_NAME,
     ORIGINS_DIR,
     Manifest,
     read_manifest,
     write_manifest,
+    write_names,
 )
 from gptmill.data.sources import SourceFile
 from gptmill.data.tokenizers import Tokenizer, build_tokenizer, restore_tokenizer
@@ -157,10 +154,7 @@ def _make_progress(job: PrepareJob, journal: Journal, resumed_bytes: int, resume
 def _finish(folder: Path, job: PrepareJob, tokenizer: Tokenizer, journal: Journal) -> Manifest:
     _check_unchanged(job.files)
     check_splits(job, journal)
-    # JSON escapes without the quotes: one name per line, whatever characters it has.
-    readable = (os.fsencode(file.name).decode(errors="replace") for file in job.files)
-    names = "".join(json.dumps(name, ensure_ascii=False)[1:-1] + "\n" for name in readable)
-    write_durably(folder / ORIGINS_DIR / NAMES_NAME, names)
+    write_names(folder, [file.name for file in job.files])
     manifest = Manifest(
         choose_dtype(tokenizer.vocab_size).name,
         tokenizer.spec(),

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from gptmill.config.errors import UserError
-from gptmill.config.regular_files import read_regular
 from gptmill.data.shards.arrays import find_array
 from gptmill.data.shards.opening import TokenShards
-from gptmill.data.shards.shard_manifest import NAMES_NAME, ORIGINS_DIR, Split
+from gptmill.data.shards.shard_manifest import ORIGINS_DIR, Split, read_names
 from gptmill.data.tokenizers.protocol import decode
 
 
@@ -63,11 +62,7 @@ class SplitReader:
 
     @cached_property
     def _names(self) -> list[str]:
-        path = self.shards.folder / ORIGINS_DIR / NAMES_NAME
-        if not path.exists():
-            return []
-        with _report_damage(path):
-            return read_regular(path).decode("utf-8").splitlines()
+        return read_names(self.shards.folder)
 
     def _find_origin(self, shard: int, number: int) -> str | None:
         """Returns the source file of a document; a negative number counts back into earlier shards."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.config.json_text import read_json
+from gptmill.config.json_text import parse_json, read_json
+from gptmill.config.regular_files import read_regular
 from gptmill.config.validation import is_folder_name
 from gptmill.data.files import write_durably
 
@@ -18,8 +20,9 @@ FORMAT = "gptmill-shards"
 VERSION = 2
 # Folders next to the shards, with files of the same names:
 DOCUMENTS_DIR = "documents"  # positions in the shard where documents start
-ORIGINS_DIR = "origins"  # the source file of each document, as a line number of NAMES_NAME
-NAMES_NAME = "names.txt"
+ORIGINS_DIR = "origins"  # the source file of each document, as its number in NAMES_NAME
+NAMES_NAME = "names.json"
+OLD_NAMES_NAME = "names.txt"  # of earlier versions: a line for each name, escaped as in JSON
 SCORES_DIR = "scores"  # document scores of `gptmill data score`
 DTYPES = ("uint16", "uint32")
 MAX_COUNT = 2**53  # a larger one overflows sums of counts
@@ -96,6 +99,29 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {advice}") from None
+
+
+def write_names(folder: Path, names: Sequence[str]) -> None:
+    """Any name that a file can have survives: also one with line breaks, or with bytes that are not UTF-8."""
+    write_durably(folder / ORIGINS_DIR / NAMES_NAME, json.dumps(names, indent=0) + "\n")
+
+
+def read_names(folder: Path) -> list[str]:
+    """The names of the source files; empty if they were not recorded. Raises UserError for a damaged list."""
+    path, old = folder / ORIGINS_DIR / NAMES_NAME, folder / ORIGINS_DIR / OLD_NAMES_NAME
+    if not path.exists() and not old.exists():
+        return []
+    try:
+        if path.exists():
+            names = parse_json(read_regular(path))
+        else:
+            path, lines = old, read_regular(old).decode("utf-8").split("\n")[:-1]
+            names = [parse_json(f'"{line}"') for line in lines]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("not a list of names")
+        return names
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); prepare the corpus again with --overwrite") from None
 
 
 def _read_split(content: dict[str, Any]) -> Split:

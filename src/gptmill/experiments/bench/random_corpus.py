@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gptmill.data.files import write_durably
 from gptmill.data.pipeline.shard_writer import ShardWriter, WriterState
-from gptmill.data.shards.shard_manifest import DOCUMENTS_DIR, NAMES_NAME, ORIGINS_DIR, Manifest, write_manifest
+from gptmill.data.shards.shard_manifest import DOCUMENTS_DIR, ORIGINS_DIR, Manifest, write_manifest, write_names
 from gptmill.data.tokenizers import build_tokenizer
 from gptmill.data.tokenizers.protocol import choose_dtype, make_fingerprint
 
@@ -39,7 +38,7 @@ def write_random_corpus(folder: Path, tokenizer_name: str, train_tokens: int, va
                 writer.write_run(sampled, bounds, [0] * (len(bounds) - 1))
             writer.finish()
         splits[split] = state.make_split()
-    write_durably(folder / ORIGINS_DIR / NAMES_NAME, f"{NAME}\n")
+    write_names(folder, [NAME])
     source = {"name": NAME}
     write_manifest(
         folder,

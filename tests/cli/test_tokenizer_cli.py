@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
+import pytest
 from conftest import TINY_FLAGS, GptMill
 
+from gptmill.cli.main import run_guarded
 from gptmill.config.requests import LoadingOptions
 from gptmill.config.sample_request import SampleRequest
 from gptmill.inference.sampling import open_sampler
 
 
-def test_a_model_outlives_the_file_of_its_own_tokenizer(gptmill: GptMill, text_file: Path, tmp_path: Path) -> None:
-    trained = gptmill("tokenizer", "train", text_file, "--vocab_size", "300", "--out", "mine/words.json")
-    assert "300 tokens" in trained.stdout
-    assert "(gpt2: " in trained.stdout
-    shown = gptmill("tokenizer", "show", "mine/words.json", "--text", "the quick fox").stdout
+def test_a_model_outlives_the_file_of_its_own_tokenizer_and_wrong_names_are_refused(
+    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def call(command: str, *, code: int = 0) -> str:
+        assert run_guarded(shlex.split(command)) == code, command
+        captured = capsys.readouterr()
+        return captured.err if code else captured.out
+
+    trained = call(f"tokenizer train {text_file} --vocab_size 300 --out mine/words.json")
+    assert "300 tokens" in trained
+    assert "(gpt2: " in trained
+    shown = call("tokenizer show mine/words.json --text 'the quick fox'")
     assert "vocab_size   300\nend of text  299\n" in shown
     assert "' quick'" in shown
-    gptmill("prepare", text_file, "--tokenizer", "mine/words.json", "--out", "data/words")
-    (tmp_path / "mine" / "words.json").unlink()
-    gptmill("train", "--data_dir", "data/words", "--max_steps", "2", "--run_name", "own", *TINY_FLAGS)
-    request = SampleRequest(
-        "the quick", max_new_tokens=4, loading=LoadingOptions(device="cpu", logdir=str(tmp_path / "runs"))
-    )
-    sampler = open_sampler("own", request)
+    named = "--tokenizer mine/words.json"
+    call(f"prepare {text_file} --out bpe {named}")
+    train = f"train --data_dir bpe {' '.join(TINY_FLAGS)}"
+    call(f"{train} --max_steps 2 --run_name own {named}")
+    files = sorted(path.name for path in tmp_path.rglob("*"))
+    for command in (
+        train,
+        train.replace("train", "plan", 1),
+        f"prepare {text_file}",
+        *(f"data {action} bpe" for action in ("info", "verify", "show", "score")),
+        "train --run_name own --resume latest --max_steps 3",
+    ):
+        assert "there is no tokenizer 'miwe.json'" in call(f"{command} --tokenizer miwe.json", code=2), command
+    assert sorted(path.name for path in tmp_path.rglob("*")) == files
+    Path("mine/words.json").unlink()
+    call(f"train --run_name own --resume latest --max_steps 3 {named}")
+    call("data show --run own --step 1")
+    sampler = open_sampler("own", SampleRequest("the quick", max_new_tokens=4, loading=LoadingOptions(device="cpu")))
     assert sampler.model.tokenizer.vocab_size == 300
     assert sampler.generate()[0].tokens
 

@@ -181,7 +181,8 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
     assert not is_called(tokenizer, name)
     assert identify_tokenizer(name) != label
     Path(name).unlink()
-    assert is_called(tokenizer, name)
+    with pytest.raises(UserError, match="there is no tokenizer"):
+        is_called(tokenizer, name)
     assert not is_called(tokenizer, "gpt2")
 
 

@@ -6,15 +6,17 @@ import hashlib
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from pathlib import Path
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import DataConfig
 from gptmill.config.value_syntax import parse_mixture
 from gptmill.data.batches.mixture_weights import MixtureWeights
 from gptmill.data.corpus_preparation import find_data_dir
+from gptmill.data.shards.external_formats import find_external_files
 from gptmill.data.shards.opening import TokenShards, open_shards
 from gptmill.data.shards.scores import hash_scores
-from gptmill.data.tokenizers import Tokenizer
+from gptmill.data.tokenizers import Tokenizer, is_lost
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,16 @@ class Corpora:
         return ", ".join(f"{shards.location} ({float(weight / sum(self.weights)):.3g})" for shards, weight in parts)
 
 
-def open_corpora(config: DataConfig) -> Corpora:
-    """Opens the corpora of a run; raises UserError if their tokenizers differ."""
+def open_corpora(config: DataConfig, *, is_recorded: bool = False) -> Corpora:
+    """Opens the corpora of a run; raises UserError if their tokenizers differ.
+
+    A run that `is_recorded` may have lost the file of its tokenizer, which its corpora and checkpoints hold too.
+    """
     score = config.score if config.order == "curriculum" else None
     if config.mixture is None:
-        return Corpora((_open(find_data_dir(config), config),), score=score)
+        return Corpora((_open(find_data_dir(config), config, is_recorded),), score=score)
     weights = parse_mixture(config.mixture)
-    opened = tuple(_open(location, config) for location in weights)
+    opened = tuple(_open(location, config, is_recorded) for location in weights)
     first = opened[0]
     for other in opened[1:]:
         if other.manifest.fingerprint != first.manifest.fingerprint:
@@ -79,5 +84,8 @@ def open_corpora(config: DataConfig) -> Corpora:
     return Corpora(opened, tuple(weights.values()), score)
 
 
-def _open(location: str, config: DataConfig) -> TokenShards:
-    return open_shards(location, config.tokenizer, cache_bytes=round(config.cache_gb * 1e9))
+def _open(location: str, config: DataConfig, is_recorded: bool) -> TokenShards:
+    name = config.tokenizer
+    if is_recorded and name is not None and is_lost(name) and not find_external_files(Path(location)):
+        name = None
+    return open_shards(location, name, cache_bytes=round(config.cache_gb * 1e9))

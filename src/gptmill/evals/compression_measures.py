@@ -88,7 +88,7 @@ def open_evaluation(
         training=replace(config.training, mini_batch_size=max(1, BATCH_TOKENS // context)),
     )
     try:
-        corpora = open_corpora(config.data)
+        corpora = open_corpora(config.data, is_recorded=True)
         check_fingerprint(make_fingerprint(loaded.tokenizer), corpora.fingerprint, "the model")
         if not has_validation(config, corpora):
             raise UserError(check_validation(config, corpora))

@@ -56,7 +56,7 @@ def open_split(
     if data_dir is not None:
         corpora: Sequence[TokenShards] = [open_shards(data_dir)]
     elif config is not None:
-        corpora = open_corpora(config.data).shards
+        corpora = open_corpora(config.data, is_recorded=True).shards
     else:
         raise UserError("this model has no run, so no corpus of its own: add --data_dir, --text or --tasks")
     texts = []

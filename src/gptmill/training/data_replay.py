@@ -43,7 +43,7 @@ def replay_step(run: RunDirectory, step: int) -> Iterator[Row]:
     last = max((event.step for event in events), default=0)
     if step > last:
         raise UserError(f"--step {step}: run {run.path} has done {last} steps; give one of them")
-    corpora = open_corpora(config.data)
+    corpora = open_corpora(config.data, is_recorded=True)
     skipped_windows: list[tuple[int, int]] = []
     if run.has_checkpoints:
         values = load_chosen(run.checkpoints, "latest", groups=()).checkpoint.values

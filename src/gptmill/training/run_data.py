@@ -40,7 +40,7 @@ def open_run_data(request: RunRequest, world: World, report: Report) -> RunData:
     """Rank 0 prepares the corpus where it is not; raises UserError for data that do not fit the config."""
     config = request.config
     world.run_on_main(partial(prepare_if_needed, request, report))
-    corpora = open_corpora(config.data)
+    corpora = open_corpora(config.data, is_recorded=bool(request.resumed or request.parent))
     sampler = build_sampler(config, corpora)
     no_validation = check_validation(config, corpora)
     tasks = load_eval_tasks(config, corpora.tokenizer)

@@ -24,6 +24,7 @@ from gptmill.config.smoke import make_smoke_config
 from gptmill.config.validation import check_config
 from gptmill.data.files import find_cache_dir
 from gptmill.data.remote_fs import is_remote
+from gptmill.data.tokenizers import identify_tokenizer
 from gptmill.runs.checkpoints.manifest import MANIFEST, read_manifest
 from gptmill.runs.checkpoints.mirror import fetch_checkpoint
 from gptmill.runs.checkpoints.storage import STEP_FOLDER, load_checkpoint
@@ -193,6 +194,8 @@ def _find_changes(before: RunConfig, after: RunConfig, options: StartOptions) ->
     """Describes each changed field; raises UserError for one that cannot change, or not without --allow_changes."""
     check_config(after, count_data_ranks(after.machine, read_world_size()))
     old, new = list_values(before), list_values(after)
+    if new["tokenizer"] not in (None, old["tokenizer"]):
+        identify_tokenizer(new["tokenizer"])  # there must be one of that name
     names = [*new, *(name for name in old if name not in new)]  # a variant's fields come and go with it
     changed = {name for name in names if name not in ("run_name", "logdir") and old.get(name) != new.get(name)}
     # The micro-batch size decides which whole documents are grouped, and which tokens `batch` balances.

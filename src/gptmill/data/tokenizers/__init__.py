@@ -74,12 +74,16 @@ def identify_tokenizer(name: str) -> str:
 
 
 def is_called(tokenizer: Tokenizer, name: str) -> bool:
-    """Whether `name` refers to this tokenizer; a file that no longer exists is assumed to match."""
+    """Whether `name` refers to this tokenizer; raises UserError if it refers to none."""
     if name in list_names():
         return tokenizer.name == ALIASES.get(name, name)
-    if not isinstance(tokenizer, JsonTokenizer):
-        return False
-    return not Path(name).exists() or read_definition(find_file(name)) == tokenizer.definition
+    definition = read_definition(find_file(name))
+    return isinstance(tokenizer, JsonTokenizer) and definition == tokenizer.definition
+
+
+def is_lost(name: str) -> bool:
+    """Whether a recorded name is the path of a file that no longer exists."""
+    return name not in list_names() and not Path(name).exists()
 
 
 def find_file(name: str) -> Path:
@@ -106,6 +110,7 @@ __all__ = [
     "find_file",
     "identify_tokenizer",
     "is_called",
+    "is_lost",
     "list_names",
     "restore_tokenizer",
 ]

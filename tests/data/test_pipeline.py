@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from gptmill import __version__
 from gptmill.config.errors import UserError
 from gptmill.config.requests import CleaningOptions, PrepareRequest
 from gptmill.data.files import hold_lock
 from gptmill.data.pipeline import chunks, corpus_writer, encoding
 from gptmill.data.pipeline.chunks import START, make_chunks
+from gptmill.data.pipeline.executors import InlineExecutor
 from gptmill.data.pipeline.prepare_progress import PrepareProgress
 from gptmill.data.pipeline.shard_writer import GrowingArray, ShardWriter, WriterState
 from gptmill.data.pipeline.splitting import write_chunk
@@ -71,15 +76,77 @@ def test_the_number_of_processes_changes_nothing(
     assert read_all(tmp_path / "one") == read_all(tmp_path / "many")
 
 
-def test_a_dask_cluster_gives_the_same_bytes(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    distributed = pytest.importorskip("distributed")
+def test_a_dask_cluster_gives_the_same_bytes_also_after_it_lost_a_worker(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed, dask = pytest.importorskip("distributed"), pytest.importorskip("dask")
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 5000)
+    monkeypatch.setattr(corpus_writer, "JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr(chunks, "list_parts", lambda *_: None)  # many chunks of one file
     prepare(lines, tmp_path / "alone", processes=1)
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
-    ) as cluster:
+
+    def die_late(chunk: chunks.Chunk, options: encoding.EncodingOptions) -> encoding.EncodedChunk:
+        if chunk.next.chunk == 8:
+            os._exit(1)
+        return encoding.encode_chunk(chunk, options)
+
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+        ) as cluster,
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(corpus_writer, "encode_chunk", die_late)
+            with pytest.raises(UserError, match=r"certain part died, the last one at tcp://.*more memory.* to resume$"):
+                prepare(lines, tmp_path / "together", cluster=cluster.scheduler_address)
+        assert (tmp_path / "together.partial/journal.json").exists()
         prepare(lines, tmp_path / "together", cluster=cluster.scheduler_address)
     assert read_all(tmp_path / "alone") == read_all(tmp_path / "together")
+
+
+def test_failures_of_a_cluster_are_sentences_and_those_of_its_work_are_not(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("distributed")
+
+    class Cluster(InlineExecutor):
+        """Stands in for the client too."""
+
+        def __init__(self, error: Exception | None = None, versions: object = __version__) -> None:
+            self.error, self.versions = error, versions
+
+        def nthreads(self) -> dict[str, int]:
+            return {"tcp://a:1": 1}
+
+        def run(self, *_: object) -> dict[str, object]:
+            if isinstance(self.versions, Exception):
+                raise self.versions
+            return {"tcp://a:1": self.versions}
+
+        def get_executor(self, **_: object) -> Cluster:
+            return self
+
+        def submit(self, *_: object, **__: object) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(self.error)
+            return future
+
+    closed = distributed.comm.CommClosedError("in <TCP>:\n stream is closed")
+    for cluster, sentence in (
+        (Cluster(closed), "cluster at tcp://b:1 failed: in <TCP>: stream is closed; see the logs"),
+        (Cluster(CancelledError()), "failed: CancelledError; see"),
+        (Cluster(versions=closed), "stream is closed; see the logs"),
+        (Cluster(versions="0.0.1"), "worker tcp://a:1 has gptmill 0.0.1; install gptmill"),
+        (Cluster(versions=ModuleNotFoundError("No module named 'gptmill'")), "No module named 'gptmill'); install"),
+    ):
+        monkeypatch.setattr(distributed, "Client", lambda *_, cluster=cluster, **__: cluster)
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            prepare(lines, tmp_path / "out", cluster="tcp://b:1")
+    monkeypatch.setattr(distributed, "Client", lambda *_, **__: Cluster(KeyError("a defect")))
+    with pytest.raises(KeyError, match="a defect"):
+        prepare(lines, tmp_path / "out", cluster="tcp://b:1")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_cluster_that_is_not_there_is_named(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from gptmill import __version__
 from gptmill.config.errors import UserError
 from gptmill.config.plugins import load_plugins
 
@@ -183,13 +184,49 @@ def _open_cluster(address: str, plugins: str | None) -> Iterator[Workers]:
         raise UserError("--cluster needs Dask; install it with: pip install 'gptmill[cluster]'") from None
     try:
         client = Client(address, timeout="5s", set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
+    except Exception as error:  # of any kind: names, certificates, versions
         raise UserError(
             f"no Dask scheduler answers at {address} ({error}); start one with: dask scheduler, and name its address"
         ) from None
-    with client:
+    with _explained_failures(address), client:
         count = sum(client.nthreads().values())
         if count == 0:
             raise UserError(f"the Dask scheduler at {address} has no workers; start some with: dask worker {address}")
-        client.run(load_plugins, plugins)
+        _load_on_workers(client, plugins)
         yield Workers(client.get_executor(pure=False), count)
+
+
+def _load_on_workers(client: Any, plugins: str | None) -> None:
+    """Raises UserError for workers without this version: what they encode would differ, or fail anywhere."""
+    advice = f"install gptmill {__version__} with the same extras on all workers"
+    try:
+        versions: dict[str, str] = client.run(_load_on_worker, plugins)
+    except (ImportError, AttributeError, TypeError, RuntimeError) as error:
+        raise UserError(f"a Dask worker cannot load this gptmill ({error}); {advice}") from None
+    for worker, version in versions.items():
+        if version != __version__:
+            raise UserError(f"the Dask worker {worker} has gptmill {version}; {advice}")
+
+
+def _load_on_worker(plugins: str | None) -> str:
+    load_plugins(plugins)
+    return __version__
+
+
+@contextmanager
+def _explained_failures(address: str) -> Iterator[None]:
+    """Makes a sentence of what Dask raises by itself, and leaves alone what its work raises."""
+    try:
+        yield
+    except Exception as error:
+        library = type(error).__module__.partition(".")[0]
+        if library not in ("dask", "distributed", "tornado") and not isinstance(error, CancelledError):
+            raise
+        reason, advice = " ".join(str(error).split()), "see the logs of its scheduler and workers"
+        if worker := getattr(error, "last_worker", None):  # KilledWorker, whose own text is about Dask's insides
+            reason = f"every worker that took a certain part died, the last one at {worker.address}"
+            advice = "give its workers more memory, which probably ran out"
+        raise UserError(
+            f"the Dask cluster at {address} failed: {reason or type(error).__name__}; {advice}, and run the same "
+            f"command again to resume"
+        ) from None

@@ -175,7 +175,7 @@ def measure(flags: str, data: str, steps: int, run: Path, work: Path) -> Result 
 
 
 def read_result(path: Path) -> Result:
-    events: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    events: list[dict[str, Any]] = [json.loads(line) for line in path.read_bytes().splitlines()]
     (start,) = (event for event in events if event["event"] == "RunStarted")
     *_, last = (event for event in events if event["event"] == "EvalDone")
     seconds = sum(event["seconds"] for event in events if event["event"] == "StepLogged")

@@ -62,7 +62,7 @@ def train(
         where = ["--logdir", folder, "--run_name", "stall", "--max_steps", steps]
         freqs = ["--checkpoint_freq", str(cadence.save), "--snapshot_freq", str(cadence.snapshot)]
         subprocess.run([*command, *FLAGS, *freqs, *where, *flags], check=True, stdout=sys.stderr)
-        lines = (Path(folder) / "stall/events.jsonl").read_text().splitlines()
+        lines = (Path(folder) / "stall/events.jsonl").read_bytes().splitlines()
     return [json.loads(line) for line in lines]
 
 

@@ -57,7 +57,7 @@ def measure(recipe: str, flags: list[str], number: int) -> dict[str, Any]:
             [*GPTMILL, "train", recipe, *flags, *where, "--run_name", "real"], check=True, stdout=subprocess.DEVNULL
         )
         seconds = time.monotonic() - started
-        lines = (Path(folder) / "real/events.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (Path(folder) / "real/events.jsonl").read_bytes().splitlines()
     events = [json.loads(line) for line in lines]
     steps = [event for event in events if event["event"] == "StepLogged"]
     memory = 1e9 * max(step["memory_gb"] for step in steps)

@@ -68,10 +68,11 @@ def test_many_samples_into_a_file_show_how_long_they_will_take(
 
 
 def test_a_file_of_prompts_gives_what_each_gives_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts = ["the quick", "a", "é 🙂 and rivers"]
+    prompts = ["the quick", "a\u2028\x85b", "é 🙂 and rivers"]  # separators that end no line
     lines, records = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
-    lines.write_text("\n\n".join(prompts), encoding="utf-8")
-    records.write_text("\n".join(json.dumps({"prompt": prompt, "id": 1}) for prompt in prompts), encoding="utf-8")
+    lines.write_bytes("\r\n\r\n".join(prompts).encode())
+    written = [json.dumps({"prompt": prompt, "id": 1}, ensure_ascii=False) for prompt in prompts]
+    records.write_bytes("\n".join(written).encode())
     alone = [
         sample(capsys, "--prompt", prompt, "--seed", str(42 + 2 * number), "--num_samples", "2")
         for number, prompt in enumerate(prompts)

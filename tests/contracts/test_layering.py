@@ -241,6 +241,11 @@ def test_no_modules_import_each_other_in_a_circle(modules: dict[str, Module]) ->
     assert_none(find_circles(modules))
 
 
+def test_lines_end_at_line_feeds_alone() -> None:
+    """`str.splitlines` cuts names, prompts and JSON also at U+2028, U+0085 and the like."""
+    assert [path for path in SOURCE.rglob("*.py") if ".splitlines(" in path.read_text(encoding="utf-8")] == []
+
+
 def test_config_never_imports_torch(modules: dict[str, Module]) -> None:
     assert_none(find_heavy_imports_of_config(modules))
 

@@ -40,7 +40,7 @@ class TrialError(UserError):
     """A run that failed: its exit code, and the part of its stderr that gives the reason."""
 
     def __init__(self, name: str, exit_code: int, stderr: str) -> None:
-        lines = stderr.strip().splitlines() or ["nothing on stderr"]
+        lines = (stderr.strip() or "nothing on stderr").split("\n")
         found = SENTENCE.findall(stderr.strip()) or ERROR.findall(stderr) or lines
         self.exit_code = exit_code
         self.reason: str = found[-1]

@@ -94,7 +94,7 @@ def encode_prompt(model: Model, prompt: str) -> list[int]:
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a file: its lines that are not empty, or the field prompt of JSON objects, one per line."""
     try:
-        lines = path.read_bytes().decode().splitlines()
+        lines = path.read_bytes().decode().replace("\r\n", "\n").split("\n")
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot read --prompt_file {path}: {reason}; give a file with a prompt per line") from None

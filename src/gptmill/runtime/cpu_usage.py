@@ -53,11 +53,11 @@ def count_physical(cpus: Sequence[int], topology: Path = TOPOLOGY) -> int:
 def read_quota(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> float | None:
     """Cores that the process's cgroups (v2 or v1) allow; None if they set no limit."""
     try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
+        lines = membership.read_text(encoding="utf-8").split("\n")
     except OSError:
         return None
     quotas = []
-    for line in lines:
+    for line in filter(None, lines):
         _, controllers, inside = line.split(":", 2)
         path = PurePosixPath(inside.lstrip("/"))
         for group in (path, *path.parents):
@@ -107,7 +107,7 @@ class CpuMeter:
         """Both clocks, and the ticks of each core: idle, and all."""
         ticks = {}
         with suppress(OSError, ValueError):
-            for line in self._stat.read_text(encoding="utf-8").splitlines():
+            for line in filter(None, self._stat.read_text(encoding="utf-8").split("\n")):
                 name, *fields = line.split()
                 if name in self._names:
                     counts = [int(field) for field in fields[:COUNTED_FIELDS]]

@@ -55,7 +55,7 @@ def find_nvidia_gpus() -> str:
     output = " ".join((listing.stdout + listing.stderr).split())
     if listing.returncode != 0 and "No devices were found" not in output:
         return f"this machine has nvidia-smi, which reports {output!r}"
-    lines = [line for line in listing.stdout.splitlines() if line.startswith("GPU ")]
+    lines = [line for line in listing.stdout.split("\n") if line.startswith("GPU ")]
     names = [line.partition(":")[2].partition("(")[0].strip() for line in lines]
     return f"this machine has {', '.join(names)}" if names else ""
 

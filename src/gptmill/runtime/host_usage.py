@@ -79,5 +79,5 @@ def _measure_group(limit_file: Path) -> tuple[int, int]:
 
 def _read_table(path: Path) -> dict[str, int]:
     """The lines `name number`, with or without a colon and a unit; others are left out."""
-    rows = (line.replace(":", " ").split() for line in path.read_text(encoding="utf-8").splitlines())
+    rows = (line.replace(":", " ").split() for line in path.read_text(encoding="utf-8").split("\n"))
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}

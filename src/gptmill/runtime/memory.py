@@ -44,10 +44,10 @@ def read_host_memory(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> in
 def list_limit_files(membership: Path, groups: Path) -> Iterator[Path]:
     """Where this process's cgroups (v1 or v2) and all their ancestors keep a memory limit; some have none."""
     try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
+        lines = membership.read_text(encoding="utf-8").split("\n")
     except OSError:  # no cgroups on this system
         return
-    for line in lines:
+    for line in filter(None, lines):
         _, controllers, inside = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue

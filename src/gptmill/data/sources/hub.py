@@ -75,7 +75,7 @@ def read_hub(uri: str, options: ReadingOptions) -> Generator[Record]:
     except UserError:
         raise
     except Exception as error:  # the network, the Hub and the dataset builder each raise their own types
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
         raise UserError(
             f"cannot read {uri}: {reason}; check its name, its split (@SPLIT), the network and your access"
         ) from None

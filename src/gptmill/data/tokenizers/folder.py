@@ -50,7 +50,10 @@ def build_from_definition(
 def _read_gpt2_files(folder: Path) -> dict[str, Any]:
     try:
         vocabulary = read_json(folder / VOCABULARY)
-        merges = read_regular(folder / MERGES).decode("utf-8").splitlines()
+        merges = read_regular(folder / MERGES).decode("utf-8").replace("
+", "
+").split("
+")
         ids = sorted(vocabulary.values())
         if ids != list(range(len(ids))):
             raise ValueError(f"the ids of {VOCABULARY} have gaps")

@@ -83,6 +83,6 @@ def _build_bpe(table: str) -> TiktokenBpe:
 def _make_ranks(table: str) -> dict[bytes, int]:
     """Returns the rank of each token: single bytes first, printable ones before the rest, then merges in order."""
     ranks = {bytes([byte]): rank for rank, byte in enumerate(BYTE_TO_CHAR)}
-    for line in table.splitlines()[1:]:
+    for line in table.removesuffix("\n").split("\n")[1:]:
         ranks[decode_byte_level(line.replace(" ", ""))] = len(ranks)
     return ranks

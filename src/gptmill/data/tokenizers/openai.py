@@ -66,7 +66,7 @@ class OpenAiTokenizer:
 
     def __init__(self, name: str) -> None:
         encoding = ENCODINGS[name]
-        lines = _read_ranks(name).splitlines()
+        lines = _read_ranks(name).removesuffix(b"\n").split(b"\n")
         ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
         self.bpe = TiktokenBpe(encoding.pattern, ranks, encoding.special_tokens)
         self.name = name

@@ -54,11 +54,11 @@ def find_file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
     """The type of the file system, such as ext4 or nfs4; empty where the system does not list it."""
     best, found = "", ""
     try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = mounts.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return ""
     path = str(folder.resolve())
-    for line in lines:
+    for line in filter(None, lines):
         _, mounted, kind, *_ = line.split(" ")
         is_parent = path == mounted or path.startswith(mounted.rstrip("/") + "/")
         if is_parent and len(mounted) >= len(best):

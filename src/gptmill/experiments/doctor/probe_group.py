@@ -89,7 +89,7 @@ class ProbeGroup:
         self._deadline = time.monotonic() + self._pending[0].seconds
 
     def _collect(self) -> None:
-        answers = [line for line in self._read().splitlines() if line.startswith(PREFIX)]
+        answers = [line for line in self._read().split("\n") if line.startswith(PREFIX)]
         for line in answers:
             answer = parse_json(line.removeprefix(PREFIX))
             if self._pending and answer["name"] == self._pending[0].name:
@@ -114,7 +114,7 @@ class ProbeGroup:
         return text[: text.rfind("\n") + 1]
 
     def _describe_output(self) -> str:
-        lines = [line.strip() for line in self._read().splitlines() if line.strip() and not line.startswith(PREFIX)]
+        lines = [line.strip() for line in self._read().split("\n") if line.strip() and not line.startswith(PREFIX)]
         return f": {lines[-1]}" if lines else ""
 
 

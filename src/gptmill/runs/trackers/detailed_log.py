@@ -26,7 +26,7 @@ class DetailedLog:
             lines.append(self._narrator.describe_step(event))
         moment = time.strftime(TIME_FORMAT, time.localtime(event.time))
         for line in lines:
-            for text in line.text.splitlines():
+            for text in line.text.split("\n"):
                 self._file.write_line(f"{moment} {text}")
 
     def rewind(self, step: int) -> None:

@@ -88,6 +88,7 @@ def verify(location: str, request: DataRequest) -> int:
     from gptmill.api.progress import show_amount
     from gptmill.data.remote_fs import is_remote
     from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
+    from gptmill.data.shards.shard_manifest import ORIGINS_DIR, read_manifest
     from gptmill.data.shards.verification import verify_corpus
 
     if is_remote(location):
@@ -100,6 +101,8 @@ def verify(location: str, request: DataRequest) -> int:
         raise UserError("\n  ".join([f"{location} is not valid:", *problems]))
     is_own = (Path(location) / MANIFEST_NAME).exists()
     with_checksums = "all checksums, document starts and tokens are correct"
+    if is_own and not read_manifest(Path(location)).has_origin_checksums:
+        with_checksums += f"; {ORIGINS_DIR}/ is of an older version and has no checksums"
     without = "file sizes are correct and all tokens are in the vocabulary; these files have no checksums"
     sys.stdout.write(f"{location} is valid: {with_checksums if is_own else without}\n")
     return 0

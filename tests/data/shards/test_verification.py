@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gptmill.config.errors import UserError
 from gptmill.config.requests import PrepareRequest
 from gptmill.data.files import hash_file
 from gptmill.data.prepare import prepare_corpus
 from gptmill.data.shards import verification
-from gptmill.data.shards.verification import verify_corpus
+from gptmill.data.shards.opening import open_shards
+from gptmill.data.shards.passages import SplitReader
+from gptmill.data.shards.shard_manifest import NAMES_NAME, ORIGINS_DIR
+from gptmill.data.shards.verification import verify_corpus, verify_portion
 
 
 @pytest.fixture
@@ -41,15 +46,75 @@ def test_an_intact_corpus_has_no_problems_and_progress_reaches_the_end(folder: P
     assert len({total for _, total in reports}) == 1
 
 
-@pytest.mark.parametrize("name", ["train_000000.npy", "val_000000.npy", "documents/train_000001.npy"])
-@pytest.mark.parametrize("index", [-1, 140])
-def test_a_flipped_bit_is_found_anywhere(folder: Path, name: str, index: int) -> None:
-    path = folder / name
-    content = bytearray(path.read_bytes())
+FILES = [
+    "train_000000.npy",
+    "val_000000.npy",
+    "documents/train_000001.npy",
+    "origins/val_000000.npy",
+    f"origins/{NAMES_NAME}",
+]
+
+
+def flip_bit(path: Path, index: int) -> None:
+    """Keeps the file's time, as a failing disk does."""
+    content, times = bytearray(path.read_bytes()), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
     content[index] ^= 1
     path.write_bytes(content)
+    os.utime(path, ns=times)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("index", [-1, 140])
+def test_a_flipped_bit_is_found_anywhere(folder: Path, name: str, index: int) -> None:
+    flip_bit(folder / name, index)
     problems = verify(folder)
     assert any(name in problem and "SHA-256" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("portion_bytes", [1, verification.PORTION_BYTES])
+def test_every_file_that_training_reads_is_verified_within_a_cycle_of_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, portion_bytes: int
+) -> None:
+    monkeypatch.setattr(verification, "PORTION_BYTES", portion_bytes)
+    corpora = [open_shards(folder)]
+    shards = sorted(path.name for path in folder.glob("*.npy"))
+    turns = range(7, 7 + (len(shards) if portion_bytes == 1 else 1))
+
+    def list_refused() -> list[str]:
+        refused = []
+        for turn in turns:
+            try:
+                verify_portion(corpora, turn)
+            except UserError as error:
+                refused.append(str(error))
+        return refused
+
+    assert list_refused() == []
+    for name in [*shards, "documents/train_000001.npy"]:
+        flip_bit(folder / name, -1)
+        (refused,) = list_refused()
+        assert f"{name} changed after it was prepared" in refused
+        flip_bit(folder / name, -1)
+
+
+@pytest.mark.parametrize("name", ["train_000000.npy", NAMES_NAME])
+def test_no_source_is_shown_that_a_damaged_file_names(folder: Path, name: str) -> None:
+    flip_bit(folder / ORIGINS_DIR / name, -2)
+    reader = SplitReader(open_shards(folder), "train")
+    with pytest.raises(UserError, match=rf"{name} is damaged .*SHA-256"):
+        reader.read(0, 0, 1)
+
+
+def test_a_corpus_of_a_version_without_checksums_of_origins_is_read(folder: Path) -> None:
+    manifest = folder / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["names_sha256"]
+    for shard in [*content["train"]["shards"], *content["val"]["shards"]]:
+        del shard["origins_sha256"]
+    manifest.write_text(json.dumps({**content, "version": 2}))
+    assert verify(folder) == []
+    (extract,) = SplitReader(open_shards(folder), "train").read(0, 0, 1)
+    assert str(extract.origin).endswith(".txt")
 
 
 def change_array(folder: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:

@@ -154,7 +154,7 @@ def _make_progress(job: PrepareJob, journal: Journal, resumed_bytes: int, resume
 def _finish(folder: Path, job: PrepareJob, tokenizer: Tokenizer, journal: Journal) -> Manifest:
     _check_unchanged(job.files)
     check_splits(job, journal)
-    write_names(folder, [file.name for file in job.files])
+    names_sha256 = write_names(folder, [file.name for file in job.files])
     manifest = Manifest(
         choose_dtype(tokenizer.vocab_size).name,
         tokenizer.spec(),
@@ -164,6 +164,7 @@ def _finish(folder: Path, job: PrepareJob, tokenizer: Tokenizer, journal: Journa
         journal.train.make_split(),
         journal.val.make_split(),
         journal.defects.to_json(),
+        names_sha256,
     )
     write_manifest(folder, manifest)
     return _remove_temporary_files(folder, manifest)

@@ -151,8 +151,8 @@ class ShardWriter:
         self.flush()
         self.close()
         state = self.state
-        path, starts = self._tokens.path, self._starts.path
+        tokens, starts, origins = (hash_file(array.path) for array in self._arrays)
         state.shards.append(
-            Shard(path.name, state.open_tokens, hash_file(path), state.open_documents, hash_file(starts))
+            Shard(self._tokens.path.name, state.open_tokens, tokens, state.open_documents, starts, origins)
         )
         state.open_tokens = state.open_documents = 0

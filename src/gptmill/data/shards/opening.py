@@ -172,8 +172,16 @@ def list_checksums(folder: Path, split: Split) -> dict[Path, str]:
     return tokens | {folder / DOCUMENTS_DIR / shard.file: shard.documents_sha256 for shard in split.shards}
 
 
+def describe_change(folder: Path, path: Path) -> UserError:
+    """Returns the error for a file that differs from its checksum in the manifest."""
+    return UserError(
+        f"shard {path} changed after it was prepared; check the others with gptmill data verify {folder}, and "
+        f"{PREPARE_AGAIN}"
+    )
+
+
 def _check_unchanged(folder: Path, manifest: Manifest, report: HashReport | None) -> None:
-    """Hashes files that are not older than the manifest: it was written last, so they may have changed since."""
+    """Verifies files that are not older than the manifest: it was written last, so they may have changed since."""
     written = (folder / MANIFEST_NAME).stat().st_mtime_ns
     checksums = list_checksums(folder, manifest.train) | list_checksums(folder, manifest.val)
     sizes = {path: status.st_size for path in checksums if (status := path.stat()).st_mtime_ns >= written}
@@ -184,10 +192,7 @@ def _check_unchanged(folder: Path, manifest: Manifest, report: HashReport | None
         for (path, size), sha256 in zip(sizes.items(), pool.map(hash_file, sizes), strict=True):
             if sha256 != checksums[path]:
                 pool.shutdown(wait=False, cancel_futures=True)
-                raise UserError(
-                    f"shard {path} changed after it was prepared; check the others with gptmill data verify {folder}, "
-                    f"and {PREPARE_AGAIN}"
-                )
+                raise describe_change(folder, path)
             done += size
             if report:
                 report(done, total)

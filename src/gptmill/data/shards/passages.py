@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gptmill.config.errors import UserError
+from gptmill.data.files import hash_file
 from gptmill.data.shards.arrays import find_array
 from gptmill.data.shards.opening import TokenShards
 from gptmill.data.shards.shard_manifest import ORIGINS_DIR, Split, read_names
@@ -37,6 +40,7 @@ class SplitReader:
         self.tokens = shards.train if split == "train" else shards.val
         self._starts = shards.train_starts if split == "train" else shards.val_starts
         self._manifest: Split = getattr(shards.manifest, split)
+        self._origins: dict[int, NDArray[Any]] = {}
 
     def read(self, shard: int, start: int, length: int) -> list[Extract]:
         """Returns the documents in `length` tokens from position `start` of a shard on, in order."""
@@ -62,18 +66,27 @@ class SplitReader:
 
     @cached_property
     def _names(self) -> list[str]:
-        return read_names(self.shards.folder)
+        return read_names(self.shards.folder, self.shards.manifest.names_sha256)
 
     def _find_origin(self, shard: int, number: int) -> str | None:
         """Returns the source file of a document; a negative number counts back into earlier shards."""
         while number < 0 and shard > 0:
             shard -= 1
             number += len(self._starts[shard])
-        path = self.shards.folder / ORIGINS_DIR / self._manifest.shards[shard].file
+        described = self._manifest.shards[shard]
+        path = self.shards.folder / ORIGINS_DIR / described.file
         if not self._names or not path.exists() or number < 0:
             return None
         with _report_damage(path):
-            return self._names[int(find_array(path).map()[number])]
+            if shard not in self._origins:
+                _check_sha256(path, described.origins_sha256)
+                self._origins[shard] = find_array(path).map()
+            return self._names[int(self._origins[shard][number])]
+
+
+def _check_sha256(path: Path, expected: str) -> None:
+    if expected and hash_file(path) != expected:
+        raise ValueError("its SHA-256 differs from the manifest's")
 
 
 @contextmanager

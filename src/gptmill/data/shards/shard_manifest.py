@@ -17,7 +17,8 @@ from gptmill.data.files import write_durably
 
 FILE_NAME = "manifest.json"
 FORMAT = "gptmill-shards"
-VERSION = 2
+VERSION = 3
+READABLE = (2, VERSION)  # version 2 has no checksums of origins
 # Folders next to the shards, with files of the same names:
 DOCUMENTS_DIR = "documents"  # positions in the shard where documents start
 ORIGINS_DIR = "origins"  # the source file of each document, as its number in NAMES_NAME
@@ -37,6 +38,8 @@ class Shard:
     sha256: str
     documents: int
     documents_sha256: str
+    origins_sha256: str = ""
+    """Of its file in ORIGINS_DIR; empty in corpora of older versions."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,19 @@ class Manifest:
     val: Split
     defects: dict[str, Any] = field(default_factory=dict)
     """What could not be read and what was empty, by kind."""
+    names_sha256: str = ""
+    """Of NAMES_NAME; empty in corpora of older versions."""
 
     @property
     def corpus_sha256(self) -> str:
         """Identifies the tokens: where it is equal, so is every window."""
         hashes = [shard.sha256 for split in (self.train, self.val) for shard in split.shards]
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+    @property
+    def has_origin_checksums(self) -> bool:
+        shards = (*self.train.shards, *self.val.shards)
+        return bool(self.names_sha256) and all(shard.origins_sha256 for shard in shards)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -82,16 +92,18 @@ def read_manifest(folder: Path) -> Manifest:
         content: dict[str, Any] = read_json(path)
         if content.pop("format") != FORMAT:
             raise UserError(f"{path} is not a gptmill manifest; point --data_dir to a folder that gptmill prepared")
-        if (version := content.pop("version")) != VERSION:
-            raise UserError(f"{path} has version {version}, but this gptmill reads version {VERSION}; {advice}")
+        if (version := content.pop("version")) not in READABLE:
+            readable = " and ".join(map(str, READABLE))
+            raise UserError(f"{path} has version {version}, but this gptmill reads versions {readable}; {advice}")
         train, val = _read_split(content.pop("train")), _read_split(content.pop("val"))
         if content["dtype"] not in DTYPES:
             raise ValueError(f"dtype {content['dtype']!r} is not one of {', '.join(DTYPES)}")
         for name in ("tokenizer", "source", "cleaning"):
             if not isinstance(content[name], dict):
                 raise ValueError(f"its {name} is not an object")
-        if not isinstance(content["fingerprint"], str):
-            raise ValueError("its fingerprint is not text")
+        for name in ("fingerprint", "names_sha256"):
+            if not isinstance(content.get(name, ""), str):
+                raise ValueError(f"its {name} is not text")
         return Manifest(**content, train=train, val=val)
     except OSError as error:
         raise UserError(
@@ -101,19 +113,24 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {advice}") from None
 
 
-def write_names(folder: Path, names: Sequence[str]) -> None:
-    """Any name that a file can have survives: also one with line breaks, or with bytes that are not UTF-8."""
-    write_durably(folder / ORIGINS_DIR / NAMES_NAME, json.dumps(names, indent=0) + "\n")
+def write_names(folder: Path, names: Sequence[str]) -> str:
+    """Returns the SHA-256. Any name of a file survives: also one with line breaks, or with bytes that are not UTF-8."""
+    text = json.dumps(names, indent=0) + "\n"
+    write_durably(folder / ORIGINS_DIR / NAMES_NAME, text)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_names(folder: Path) -> list[str]:
+def read_names(folder: Path, sha256: str) -> list[str]:
     """The names of the source files; empty if they were not recorded. Raises UserError for a damaged list."""
     path, old = folder / ORIGINS_DIR / NAMES_NAME, folder / ORIGINS_DIR / OLD_NAMES_NAME
     if not path.exists() and not old.exists():
         return []
     try:
         if path.exists():
-            names = parse_json(read_regular(path))
+            content = read_regular(path)
+            if sha256 and hashlib.sha256(content).hexdigest() != sha256:
+                raise ValueError("its SHA-256 differs from the manifest's")
+            names = parse_json(content)
         else:
             path, lines = old, read_regular(old).decode("utf-8").split("\n")[:-1]
             names = [parse_json(f'"{line}"') for line in lines]
@@ -130,8 +147,8 @@ def _read_split(content: dict[str, Any]) -> Split:
 
 
 def _read_shard(content: dict[str, Any]) -> Shard:
-    for name in ("file", "sha256", "documents_sha256"):
-        if not isinstance(content[name], str):
+    for name in ("file", "sha256", "documents_sha256", "origins_sha256"):
+        if not isinstance(content.get(name, ""), str):
             raise ValueError(f"the {name} of a shard is not text")
     if not is_folder_name(content["file"]):
         raise ValueError(f"{content['file'][:100]!r} is not the plain name of a file")

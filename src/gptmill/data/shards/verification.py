@@ -1,10 +1,10 @@
-"""Verification: reads every byte of a corpus and compares it with the manifest."""
+"""Verification: compares the bytes of a corpus with its manifest, all of them or a portion at each start of a run."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,31 @@ import numpy as np
 from gptmill.config.errors import UserError
 from gptmill.config.regular_files import open_regular
 from gptmill.data.files import hash_file
-from gptmill.data.shards.arrays import IndexArray, StoredArray
+from gptmill.data.shards.arrays import IndexArray, MappedArrays, StoredArray
 from gptmill.data.shards.external_formats import find_external_files, open_external
-from gptmill.data.shards.opening import find_shard, restore_expected_tokenizer
-from gptmill.data.shards.shard_manifest import DOCUMENTS_DIR, Manifest, Shard, Split, read_manifest
+from gptmill.data.shards.opening import (
+    PREPARE_AGAIN,
+    TokenShards,
+    describe_change,
+    find_shard,
+    restore_expected_tokenizer,
+)
+from gptmill.data.shards.shard_manifest import (
+    DOCUMENTS_DIR,
+    NAMES_NAME,
+    ORIGINS_DIR,
+    Manifest,
+    Shard,
+    Split,
+    read_manifest,
+)
 from gptmill.data.shards.shard_manifest import FILE_NAME as MANIFEST_NAME
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import TokenArray
 
 MAX_THREADS = 8
 BLOCK_BYTES = 1 << 22
+PORTION_BYTES = 64_000_000  # hashed in a third of a second on a slow core
 
 # Called with (bytes done, bytes in total), by one thread at a time.
 VerifyReport = Callable[[int, int], None]
@@ -42,6 +57,36 @@ def verify_corpus(folder: Path, report: VerifyReport, tokenizer_name: str | None
         return [str(error)]
 
 
+def verify_portion(corpora: Sequence[TokenShards], turn: int) -> None:
+    """Compares one portion of the local prepared corpora with their checksums; raises UserError for the first change.
+
+    A portion is a shard or, of small ones, as many as fit into PORTION_BYTES. Consecutive turns take all in a cycle.
+    """
+    portions: list[list[tuple[Path, Path, str]]] = []
+    filled = PORTION_BYTES
+    for shards in corpora:
+        if not isinstance(shards.train_starts, MappedArrays):  # external: no checksums; remote: verified when fetched
+            continue
+        item_bytes = np.dtype(shards.manifest.dtype).itemsize
+        for shard in (*shards.manifest.train.shards, *shards.manifest.val.shards):
+            size_bytes = shard.tokens * item_bytes + shard.documents * 8
+            if filled + size_bytes > PORTION_BYTES:
+                portions.append([])
+                filled = 0
+            filled += size_bytes
+            portions[-1] += [
+                (shards.folder, shards.folder / shard.file, shard.sha256),
+                (shards.folder, shards.folder / DOCUMENTS_DIR / shard.file, shard.documents_sha256),
+            ]
+    for folder, path, sha256 in portions[turn % len(portions)] if portions else []:
+        try:
+            is_same = hash_file(path) == sha256
+        except OSError as error:
+            raise UserError(f"cannot read shard {path}: {error.strerror or error}; {PREPARE_AGAIN}") from None
+        if not is_same:
+            raise describe_change(folder, path)
+
+
 def _verify_prepared(folder: Path, report: VerifyReport, tokenizer_name: str | None) -> list[str]:
     manifest = read_manifest(folder)
     tokenizer = restore_expected_tokenizer(manifest, str(folder), tokenizer_name)
@@ -50,6 +95,7 @@ def _verify_prepared(folder: Path, report: VerifyReport, tokenizer_name: str | N
     total_bytes = sum(shard.tokens * dtype.itemsize + shard.documents * starts_dtype.itemsize for shard in shards)
     progress = _Progress(total_bytes, report)
     problems = [*_check_totals(folder, "train", manifest.train), *_check_totals(folder, "val", manifest.val)]
+    problems += _check_origins(folder / ORIGINS_DIR / NAMES_NAME, manifest.names_sha256)
     return problems + _run([partial(_check_shard, folder, manifest, shard, tokenizer, progress) for shard in shards])
 
 
@@ -106,12 +152,22 @@ def _check_shard(
         problems += _check_tokens(tokens, tokenizer, progress, starts)
     except UserError as error:
         problems.append(str(error))
+    problems += _check_origins(folder / ORIGINS_DIR / shard.file, shard.origins_sha256)
     return problems
 
 
+def _check_origins(path: Path, sha256: str) -> Iterator[str]:
+    """Checks a file about the sources of documents, unless the corpus is of a version without its checksum."""
+    if sha256:
+        yield from _check_sha256(path, sha256)
+
+
 def _check_sha256(path: Path, sha256: str) -> Iterator[str]:
-    if hash_file(path) != sha256:
-        yield f"{path} changed after it was prepared: its SHA-256 differs from the manifest's"
+    try:
+        if hash_file(path) != sha256:
+            yield f"{path} changed after it was prepared: its SHA-256 differs from the manifest's"
+    except OSError as error:
+        yield f"cannot read {path}: {error.strerror or error}; {PREPARE_AGAIN}"
 
 
 def _check_tokens(

@@ -38,11 +38,10 @@ def write_random_corpus(folder: Path, tokenizer_name: str, train_tokens: int, va
                 writer.write_run(sampled, bounds, [0] * (len(bounds) - 1))
             writer.finish()
         splits[split] = state.make_split()
-    write_names(folder, [NAME])
-    source = {"name": NAME}
+    names_sha256 = write_names(folder, [NAME])
+    fingerprint, source = make_fingerprint(tokenizer), {"name": NAME}
     write_manifest(
-        folder,
-        Manifest(dtype.name, tokenizer.spec(), make_fingerprint(tokenizer), source, {}, splits["train"], splits["val"]),
+        folder, Manifest(dtype.name, tokenizer.spec(), fingerprint, source, {}, **splits, names_sha256=names_sha256)
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from gptmill.config.run import RunConfig
 from gptmill.data.batches.on_device import load_on_device
@@ -14,8 +17,12 @@ from gptmill.data.corpus_preparation import find_data_dir, needs_preparing, prep
 from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.data.run_corpora import Corpora, open_corpora
 from gptmill.data.shards.opening import holds_shards
+from gptmill.data.shards.verification import verify_portion
 from gptmill.evals.loss import check_validation
 from gptmill.evals.task_evaluator import EncodedTask, load_eval_tasks
+from gptmill.runs.directory import RunDirectory
+from gptmill.runs.events import RunStarted
+from gptmill.runs.history import read_history
 from gptmill.runtime.world import World
 from gptmill.training.launch import check_same_data
 from gptmill.training.plan import TrainPlan, make_plan
@@ -31,9 +38,15 @@ class RunData:
     tasks: Sequence[EncodedTask]
     no_validation: str
     """Why there is no validation loss; empty if there is one."""
+    verification: Future[None] | None
+    """Of a portion of the corpora, on rank 0."""
 
     def plan(self, config: RunConfig, world: World) -> TrainPlan:
         return make_plan(config, self.sampler, self.corpora.tokenizer, world, self.corpora.names)
+
+    def finish_verification(self, world: World) -> None:
+        """Raises UserError on all ranks if a file of the corpora changed."""
+        world.run_on_main(lambda: None if self.verification is None else self.verification.result())
 
 
 def open_run_data(request: RunRequest, world: World, report: Report) -> RunData:
@@ -41,11 +54,23 @@ def open_run_data(request: RunRequest, world: World, report: Report) -> RunData:
     config = request.config
     world.run_on_main(partial(prepare_if_needed, request, report))
     corpora = open_corpora(config.data, is_recorded=bool(request.resumed or request.parent))
+    verification = start_verification(config, corpora) if world.is_main else None
     sampler = build_sampler(config, corpora)
     no_validation = check_validation(config, corpora)
     tasks = load_eval_tasks(config, corpora.tokenizer)
     check_same_data(world.ranks, corpora.sha256, corpora.name)
-    return RunData(corpora, sampler, tasks, no_validation)
+    return RunData(corpora, sampler, tasks, no_validation, verification)
+
+
+def start_verification(config: RunConfig, corpora: Corpora) -> Future[None]:
+    """Verifies a portion of the corpora beside what else a start does, another one at each start of the run."""
+    name = config.tracking.run_name or ""
+    entries = read_history(RunDirectory(Path(config.tracking.logdir, name)))
+    turn = zlib.crc32(name.encode()) + sum(isinstance(entry, RunStarted) for entry in entries)
+    pool = ThreadPoolExecutor(1, "verification")
+    verification = pool.submit(verify_portion, corpora.shards, turn)
+    pool.shutdown(wait=False)
+    return verification
 
 
 def prepare_if_needed(request: RunRequest, report: Report) -> None:

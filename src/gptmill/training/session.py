@@ -157,6 +157,7 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     state, plan = build_or_restore(request, plan, world, data.corpora, resume_point, weights)
     shows_progress = world.is_main and not request.is_quiet
     try_step(state, config, plan, world, stack, host_room, shows_progress=shows_progress)
+    data.finish_verification(world)
     evaluators = build_evaluators(config, data.corpora, world, data.tasks, plan.max_steps)
     reader = build_reader(config, data.corpora, world)
     stop = stack.enter_context(listen_for_stop(request.deadline))

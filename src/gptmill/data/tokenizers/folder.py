@@ -50,10 +50,7 @@ def build_from_definition(
 def _read_gpt2_files(folder: Path) -> dict[str, Any]:
     try:
         vocabulary = read_json(folder / VOCABULARY)
-        merges = read_regular(folder / MERGES).decode("utf-8").replace("
-", "
-").split("
-")
+        merges = read_regular(folder / MERGES).decode("utf-8").replace("\r\n", "\n").split("\n")
         ids = sorted(vocabulary.values())
         if ids != list(range(len(ids))):
             raise ValueError(f"the ids of {VOCABULARY} have gaps")

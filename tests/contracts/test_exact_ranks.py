@@ -85,14 +85,14 @@ def train(run_ranks: RunRanks) -> Train:
 
 
 def read_bits(checkpoint: Path) -> dict[str, object]:
-    """All tensors of a checkpoint, and its values but for the run's name and the ranks that computed it."""
+    """All tensors of a checkpoint, and its values but for the run's name, its ranks and what its logs held."""
     loaded = load_checkpoint(checkpoint, ("model", "optimizer", "ema"))
     tensors = {
         f"{group}/{name}": (tensor.dtype, tensor.shape, tensor.numpy().tobytes())
         for group, named in loaded.tensors.items()
         for name, tensor in named.items()
     }
-    return tensors | {name: value for name, value in loaded.values.items() if name not in ("config", "ranks")}
+    return tensors | {name: value for name, value in loaded.values.items() if name not in ("config", "ranks", "logs")}
 
 
 def read_log(run: Path) -> list[tuple[float, ...]]:

@@ -6,11 +6,12 @@ import errno
 import os
 import sys
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gptmill.data.files import flush_to_disk, write_durably
 
@@ -19,6 +20,16 @@ RETRY_SECONDS = (0.02, 0.1, 0.3, 1.0)  # pauses between the attempts where the c
 FULL = (errno.ENOSPC, errno.EDQUOT)  # waiting a second does not help
 
 Result = TypeVar("Result")
+
+
+class Extent(NamedTuple):
+    """The beginning of a file: its length and CRC-32. Enough against damage; forged lines are not looked for."""
+
+    length: int
+    crc: int
+
+    def extend(self, content: bytes | memoryview) -> Extent:
+        return Extent(self.length + len(content), zlib.crc32(content, self.crc))
 
 
 class AppendOnlyFile:
@@ -32,6 +43,8 @@ class AppendOnlyFile:
         self._is_durable = durable
         self._descriptor: int | None = None
         self._length: int | None = None  # of the file as far as it is known to be right; None before the first write
+        self.extent = Extent(0, 0)
+        """What `keep_only` left, and what was written since."""
         self._pending: deque[bytes] = deque()
         self._pending_bytes = 0
         self._written_bytes = 0  # of the first pending line
@@ -51,6 +64,7 @@ class AppendOnlyFile:
         pending = list(self._pending)
         self._pending.clear()
         self._pending_bytes = self._written_bytes = 0
+        self.extent = Extent(0, 0)
         if self._path.exists():
             self._rewrite(is_kept)
         for line in pending:
@@ -128,6 +142,7 @@ class AppendOnlyFile:
         line = self._pending[0]
         while self._written_bytes < len(line):
             written = os.write(descriptor, line[self._written_bytes :])
+            self.extent = self.extent.extend(line[self._written_bytes : self._written_bytes + written])
             self._written_bytes += written
             self._length += written
         self._pending.popleft()
@@ -145,12 +160,14 @@ class AppendOnlyFile:
             text = b"".join([*lines[:prefix], *later]).decode(errors="replace")
             with suppress(OSError):
                 _retry(lambda: write_durably(self._path, text))
+                self.extent = self.extent.extend(text.encode())
                 return
             self._path.with_name(self._path.name + ".partial").unlink(missing_ok=True)
         length = sum(map(len, lines[:prefix]))
         if length < len(whole):
             _retry(lambda: os.truncate(self._path, length))
             _retry(lambda: flush_to_disk(self._path))
+        self.extent = self.extent.extend(memoryview(whole)[:length])
         for line in later:
             self._push(line)
 

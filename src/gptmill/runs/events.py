@@ -238,8 +238,8 @@ class Warned(Event):
     """Something that the user should know, while the run continues."""
 
     about: str
-    """disk, save, copy (mirror), guard (loss spike), checkpoint, hang, plan, schedule, tasks or validation; of the
-    monitor: grad_norm, plateau, nan, not_learning, overfitting, throughput, eval_time, straggler, data_wait, mfu,
+    """disk, save, logs, copy (mirror), guard (loss spike), checkpoint, hang, plan, schedule, tasks or validation; of
+    the monitor: grad_norm, plateau, nan, not_learning, overfitting, throughput, eval_time, straggler, data_wait, mfu,
     memory, cpu or gpu."""
     message: str
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gptmill.config.errors import UserError
 from gptmill.config.run import RunConfig
+from gptmill.runs.append_file import Extent
 from gptmill.runs.checkpoints.background_save import BackgroundSaver
 from gptmill.runs.checkpoints.background_writer import CheckpointWriter, ShardWriter
 from gptmill.runs.checkpoints.content import Checkpoint, Held
@@ -96,11 +97,12 @@ class Checkpointer:
     def take_snapshot(self, state: TrainState) -> None:
         """Copies the state to host memory for a later rollback, unless all buffers are still to be written to disk."""
         if self._writer is not None and self._can_roll_back:
-            self._take(state, [])
+            self._take(state, {"tiers": []})
 
-    def save(self, state: TrainState, tiers: list[str], beat: Beat) -> None:
+    def save(self, state: TrainState, tiers: list[str], beat: Beat, logs: Mapping[str, Extent] | None = None) -> None:
         """Starts a background save; returns as soon as the copy off the device has been enqueued.
 
+        The checkpoint records the present extents of `logs`, so that a resume notices damage to them.
         It waits for the save before, but not with a best model alone: that waits in host memory, and a newer best model
         takes its place. So a loss that falls faster than the disk writes does not hold up training.
         """
@@ -108,17 +110,18 @@ class Checkpointer:
         if self._writer is None:
             return
         started = time.monotonic()
+        recorded = {"tiers": tiers, "logs": {"time": time.time(), **(logs or {})}}
         if BEST in tiers:
             self._drop_waiting()
         may_wait = tiers == [BEST] and self._writer.is_busy and not self.is_joint
-        if may_wait and (waiting := self._take(state, tiers)) is not None:
+        if may_wait and (waiting := self._take(state, recorded)) is not None:
             self._waiting = waiting
             return
         self._start_waiting(beat)
-        snapshot = self._take(state, tiers)
+        snapshot = self._take(state, recorded)
         if snapshot is None:
             self._writer.finish(beat)
-            snapshot = self._take(state, tiers)
+            snapshot = self._take(state, recorded)
         assert snapshot is not None
         self._write(snapshot, tiers, time.monotonic() - started, beat)
 
@@ -187,11 +190,11 @@ class Checkpointer:
                     if read_step(path) <= self._branched_at or read_info(path).saved_at > self._branched_time:
                         yield path
 
-    def _take(self, state: TrainState, tiers: list[str]) -> Snapshot | None:
+    def _take(self, state: TrainState, recorded: dict[str, Any]) -> Snapshot | None:
         """A snapshot; None if all buffers hold what is still to be written."""
         is_busy = self._writer is not None and self._writer.is_busy
         held = [self._being_written if is_busy else None, self._waiting]
-        live = self._choose_own(state.make_checkpoint({**self._origin, "tiers": tiers}))
+        live = self._choose_own(state.make_checkpoint({**self._origin, **recorded}))
         return self._snapshots.take(live, [snapshot for snapshot in held if snapshot is not None])
 
     def _choose_own(self, checkpoint: Checkpoint[Held]) -> Checkpoint[Held]:

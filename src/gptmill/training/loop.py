@@ -134,7 +134,8 @@ def evaluate_and_save(session: Session, state: TrainState, metrics: Metrics) -> 
         state.epochs_done = state.windows_read // session.plan.windows_per_epoch
     is_unsaved = step > 0 and (step != checkpointer.saved_at or is_evaluated)
     if is_unsaved and (tiers or metrics.stop_requested):
-        checkpointer.save(state, tiers, partial(session.watchdog.beat, step, "waiting for the previous checkpoint"))
+        beat = partial(session.watchdog.beat, step, "waiting for the previous checkpoint")
+        checkpointer.save(state, tiers, beat, session.trackers.measure_files())
     elif session.is_snapshot_due(state):
         checkpointer.take_snapshot(state)
     if is_evaluated or checkpointer.saved_at == step:

@@ -6,17 +6,20 @@ import sys
 
 from gptmill.config.run import RunConfig
 from gptmill.evals.task_evaluator import describe_cropped
+from gptmill.runs.append_file import Extent
 from gptmill.runs.checkpoints.disk_space import check_disk_space
 from gptmill.runs.directory import RunDirectory, create_run, save_config
-from gptmill.runs.events import Warned
-from gptmill.runs.history import record_crash
+from gptmill.runs.events import RolledBack, RunStarted, Warned
+from gptmill.runs.history import read_history, record_crash
 from gptmill.runs.trackers import TrackerGroup, open_trackers
+from gptmill.runs.trackers.run_files import set_aside_damaged
 from gptmill.runtime.world import World
 from gptmill.training.plan import TrainPlan
 from gptmill.training.plan_warnings import warn_of_plan
 from gptmill.training.resume_point import ResumePoint
 from gptmill.training.run_data import RunData
 from gptmill.training.run_request import RunRequest
+from gptmill.training.saved_values import read_count, read_dict, read_list, read_number
 from gptmill.training.schedule_warnings import warn_of_schedule
 from gptmill.training.state import TrainState
 from gptmill.training.thread_warning import warn_of_threads
@@ -47,6 +50,31 @@ def open_run(
             create_run(config.tracking.logdir, config.tracking.run_name, config)
         elif request.changes:
             save_config(run, config)
+
+
+def check_logs(run: RunDirectory, resume_point: ResumePoint | None) -> list[Warned]:
+    """Compares the logs of a resumed run with what its checkpoint recorded. Call it before they are rewound.
+
+    Says nothing of logs that were cut to an earlier step meanwhile, or whose damage has been reported.
+    """
+    if resume_point is None or not resume_point.is_own:
+        return []
+    step = resume_point.checkpoint.step
+    try:
+        logs = read_dict(resume_point.checkpoint.values.get("logs"), "logs")
+        recorded = {
+            name: Extent(*(read_count(number, name) for number in read_list(numbers, name, length=2)))
+            for name, numbers in logs.items()
+            if name != "time"
+        }
+        recorded_at = read_number(logs["time"], "time") or 0.0
+    except (ValueError, KeyError):  # a checkpoint of an older version has no such record
+        return []
+    for entry in read_history(run):
+        is_cut = isinstance(entry, RunStarted | RolledBack) and entry.step < step
+        if entry.time > recorded_at and (is_cut or (isinstance(entry, Warned) and entry.about == "logs")):
+            return []
+    return [Warned(step, "logs", sentence) for sentence in set_aside_damaged(run, recorded)]
 
 
 def estimate_size(state: TrainState) -> int:

@@ -53,7 +53,13 @@ from gptmill.training.rank_failures import RankFailures, open_rank_failures
 from gptmill.training.restoring import build_or_restore
 from gptmill.training.resume_point import hold_run, read_resume_point
 from gptmill.training.run_data import build_reader, open_run_data
-from gptmill.training.run_opening import estimate_size, list_start_warnings, open_run, open_run_trackers
+from gptmill.training.run_opening import (
+    check_logs,
+    estimate_size,
+    list_start_warnings,
+    open_run,
+    open_run_trackers,
+)
 from gptmill.training.run_request import RunRequest
 from gptmill.training.shared_folder import check_shared_folder, join_writers
 from gptmill.training.skip_ranges import make_starts
@@ -169,9 +175,10 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     hang_limits = (config.guard.hang_factor, config.guard.hang_seconds)
     watchdog = stack.enter_context(open_watchdog(run.path, world.rank, world.size, *hang_limits, peers=world.ranks))
     failures = stack.enter_context(open_rank_failures(run, world, watchdog, stop))
+    damaged = check_logs(run, resume_point) if world.is_main else []
     trackers = stack.enter_context(open_run_trackers(run, request, state, world))
     trackers.track(describe_run(request, run, plan, world, state, data.corpora, resume_point))
-    for warning in list_start_warnings(config, plan, world, state, data, resume_point):
+    for warning in [*damaged, *list_start_warnings(config, plan, world, state, data, resume_point)]:
         trackers.track(warning)
     cpu = find_cpu_run(config, plan, world.size) if world.device.type == "cpu" else None
     monitor = build_monitor(config, plan, read_device_memory(world.device), make_busy_reader(world, watchdog), cpu)

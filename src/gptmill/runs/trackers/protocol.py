@@ -8,7 +8,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from gptmill.runs.append_file import Extent
 from gptmill.runs.events import Event
+from gptmill.runs.trackers.run_files import LineFile
 
 
 class Tracker(Protocol):
@@ -36,6 +38,10 @@ class TrackerGroup:
         """Drops all steps after `step` in every tracker; the RolledBack event follows."""
         for tracker in list(self._trackers):
             self._attempt(tracker, partial(tracker.rewind, step), f"while rewinding to step {step}")
+
+    def measure_files(self) -> dict[str, Extent]:
+        """The extents of events.jsonl and log.txt, without one that failed."""
+        return {tracker.path.name: tracker.extent for tracker in self._trackers if isinstance(tracker, LineFile)}
 
     def __enter__(self) -> TrackerGroup:
         return self

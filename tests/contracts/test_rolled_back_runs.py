@@ -80,6 +80,7 @@ def read_val_loss(run: Path) -> float:
 def assert_same_end(one: str, other: str) -> None:
     for name in ("checkpoints/latest/model.safetensors", "checkpoints/latest/optimizer.safetensors", "log.txt"):
         assert Path(f"runs/{one}/{name}").read_bytes() == Path(f"runs/{other}/{name}").read_bytes(), name
+    assert not [entry for name in (one, other) for entry in read_entries(name, "Warned") if entry["about"] == "logs"]
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:

@@ -148,6 +148,7 @@ def finish(victim: Victim, tmp_path: Path, gptmill: GptMill, flags: list[str]) -
     gptmill("train", *flags, "--run_name", "straight")
     for name in ("checkpoints/latest/model.safetensors", "checkpoints/latest/optimizer.safetensors", "log.txt"):
         assert (victim.run / name).read_bytes() == (tmp_path / "runs/straight" / name).read_bytes(), name
+    assert '"about": "logs"' not in (victim.run / "ledger.jsonl").read_text(), "a kill is no damage"
     tiers = [sorted(read_tiers(tmp_path / "runs" / name / "checkpoints")) for name in ("straight", "victim")]
     assert tiers[0] == tiers[1]
 

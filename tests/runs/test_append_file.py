@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from gptmill.runs import append_file as appending
-from gptmill.runs.append_file import AppendOnlyFile
+from gptmill.runs.append_file import AppendOnlyFile, Extent
 
 write_really = os.write
 
@@ -133,6 +133,7 @@ def test_errors_that_pass_lose_tear_and_repeat_no_line(
     file.close()
     expected = ["1 a", "2 a", "2 late", *(f"{step} é" for step in range(3, 200))]
     assert path.read_text(encoding="utf-8").splitlines() == expected
+    assert file.extent == Extent(0, 0).extend(path.read_bytes())
 
 
 def test_an_error_that_has_passed_is_not_worth_a_warning(
@@ -201,6 +202,7 @@ def test_a_full_disk_does_not_keep_lines_in_the_middle_from_being_dropped(
     file.write_line("3 b")
     file.close()
     assert path.read_text(encoding="utf-8") == "1 a\n2 a\n2 late\n3 b\n"
+    assert file.extent == Extent(0, 0).extend(path.read_bytes())
 
 
 def test_late_lines_of_kept_steps_stay(tmp_path: Path) -> None:
@@ -211,6 +213,7 @@ def test_late_lines_of_kept_steps_stay(tmp_path: Path) -> None:
     file.write_line("3 b")
     file.close()
     assert path.read_text(encoding="utf-8") == "1 a\n2 a\n2 late\n3 b\n"
+    assert file.extent == Extent(0, 0).extend(path.read_bytes())
     assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]
 
 

@@ -39,10 +39,8 @@ def write_random_corpus(folder: Path, tokenizer_name: str, train_tokens: int, va
             writer.finish()
         splits[split] = state.make_split()
     names_sha256 = write_names(folder, [NAME])
-    fingerprint, source = make_fingerprint(tokenizer), {"name": NAME}
-    write_manifest(
-        folder, Manifest(dtype.name, tokenizer.spec(), fingerprint, source, {}, **splits, names_sha256=names_sha256)
-    )
+    identity = (dtype.name, tokenizer.spec(), make_fingerprint(tokenizer), {"name": NAME})
+    write_manifest(folder, Manifest(*identity, {}, splits["train"], splits["val"], names_sha256=names_sha256))
 
 
 def sample_tokens(generator: np.random.Generator, count: int, vocab_size: int) -> NDArray[np.int64]:

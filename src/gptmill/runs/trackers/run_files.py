@@ -173,13 +173,15 @@ def _begins_with(path: Path, extent: Extent) -> bool:
 
 def _rebuild_text_log(run: RunDirectory, recorded: Mapping[str, Extent]) -> bytes:
     """Makes log.txt from events.jsonl; empty unless that gives what a checkpoint recorded."""
-    content, left = bytearray(), recorded.get(run.events.name, Extent(0, 0)).length
+    lines: list[str] = []
+    left = recorded.get(run.events.name, Extent(0, 0)).length
     with suppress(OSError), open_regular(run.events) as file:
         while left > 0 and (line := file.readline()):
             left -= len(line)
             if (event := parse_event(line.decode(errors="replace"))) is not None:
-                content += "".join(f"{entry}\n" for entry in TextLog.list_lines(event)).encode()
-    return bytes(content) if Extent(0, 0).extend(content) == recorded[run.text_log.name] else b""
+                lines += TextLog.list_lines(event)
+    content = "".join(f"{line}\n" for line in lines).encode()
+    return content if Extent(0, 0).extend(content) == recorded[run.text_log.name] else b""
 
 
 def _find_damage(path: Path, extent: Extent, rebuilt: bytes) -> str:

@@ -379,6 +379,27 @@ def run_ranks(start_ranks: RunRanks) -> RunRanks:
     return run
 
 
+MountTmpfs = Callable[[Path, str], Path]
+
+
+@pytest.fixture
+def mount_tmpfs() -> Iterator[MountTmpfs]:
+    """Mounts a file system of a size on a folder, until the test ends; skips the test where this user may not."""
+    mounted: list[Path] = []
+
+    def mount(folder: Path, size: str) -> Path:
+        folder.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True, timeout=20).returncode:
+            pytest.skip("this user cannot mount a file system")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:  # lazily: gguf maps the file that it reads
+        subprocess.run(["umount", "--lazy", str(folder)], timeout=20, check=True)
+
+
 def wait_for_text(process: Process, file: Path, text: str) -> None:
     """Returns once the file of a program that runs holds the text."""
     deadline = time.monotonic() + 120

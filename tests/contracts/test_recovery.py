@@ -7,12 +7,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import EXACT_FLAGS, EXACT_STEPS, TINY_FLAGS, GptMill, RunRanks, Start, wait_for_text
+from conftest import EXACT_FLAGS, EXACT_STEPS, TINY_FLAGS, GptMill, MountTmpfs, RunRanks, Start, wait_for_text
 from safetensors import safe_open
 
 from gptmill.cli.main import run_guarded
@@ -105,15 +105,9 @@ def test_with_nothing_sound_left_a_run_says_so_and_touches_nothing(tmp_path: Pat
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path, mount_tmpfs: MountTmpfs) -> Path:
     """A file system of 4 MB; checkpoints of these tests take about half of one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("no right to mount a small file system here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    return mount_tmpfs(tmp_path / "disk", "4m")
 
 
 def test_a_disk_that_fills_up_does_not_end_the_run(

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import MountTmpfs
 
 from gptmill.config.errors import UserError
 from gptmill.config.requests import CleaningOptions, PrepareRequest
+from gptmill.data import prepare as preparing
 from gptmill.data.pipeline.prepare_progress import PrepareProgress
 from gptmill.data.prepare import prepare_corpus
+from gptmill.data.shards.opening import holds_shards
 from gptmill.data.shards.shard_manifest import Manifest, Split, read_manifest, read_names
+from gptmill.data.shards.verification import verify_corpus
 
 END_OF_TEXT = 256  # of the byte tokenizer, which these tests use unless they say otherwise
 
@@ -234,18 +240,79 @@ def test_an_empty_folder_is_filled(text_file: Path, tmp_path: Path) -> None:
     assert prepare(text_file, tmp_path / "out") == read_manifest(tmp_path / "out")
 
 
-def test_the_empty_working_folder_is_filled_or_refused(
+def test_the_working_folder_is_filled_and_a_volume_too(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_tmpfs: MountTmpfs
+) -> None:
+    """Nothing renames either of them."""
+    work = mount_tmpfs(tmp_path / "work", "8m")
+    (work / "lost+found").mkdir()
+    monkeypatch.chdir(work)
+    for out, options in ((Path(), {"shard_tokens": 1000}), (work, {"shard_tokens": 5000, "overwrite": True})):
+        manifest = prepare(text_file, out, **options)
+        assert read_manifest(work) == manifest
+        assert verify_corpus(work, lambda *_: None) == []
+    assert list_folder(tmp_path) == ["words.txt", "work"]
+    (work / "lost+found").rmdir()
+    assert list_corpus(work) == sorted(shard.file for shard in (*manifest.train.shards, *manifest.val.shards))
+    assert ".partial" not in list_folder(work)
+
+
+def test_a_finished_corpus_that_cannot_be_put_in_place_is_kept_and_taken_up(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    try:
-        manifest = prepare(text_file, Path())
-    except UserError:
-        assert list_folder(work) == []
-    else:
-        assert read_manifest(work) == manifest
+    def refuse(path: Path, target: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path), None, str(target))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(UserError, match=r"busy; the finished corpus is kept in .*/out\.partial; fix that"):
+            prepare(text_file, tmp_path / "out")
+    assert read_manifest(tmp_path / "out.partial")
+    monkeypatch.setattr(preparing, "write_corpus", tokenize_again)
+    assert prepare(text_file, tmp_path / "out") == read_manifest(tmp_path / "out")
+    assert verify_corpus(tmp_path / "out", lambda *_: None) == []
+    assert list_folder(tmp_path) == ["out", text_file.name]
+
+
+def tokenize_again(*_: object) -> None:
+    raise AssertionError("the finished corpus was thrown away")
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_kill_while_a_folder_is_filled_loses_nothing(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """After every moment of the move: it is no corpus yet, and the same command ends it without reading the text."""
+    old, new = {"shard_tokens": 5000}, {"shard_tokens": 4000, "overwrite": True}
+    expected, moves, is_whole = prepare(text_file, tmp_path / "expected", **new), 0, False
+    prepare(text_file, tmp_path / "old", **old)
+    while not is_whole:
+        out = tmp_path / f"killed_{moves}"
+        shutil.copytree(tmp_path / "old", out) if is_replaced else out.mkdir()
+        left = iter(range(moves))
+
+        def move(source: Path, target: Path, left: object = left) -> None:
+            if next(left, None) is None:  # type: ignore[call-overload]
+                raise KeyboardInterrupt
+            source.replace(target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(preparing.shutil, "move", move)
+            try:
+                prepare(text_file, out, **new)
+                is_whole = True
+            except KeyboardInterrupt:
+                assert not holds_shards(out)
+        with monkeypatch.context() as patch:
+            patch.setattr(preparing, "write_corpus", tokenize_again)
+            assert prepare(text_file, out, **{**new, "overwrite": False}) == expected
+        assert take_bytes(out) == take_bytes(tmp_path / "expected")
+        moves += 1
+    assert moves > len(expected.train.shards)
+
+
+def take_bytes(folder: Path) -> dict[str, bytes]:
+    return {name: content for name, (_, content) in take_snapshot(folder).items()}
 
 
 def test_a_folder_behind_a_link_is_filled_and_replaced_where_it_is(text_file: Path, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError
@@ -22,7 +21,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import GptMill, make_environment
+from conftest import GptMill, MountTmpfs, make_environment
 
 from gptmill.data.tokenizers import gpt2_bpe
 from gptmill.experiments.doctor import machine, software, torch_probes
@@ -312,27 +311,11 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     assert "network" in file_system.what
 
 
-def test_a_full_disk_fails(tmp_path: Path) -> None:
+def test_a_full_disk_fails(tmp_path: Path, mount_tmpfs: MountTmpfs) -> None:
     """A real one, where this user may mount it."""
-    with mount_tmpfs(tmp_path / "small", "1m"):
-        result = Result(measure_folder(str(tmp_path / "small")))
-        assert judge_disk(result, "small")[0].state == "failed"
-        assert "tmpfs" in judge_disk(result, "small")[1].what
-
-
-@contextmanager
-def mount_tmpfs(folder: Path, size: str) -> Iterator[None]:
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if (
-        shutil.which("mount") is None
-        or subprocess.run(command, capture_output=True, timeout=20, check=False).returncode
-    ):
-        pytest.skip("this user cannot mount a tmpfs")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(folder)], timeout=20, check=True)
+    result = Result(measure_folder(str(mount_tmpfs(tmp_path / "small", "1m"))))
+    assert judge_disk(result, "small")[0].state == "failed"
+    assert "tmpfs" in judge_disk(result, "small")[1].what
 
 
 def test_the_file_system_is_that_of_the_deepest_mount(tmp_path: Path) -> None:
@@ -388,13 +371,13 @@ def test_threads_beyond_a_container_s_cores_are_a_warning(tmp_path: Path) -> Non
     assert machine.check_cores(replace(CPU, threads=1), None).state == "ok"
 
 
-def test_little_memory_is_a_warning(tmp_path: Path) -> None:
+def test_little_memory_is_a_warning(tmp_path: Path, mount_tmpfs: MountTmpfs) -> None:
     assert machine.check_memory(replace(CPU, host_bytes=int(1e9))).state == "warning"
     assert machine.check_memory(replace(CPU, host_bytes=None)).state == "skipped"
     assert machine.check_shared_memory(8, tmp_path / "absent").state == "skipped"
-    with mount_tmpfs(tmp_path / "shm", "64m"):
-        assert machine.check_shared_memory(8, tmp_path / "shm").state == "warning"
-        assert machine.check_shared_memory(1, tmp_path / "shm").state == "ok"
+    mount_tmpfs(tmp_path / "shm", "64m")
+    assert machine.check_shared_memory(8, tmp_path / "shm").state == "warning"
+    assert machine.check_shared_memory(1, tmp_path / "shm").state == "ok"
 
 
 def test_few_open_files_are_a_warning() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import random
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from conftest import MountTmpfs
 
 from gptmill.runs import append_file as appending
 from gptmill.runs.append_file import AppendOnlyFile, Extent
@@ -42,17 +42,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path, mount_tmpfs: MountTmpfs) -> Path:
     """A real file system of 64 kB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a small file system is not allowed here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    return mount_tmpfs(tmp_path / "small", "64k")
 
 
 def until(last: int, line: str) -> bool:

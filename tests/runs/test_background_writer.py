@@ -3,15 +3,14 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_environment
+from conftest import MountTmpfs, make_environment
 from zygote import Zygote
 
 from gptmill.config.run import CheckpointConfig
@@ -86,19 +85,9 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> type[FailingDisk]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path, mount_tmpfs: MountTmpfs) -> Path:
     """A file system of four megabytes."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount command here")
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+    return mount_tmpfs(tmp_path / "small", "4m")
 
 
 @pytest.mark.parametrize("in_background", [True, False])

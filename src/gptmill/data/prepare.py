@@ -1,10 +1,11 @@
-"""Prepares sources as token shards. The folder appears by one atomic rename; a killed preparation resumes."""
+"""Prepares sources as token shards. A folder becomes a corpus by one atomic rename; a killed preparation resumes."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gptmill.config.requests import PrepareRequest
 from gptmill.config.schema import list_values
 from gptmill.data.cleaning import check_cleaning
 from gptmill.data.files import flush_to_disk, hold_lock
-from gptmill.data.pipeline.corpus_writer import write_corpus
+from gptmill.data.pipeline.corpus_writer import remove_temporary_files, write_corpus
 from gptmill.data.pipeline.journal import FILE_NAME as JOURNAL_NAME
 from gptmill.data.pipeline.prepare_job import PrepareJob
 from gptmill.data.pipeline.prepare_progress import Report
@@ -33,7 +34,9 @@ from gptmill.data.sources.source import find_own_source
 from gptmill.data.tokenizers import identify_tokenizer
 
 LOCK_NAME = ".lock"
-OWN_NAMES = (FILE_NAME, LOCK_NAME, DOCUMENTS_DIR, ORIGINS_DIR, SCORES_DIR)
+PARTIAL = ".partial"
+OWN_NAMES = (FILE_NAME, LOCK_NAME, PARTIAL, DOCUMENTS_DIR, ORIGINS_DIR, SCORES_DIR)
+FILE_SYSTEM_NAMES = ("lost+found",)  # at the root of a disk
 
 
 def default_data_dir(inputs: list[str], tokenizer: str) -> Path:
@@ -46,25 +49,29 @@ def prepare_corpus(inputs: list[str], request: PrepareRequest, report: Report) -
     source = resolve_source(inputs, request.reading)
     val_source = resolve_source([request.val_source], request.reading) if request.val_source else None
     named = Path(request.out) if request.out else default_data_dir(inputs, request.tokenizer)
-    folder = named.resolve()  # follows links, so that the rename replaces the target and not the link
-    if Path.cwd().is_relative_to(folder):
-        raise UserError(f"--out {named} is the working folder or one of its parents; name a folder inside it")
+    folder = named.resolve()
     origin = _describe_origin(source, val_source, request)
     if folder.exists() and not (folder.is_dir() and all(_is_ours(path) for path in folder.iterdir())):
         raise UserError(f"{named} contains other files than a prepared corpus; choose another --out")
-    if (folder / FILE_NAME).exists() and not request.overwrite:
+    partial = _choose_partial(folder)
+    if is_finished := (partial / FILE_NAME).exists():
+        with _hold(partial, folder):
+            _put_in_place(partial, folder)
+    if (folder / FILE_NAME).exists() and (is_finished or not request.overwrite):
         manifest = read_manifest(folder)
         if manifest.source == origin:
             return named, manifest
-        raise UserError(
-            f"{named} was prepared from another corpus or with other options; add --overwrite or choose another --out"
-        )
-    return named, _write_folder(folder, PrepareJob(source, val_source, request, origin), report)
+        if not request.overwrite:
+            raise UserError(
+                f"{named} was prepared from another corpus or with other options; add --overwrite or choose another "
+                f"--out"
+            )
+    return named, _write_folder(folder, partial, PrepareJob(source, val_source, request, origin), report)
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file has a name that a preparation writes; nothing else is ever deleted."""
-    return path.name in OWN_NAMES or path.match("train_*.npy") or path.match("val_*.npy")
+    """Whether a file has a name that may be in the folder of a corpus."""
+    return path.name in (*OWN_NAMES, *FILE_SYSTEM_NAMES) or path.match("train_*.npy") or path.match("val_*.npy")
 
 
 def _check_request(request: PrepareRequest) -> None:
@@ -130,25 +137,23 @@ def _describe_source(source: Source) -> dict[str, Any]:
     }
 
 
-def _write_folder(folder: Path, job: PrepareJob, report: Report) -> Manifest:
+def _choose_partial(folder: Path) -> Path:
+    """Where a corpus is written first: beside its folder, or inside one that exists, since a volume has no beside."""
+    beside = folder.with_name(folder.name + PARTIAL)
+    return folder / PARTIAL if folder.exists() and not beside.exists() else beside
+
+
+def _write_folder(folder: Path, partial: Path, job: PrepareJob, report: Report) -> Manifest:
     """Writes into a temporary folder, which stays after a kill or on a full disk so that the same command resumes."""
-    partial = folder.with_name(folder.name + ".partial")
     missing_parents = [parent for parent in partial.parents if not parent.exists()]
-    held = f"{folder} is being prepared by another process; wait for it, or choose another --out"
     try:
-        partial.mkdir(parents=True, exist_ok=True)
-        with hold_lock(partial / LOCK_NAME, held):
+        with _hold(partial, folder):
             try:
                 manifest = write_corpus(partial, job, report)
-                _replace(folder, partial)
+                _put_in_place(partial, folder)
             finally:  # while the lock is held, so that no other process uses the folder
-                if partial.exists() and not (partial / JOURNAL_NAME).exists():
+                if partial.exists() and not any((partial / name).exists() for name in (JOURNAL_NAME, FILE_NAME)):
                     shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {folder}: {error.strerror or error}; fix that or choose another folder, and run the same "
-            f"command again"
-        ) from None
     finally:
         for parent in missing_parents:
             with suppress(OSError):  # keeps those that are not empty
@@ -156,12 +161,44 @@ def _write_folder(folder: Path, job: PrepareJob, report: Report) -> Manifest:
     return manifest
 
 
-def _replace(folder: Path, partial: Path) -> None:
-    replaced = folder.with_name(folder.name + ".replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if folder.exists():
-        folder.rename(replaced)
-    partial.rename(folder)
-    (folder / LOCK_NAME).unlink()
-    flush_to_disk(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+@contextmanager
+def _hold(partial: Path, folder: Path) -> Iterator[None]:
+    """Locks the temporary folder; turns errors of the file system into sentences."""
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        held = f"{folder} is being prepared by another process; wait for it, or choose another --out"
+        with hold_lock(partial / LOCK_NAME, held):
+            yield
+    except OSError as error:
+        advice, reason = "fix that or choose another folder, and run the same command again", error.strerror or error
+        if (partial / FILE_NAME).exists():
+            reason = f"{reason}; the finished corpus is kept in {partial}"
+            advice = "fix that, and run the same command again, which only moves it"
+        raise UserError(f"cannot write {folder}: {reason}; {advice}") from None
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Makes `folder` the finished corpus. Where it fails or is killed, the next preparation goes on with it."""
+    remove_temporary_files(partial)
+    if not folder.exists():
+        partial.rename(folder)
+        (folder / LOCK_NAME).unlink()
+        flush_to_disk(folder.parent)
+        return
+    manifest = read_manifest(partial)
+    shards = {shard.file for split in (manifest.train, manifest.val) for shard in split.shards}
+    (folder / FILE_NAME).unlink(missing_ok=True)  # without it, what is now replaced is not taken for a corpus
+    for name in (DOCUMENTS_DIR, ORIGINS_DIR, "."):  # the first one tells that the shards are not another program's
+        (folder / name).mkdir(exist_ok=True)
+        for path in (partial / name).iterdir():
+            if path.is_file() and path.name not in (FILE_NAME, LOCK_NAME):
+                shutil.move(path, folder / name / path.name)  # copies where the folder is on another file system
+                flush_to_disk(folder / name / path.name)
+        for path in (folder / name).glob("*.npy"):
+            if path.name not in shards:
+                path.unlink()
+        flush_to_disk(folder / name)
+    shutil.rmtree(folder / SCORES_DIR, ignore_errors=True)
+    shutil.move(partial / FILE_NAME, folder / FILE_NAME)
+    flush_to_disk(folder)
+    shutil.rmtree(partial, ignore_errors=True)

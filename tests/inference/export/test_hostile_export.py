@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import TINY_FLAGS, GptMill, RunRanks, Start
+from conftest import TINY_FLAGS, GptMill, MountTmpfs, RunRanks, Start
 
 from gptmill.config.errors import UserError
 from gptmill.config.export_request import ExportRequest, choose_dtype, parse_size
@@ -67,22 +65,14 @@ def test_too_little_disk_space_is_noticed_before_writing(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fills_up_leaves_nothing(straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no permission to mount a small file system")
+def test_a_disk_that_fills_up_leaves_nothing(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_tmpfs: MountTmpfs
+) -> None:
+    folder = mount_tmpfs(tmp_path / "small", "16k")
     monkeypatch.setattr(staging, "free_bytes", lambda _: 10**12)
-    try:
-        with pytest.raises(UserError, match=r"No space left on device|could not be read back .* is the disk full"):
-            export(str(straight), ExportRequest(to="gguf", out=str(folder / "model.gguf")), stay_silent)
-        assert list(folder.iterdir()) == []
-    finally:
-        subprocess.run(
-            ["umount", "--lazy", str(folder)],  # gguf maps the file that it reads
-            check=True,
-        )
+    with pytest.raises(UserError, match=r"No space left on device|could not be read back .* is the disk full"):
+        export(str(straight), ExportRequest(to="gguf", out=str(folder / "model.gguf")), stay_silent)
+    assert list(folder.iterdir()) == []
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:

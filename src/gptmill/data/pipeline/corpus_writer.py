@@ -27,10 +27,8 @@ from gptmill.data.pipeline.split_checks import check_splits
 from gptmill.data.pipeline.splitting import write_chunk
 from gptmill.data.shards.shard_manifest import (
     DOCUMENTS_DIR,
-    FILE_NAME,
     ORIGINS_DIR,
     Manifest,
-    read_manifest,
     write_manifest,
     write_names,
 )
@@ -44,9 +42,7 @@ INLINE_BYTES = 8 * 2**20  # a smaller corpus is encoded faster than a process po
 
 
 def write_corpus(folder: Path, job: PrepareJob, report: Report) -> Manifest:
-    """Writes the corpus into `folder`, resuming an earlier attempt at the same job; leaves no temporary files."""
-    if (folder / FILE_NAME).exists() and (manifest := read_manifest(folder)).source == job.origin:
-        return _remove_temporary_files(folder, manifest)
+    """Writes the corpus into `folder`, its manifest last; resumes an earlier attempt at the same job."""
     journal = read_journal(folder, job.origin)
     if journal is None:
         _clear(folder)
@@ -167,7 +163,7 @@ def _finish(folder: Path, job: PrepareJob, tokenizer: Tokenizer, journal: Journa
         names_sha256,
     )
     write_manifest(folder, manifest)
-    return _remove_temporary_files(folder, manifest)
+    return manifest
 
 
 def _check_unchanged(files: tuple[SourceFile, ...]) -> None:
@@ -179,9 +175,8 @@ def _check_unchanged(files: tuple[SourceFile, ...]) -> None:
                 raise UserError(f"{path} changed while it was being prepared; run the same command again")
 
 
-def _remove_temporary_files(folder: Path, manifest: Manifest) -> Manifest:
-    """Deletes the journal and the deduplication index, last, so that a kill before loses nothing."""
+def remove_temporary_files(folder: Path) -> None:
+    """Deletes the journal and the deduplication index of a finished corpus."""
     for path in folder.iterdir():
         if path.name == JOURNAL_NAME or path.name.startswith(DUPLICATES_NAME):
             path.unlink()
-    return manifest

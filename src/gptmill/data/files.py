@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,7 +36,8 @@ def hash_file(path: Path) -> str:
 def write_durably(path: Path, text: str) -> None:
     """Atomically replaces a text file: after a kill or a power cut it has the old text or the new, never a part.
 
-    A full disk leaves nothing else behind. Raises UserError for a device or a pipe, which a rename would replace too.
+    A full disk leaves nothing else behind; where the file cannot be replaced, as a mount point, the new text is kept
+    beside it. Raises UserError for a device or a pipe, which a rename would replace too.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is not a regular file; choose another path")
@@ -42,14 +45,68 @@ def write_durably(path: Path, text: str) -> None:
     try:
         partial.write_text(text, encoding="utf-8")
         flush_to_disk(partial)
-        partial.replace(path)
     except BaseException as error:
         with suppress(OSError):
             partial.unlink()
         if isinstance(error, OSError) and error.filename is None:  # as when the disk is full
             error.filename = str(path)
         raise
+    try:
+        partial.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}; the new content is kept in {partial}", str(path)) from error
     flush_to_disk(path.parent)
+
+
+@contextmanager
+def stage(target: Path) -> Iterator[Path]:
+    """Yields where to write a file or folder that then takes the place of `target` by a rename; a failure leaves none.
+
+    What it replaces is deleted last, and what is complete is never deleted, even where it cannot be put in place.
+    """
+    partial, is_new = target.with_name(f".{target.name}.partial"), not os.path.lexists(target)
+    try:
+        remove_tree(partial)  # of a process that was killed
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+    except BaseException:
+        remove_tree(partial)
+        raise
+    try:
+        if is_new and os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        if target.is_dir():  # a rename does not replace a folder that holds files
+            remove_tree(_find_replaced(target))
+            target.rename(_find_replaced(target))
+        partial.replace(target)
+    except BaseException as error:
+        restore_replaced(target)
+        if not isinstance(error, OSError):
+            raise
+        raise UserError(
+            f"cannot write {target}: {error.strerror or error}; what was to be there is complete: move {partial} to "
+            f"another place"
+        ) from error
+    flush_to_disk(target.parent)
+    remove_tree(_find_replaced(target))
+
+
+def restore_replaced(target: Path) -> None:
+    """Renames back what `stage` was about to replace when it failed or was killed."""
+    if (replaced := _find_replaced(target)).is_dir() and not os.path.lexists(target):
+        replaced.rename(target)
+
+
+def _find_replaced(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
+def remove_tree(path: Path) -> None:
+    """Deletes a file, a link or a folder, as far as it can."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def flush_to_disk(path: Path) -> None:

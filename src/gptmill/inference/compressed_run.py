@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from gptmill.config.requests import LoadingOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config
 from gptmill.config.settings import read_settings
-from gptmill.data.files import flush_to_disk
+from gptmill.data.files import flush_to_disk, stage
 from gptmill.inference.compression import VALUE, Compression, read_compression
 from gptmill.inference.huggingface_folder import holds_hf_model
 from gptmill.inference.loading import GROUPS, is_checkpoint
@@ -93,37 +92,19 @@ def make_checkpoint(source: Source, model: GPT, compression: Compression) -> Che
 def write_run(path: Path, checkpoint: Checkpoint[Tensor], config: RunConfig) -> RunDirectory:
     """A run with this one checkpoint."""
     tracking = replace(config.tracking, run_name=path.name, logdir=str(path.parent))
-
-    def write(partial: Path) -> None:
+    with stage(path) as partial:
+        partial.mkdir()
         run = RunDirectory(partial)
         saved = save_checkpoint(run.checkpoints, checkpoint)
         link_tier(run.checkpoints, LATEST, saved.path)
         save_config(run, replace(config, tracking=tracking))
-
-    _write_folder(path, write)
+        flush_to_disk(partial)
     return RunDirectory(path)
 
 
 def write_start(path: Path, checkpoint: Checkpoint[Tensor]) -> Path:
     """A folder for a run that will train from this checkpoint, which is returned."""
-    names: list[str] = []
-
-    def write(partial: Path) -> None:
-        names.append(save_checkpoint(partial / PRUNED, checkpoint).path.name)
-
-    _write_folder(path, write)
-    return path / PRUNED / names[0]
-
-
-def _write_folder(path: Path, write: Any) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an earlier attempt that was killed
-    try:
-        partial.mkdir(parents=True)
-        write(partial)
+    with stage(path) as partial:
+        name = save_checkpoint(partial / PRUNED, checkpoint).path.name
         flush_to_disk(partial)
-        partial.rename(path)
-        flush_to_disk(path.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    return path / PRUNED / name

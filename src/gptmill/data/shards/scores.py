@@ -40,8 +40,8 @@ def write_scores(folder: Path, name: str, scores: ScoreArray) -> Path:
             np.save(file, scores.astype(np.float32))
         flush_to_disk(partial)
         record = {"corpus_sha256": manifest.corpus_sha256, "documents": len(scores), "sha256": hash_file(partial)}
-        partial.replace(path)
         write_durably(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
+        partial.replace(path)  # last: it takes no space, so that a full disk spoils no earlier scores
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; free disk space") from None
     return path

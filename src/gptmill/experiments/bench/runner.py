@@ -21,6 +21,7 @@ from gptmill.config.run import RunConfig
 from gptmill.config.serialization import format_flags
 from gptmill.config.validation import check_config
 from gptmill.data.corpus_preparation import DEFAULT_TOKENIZER
+from gptmill.data.files import write_durably
 from gptmill.experiments.bench.ablations import ALL, CUDA, FP8, MIXED, NAIVE_DESCRIPTION, NAIVE_KEY, Row, choose_rows
 from gptmill.experiments.bench.environment import find_commit
 from gptmill.experiments.bench.measurement import OUT_OF_MEMORY, RowResult, TimedTrials, describe_failure
@@ -202,7 +203,7 @@ def _make_record(result: RowResult) -> dict[str, Any]:
 
 def _write_json(path: str, record: dict[str, Any]) -> None:
     try:
-        Path(path).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_durably(Path(path), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another path for --json") from None
 

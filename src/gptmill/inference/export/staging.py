@@ -1,17 +1,16 @@
-"""Writes an export beside its target, flushes it, and lets it appear by one rename. A failure leaves nothing behind."""
+"""Writes an export beside its target, and lets it appear complete by a rename. A failure leaves nothing behind."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.data.files import flush_to_disk
+from gptmill.data.files import flush_to_disk, restore_replaced, stage
 from gptmill.runs.checkpoints.disk_space import format_bytes, free_bytes
 
 MARGIN_BYTES = 20_000_000  # for the files beside the weights
@@ -25,6 +24,7 @@ def check_target(target: Path, *, is_folder: bool, may_overwrite: bool) -> None:
         raise UserError(f"--out {target}: give the path of a new {'folder' if is_folder else '.gguf file'}")
     if not is_folder and target.suffix != ".gguf":
         raise UserError(f"--out {target}: the name of a GGUF file must end in .gguf; use {target}.gguf")
+    restore_replaced(target)
     if not os.path.lexists(target):
         return
     if target.is_dir() != is_folder:
@@ -39,23 +39,18 @@ def check_target(target: Path, *, is_folder: bool, may_overwrite: bool) -> None:
 @contextmanager
 def write_beside(target: Path, needed_bytes: int) -> Iterator[Path]:
     """Yields the path to write a file or folder to; flushes it and renames it to `target` when the body is done."""
-    partial = target.with_name(f".{target.name}.partial")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove(partial)
-        free = free_bytes(target.parent)
-        if needed_bytes + MARGIN_BYTES > free:
-            raise UserError(
-                f"the export takes {format_bytes(needed_bytes + MARGIN_BYTES)}, but only {format_bytes(free)} are "
-                f"free in {target.parent}; free disk space or choose another --out"
-            )
-        yield partial
-        _flush(partial)
-        _replace(partial, target)
+        with stage(target) as partial:
+            free = free_bytes(target.parent)
+            if needed_bytes + MARGIN_BYTES > free:
+                raise UserError(
+                    f"the export takes {format_bytes(needed_bytes + MARGIN_BYTES)}, but only {format_bytes(free)} are "
+                    f"free in {target.parent}; free disk space or choose another --out"
+                )
+            yield partial
+            _flush(partial)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}; choose another --out") from error
-    finally:
-        _remove(partial)
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
@@ -73,23 +68,3 @@ def _flush(path: Path) -> None:
         if not file.is_dir():
             file.chmod(0o644)  # safetensors leaves its files readable by their owner only
         flush_to_disk(file)
-
-
-def _replace(partial: Path, target: Path) -> None:
-    if target.is_dir():  # a rename does not replace a folder that holds files
-        old = target.with_name(f".{target.name}.old")
-        _remove(old)
-        target.rename(old)
-        partial.rename(target)
-        _remove(old)
-    else:
-        partial.replace(target)
-    flush_to_disk(target.parent)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            path.unlink()

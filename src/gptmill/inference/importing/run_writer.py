@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import gptmill
 from gptmill.config.errors import UserError
 from gptmill.config.run import DataConfig, RunConfig
 from gptmill.config.schema import list_values
-from gptmill.data.files import flush_to_disk, write_durably
+from gptmill.data.files import flush_to_disk, restore_replaced, stage, write_durably
 from gptmill.data.tokenizers import Tokenizer
 from gptmill.data.tokenizers.protocol import make_fingerprint
 from gptmill.data.tokenizers.special_tokens import TOKENIZER_CONFIG
@@ -32,10 +31,8 @@ from gptmill.runs.checkpoints.storage import load_checkpoint, save_checkpoint
 from gptmill.runs.checkpoints.tiers import link_tiers
 from gptmill.runs.code_fingerprint import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory, save_config
-from gptmill.runs.removal import SUFFIX
 from gptmill.runs.run_lock import is_locked
 
-PARTIAL = ".partial"
 GROUP = "model"
 PROBE_TOKENS = 16
 
@@ -43,6 +40,7 @@ PROBE_TOKENS = 16
 def check_target(run: RunDirectory, *, overwrite: bool) -> None:
     """Raises UserError for a folder that an import must not replace."""
     path = run.path
+    restore_replaced(path)
     if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
         return
     if path.is_symlink() or not run.has_files:
@@ -55,23 +53,17 @@ def check_target(run: RunDirectory, *, overwrite: bool) -> None:
 
 def write_run(run: RunDirectory, model: PublishedModel, tokenizer: Tokenizer, report: Report) -> None:
     """Converts the model and writes the run; replaces one that is there."""
-    partial = RunDirectory(run.path.with_name(f".{run.path.name}{PARTIAL}"))
     weights = model.convert(pad_vocab(tokenizer.vocab_size), report)
     check_finite(weights, str(model.path))
-    _remove(partial.path)  # of an import that was killed
-    try:
-        partial.path.mkdir(parents=True)
+    with stage(run.path) as path:
+        path.mkdir()
+        partial = RunDirectory(path)
         config = _write_files(partial, run.path, model, tokenizer)
         values = _make_values(config, model, tokenizer)
         saved = save_checkpoint(partial.checkpoints, Checkpoint(0, {GROUP: weights}, values))
         link_tiers(partial.checkpoints, saved.path, [], keep=1)
         _verify(saved.path, weights, model.path)
-        flush_to_disk(partial.path)
-        _replace(run.path, partial.path)
-    except BaseException:
-        _remove(partial.path)
-        raise
-    flush_to_disk(run.path.parent)
+        flush_to_disk(path)
 
 
 def _write_files(partial: RunDirectory, final: Path, model: PublishedModel, tokenizer: Tokenizer) -> RunConfig:
@@ -120,23 +112,3 @@ def _verify(path: Path, weights: Mapping[str, Tensor], source: Path) -> None:
     if different or not torch.isfinite(logits_BTV).all():
         fault = f"{different[0]} was not stored as converted" if different else "its logits are not finite"
         raise UserError(f"{source} was not imported: {fault}; try again, or use another model")
-
-
-def _replace(path: Path, partial: Path) -> None:
-    """Puts the new run in place; the old one is deleted once that is done."""
-    if not path.is_dir():
-        partial.rename(path)
-        return
-    hidden = path.with_name(f".{path.name}{SUFFIX}")
-    _remove(hidden)
-    path.rename(hidden)
-    try:
-        partial.rename(path)
-    except OSError:
-        hidden.rename(path)
-        raise
-    _remove(hidden)
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)  # does not follow links

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from gptmill.config.errors import UserError
 from gptmill.config.json_text import read_json
+from gptmill.data.files import remove_tree
 from gptmill.runs.checkpoints.content import Checkpoint, CheckpointInfo, Held
 from gptmill.runs.checkpoints.manifest import FILE_NAME, list_group_files, make_digests, read_digests
 from gptmill.runs.checkpoints.saved_tensors import open_tensors
@@ -25,7 +26,6 @@ from gptmill.runs.checkpoints.storage import (
     make_folder,
     publish,
     remove_leftovers,
-    remove_tree,
     write_files,
 )
 from gptmill.runs.checkpoints.tensor_files import FileDigest, check_file

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from itertools import count
 from math import prod
@@ -19,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from gptmill.config.errors import UserError
-from gptmill.data.files import flush_to_disk
+from gptmill.data.files import flush_to_disk, remove_tree
 from gptmill.runs.checkpoints.content import Checkpoint as Checkpoint
 from gptmill.runs.checkpoints.content import CheckpointInfo, Held, Shard
 from gptmill.runs.checkpoints.manifest import (
@@ -234,11 +233,3 @@ def _check_name(path: Path, step: int) -> None:
     real = path.resolve()  # a tier's target
     if STEP_FOLDER.fullmatch(real.name) and read_step(real) != step:
         raise UserError(f"checkpoint {path} is misnamed: it was saved at step {step}; rename it")
-
-
-def remove_tree(path: Path) -> None:
-    """Deletes a file, a link or a folder, as far as it can."""
-    if path.is_symlink() or path.is_file():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path, ignore_errors=True)

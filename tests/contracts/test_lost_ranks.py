@@ -145,17 +145,30 @@ def test_a_rank_that_is_lost_is_named_and_ends_the_other(
         assert "all" in last["profiling_name"]  # which waits for rank 1
 
 
-def test_a_rank_that_crashes_is_named_with_its_reason(tmp_path: Path, start_rank: StartRank) -> None:
-    patch = """
+# Rank 1 fails while it launches step 8; or its device does, and both ranks find that out where they read step 7.
+AT_ONCE = """
 from gptmill.training import step
 make_lr = step.make_lr
 def fail_late(number, *rest):
-    if number == 7:
+    if number == 7 and os.environ["RANK"] == "1":
         raise ZeroDivisionError("boom")
     return make_lr(number, *rest)
 step.make_lr = fail_late
-""".strip()
-    ranks = [start_rank(rank, *ENDLESS, patch=patch) for rank in (0, 1)]
+"""
+LATER = """
+from gptmill.training.step_stats import StepStats
+read = StepStats.read
+def fail_late(stats):
+    if stats.step == 7:
+        raise ZeroDivisionError("boom") if os.environ["RANK"] == "1" else RuntimeError("NCCL communicator was aborted")
+    return read(stats)
+StepStats.read = fail_late
+"""
+
+
+@pytest.mark.parametrize("patch", [AT_ONCE, LATER], ids=["at once", "later"])
+def test_a_rank_that_crashes_is_named_with_its_reason(tmp_path: Path, start_rank: StartRank, patch: str) -> None:
+    ranks = [start_rank(rank, *ENDLESS, everywhere=patch) for rank in (0, 1)]
     said, failed = (rank.communicate(timeout=WAIT_SECONDS)[0] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [exit_codes.RANK_LOST, 1], said + failed
     assert "rank 1 failed" in said

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -83,26 +84,26 @@ def train(request: RunRequest, report_preparing: Report) -> Outcome:
                 beat = partial(session.watchdog.beat, state.step)
                 with session.say_if_slow(state, f"training step {state.step + 1:,}"):
                     stats = train_step(state, loader, session.config, session.plan, session.world, session.stop, beat)
-            except Exception as error:
-                if handle_error(session, state, metrics, error):
-                    break
-                raise
-            metrics.push(stats)
-            if busy is not None:
-                busy.add(stats.started)
-                session.watchdog.busy_seconds = busy.median_seconds
-            if pacer is not None:
-                session = keep_pace(pacer, session, state, metrics)
-            if metrics.stop_requested or session.is_something_due(state):
-                metrics.flush()
-            if metrics.verdict.kind == "rollback" and roll_back(session, state, metrics):
-                loader.close()
-                loader = session.open_data_loader(state)
+                metrics.push(stats)  # reads the step before, whose errors on the device are raised here
+                if busy is not None:
+                    busy.add(stats.started)
+                    session.watchdog.busy_seconds = busy.median_seconds
                 if pacer is not None:
-                    pacer.forget()
-            elif metrics.has_diverged:
+                    session = keep_pace(pacer, session, state, metrics)
+                if metrics.stop_requested or session.is_something_due(state):
+                    metrics.flush()
+                if metrics.verdict.kind == "rollback" and roll_back(session, state, metrics):
+                    loader.close()
+                    loader = session.open_data_loader(state)
+                    if pacer is not None:
+                        pacer.forget()
+                elif metrics.has_diverged:
+                    break
+            except Exception as error:
+                end_at_error(session, state, metrics, error)
                 break
-        outcome, is_main = finish(session, state, metrics), session.world.is_main
+        with record_failure(session, state):
+            outcome, is_main = finish(session, state, metrics), session.world.is_main
     if is_main and outcome.exit_code == 0:
         export_best(outcome.run, outcome.config)
     return outcome
@@ -203,34 +204,43 @@ def roll_back(session: Session, state: TrainState, metrics: Metrics) -> bool:
     return True
 
 
-def handle_error(session: Session, state: TrainState, metrics: Metrics, error: Exception) -> bool:
-    """Whether the error is only a consequence of a request to stop; saves the state where the error left it intact.
-
-    Raises RankFailedError if it is the consequence of another rank's failure.
-    """
+def end_at_error(session: Session, state: TrainState, metrics: Metrics, error: Exception) -> None:
+    """Saves the state where the error left it intact; raises the error unless it only follows a request to stop."""
     session.watchdog.beat(state.step, session.watchdog.last_beat.doing)
-    if isinstance(cause := session.failures.settle(error), RankFailedError):
-        session.trackers.track(RunCrashed(state.step, str(cause)))
-        raise cause
-    # Once one rank stops, the collectives of the others fail; a signal also kills torch.compile's worker processes.
-    may_follow_stop = session.world.size > 1 or is_compiler_error(error)
-    is_stop = isinstance(error, DataLoaderStoppedError) or (may_follow_stop and bool(session.stop))
-    if is_stop or isinstance(error, UserError):
-        metrics.flush()
-        metrics.stop_requested = True
-        if metrics.verdict.kind == "rollback" and session.world.size == 1:
-            roll_back(session, state, metrics)
-        # What ranks hold together is complete only where all of them are at the same step.
-        if not (metrics.has_diverged or session.checkpointer.is_joint or state.is_updating):
-            evaluate_and_save(session, state, metrics)
-        if isinstance(error, CorruptionError):
-            session.trackers.track(Warned(state.step, "audit", str(error)))
+    with record_failure(session, state):
+        if isinstance(session.failures.settle(error), RankFailedError):
+            raise error
+        # Once one rank stops, the collectives of the others fail; a signal also kills torch.compile's worker processes.
+        may_follow_stop = session.world.size > 1 or is_compiler_error(error)
+        is_stop = isinstance(error, DataLoaderStoppedError) or (may_follow_stop and bool(session.stop))
+        if is_stop or isinstance(error, UserError):
+            metrics.flush()
+            metrics.stop_requested = True
+            if metrics.verdict.kind == "rollback" and session.world.size == 1:
+                roll_back(session, state, metrics)
+            # What ranks hold together is complete only where all of them are at the same step.
+            if not (metrics.has_diverged or session.checkpointer.is_joint or state.is_updating):
+                evaluate_and_save(session, state, metrics)
         if not is_stop:
-            session.trackers.track(RunFinished(state.step, f"stopped: {error}", session.measure_seconds()))
-    else:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        session.trackers.track(RunCrashed(state.step, reason[:MAX_REASON]))
-    return is_stop
+            raise error
+
+
+@contextmanager
+def record_failure(session: Session, state: TrainState) -> Iterator[None]:
+    """Records the error that ends the run and raises it: the first one, since others only follow, of any rank."""
+    try:
+        yield
+    except Exception as error:
+        cause = session.failures.settle(error)
+        if isinstance(cause, CorruptionError):
+            session.trackers.track(Warned(state.step, "audit", str(cause)))
+        event: Event = RunCrashed(state.step, str(cause))
+        if not isinstance(cause, UserError):
+            event = RunCrashed(state.step, " ".join(f"{type(cause).__name__}: {cause}".split())[:MAX_REASON])
+        elif not isinstance(cause, RankFailedError):
+            event = RunFinished(state.step, f"stopped: {cause}", session.measure_seconds())
+        session.trackers.track(event)
+        raise cause from cause.__cause__
 
 
 def finish(session: Session, state: TrainState, metrics: Metrics) -> Outcome:

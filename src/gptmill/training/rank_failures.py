@@ -40,10 +40,22 @@ class RankFailures:
         self._settled: Exception | None = None
 
     def settle(self, error: Exception) -> Exception:
-        """The error to end with: of the rank that has failed first. Crashes are recorded, and told to other ranks."""
+        """The error to end with: the first one, of the rank that has failed first.
+
+        Crashes are recorded, and told to other ranks.
+        """
         if self._settled is None:
-            self._settled = self._find_cause(error)
+            cause = self._find_cause(error)
+            if self._follows_stop(cause):
+                return cause  # what is raised next, as by the last save, may be a failure
+            self._settled = cause
         return self._settled
+
+    def _follows_stop(self, error: Exception) -> bool:
+        """Whether an error is only the consequence of a request to stop this rank or another one."""
+        is_collective = self._world.ranks is not None and is_collective_error(error)
+        is_caused = is_collective or is_compiler_error(error)
+        return isinstance(error, DataLoaderStoppedError) or (bool(self._stop) and is_caused)
 
     def record_blocked(self, failure: Failure) -> None:
         """Records why this process is ended, by a thread, since its main thread is blocked."""
@@ -57,8 +69,6 @@ class RankFailures:
 
     def _find_cause(self, error: Exception) -> Exception:
         ranks = self._world.ranks
-        if isinstance(error, DataLoaderStoppedError):
-            return error
         if isinstance(error, RankFailedError):
             self._record_other(error.failure)
             return error
@@ -66,15 +76,14 @@ class RankFailures:
             if ranks is not None:
                 ranks.store.publish(describe_failure(self._world.rank, error))
             return error
-        is_collective = ranks is not None and is_collective_error(error)
-        if ranks is not None and is_collective:
+        if ranks is not None and is_collective_error(error):
             if (failure := ranks.find_failed(SEARCH_SECONDS)) is not None:
                 self._record_other(failure)
                 found = RankFailedError(failure)
                 found.__cause__ = error
                 return found
             take_over_stop(self._stop, ranks)  # of a rank that was stopped while it waited for data
-        if not (self._stop and (is_collective or is_compiler_error(error))):
+        if not self._follows_stop(error):
             self._record_own(error)
         return error
 

@@ -65,9 +65,10 @@ class Run:
 def open_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     mirrors = []
 
-    def open_one(uri: str, tiers: str, **options: Any) -> Run:
-        mirrors.append(Mirror(uri, tiers, "run"))
-        return Run(tmp_path / "checkpoints", mirrors[-1], **options)
+    def open_one(uri: str, tiers: str, machine: str = "machine", **options: Any) -> Run:
+        folder = tmp_path / machine
+        mirrors.append(Mirror(uri, tiers, "run", folder / "mirrored.txt"))
+        return Run(folder / "checkpoints", mirrors[-1], **options)
 
     yield open_one
     for mirror in mirrors:
@@ -241,8 +242,9 @@ def test_a_resumed_process_uploads_what_the_one_before_could_not(
     run.mirror.close()
     kept = memory.created("/bucket/runs/run/step_000010/model.safetensors")
     run.save(20, "epoch_00002")  # offered after the mirror was closed
-    memory.pipe_file("/bucket/runs/run/step_000020/model.safetensors", b"torn")
-    memory.pipe_file("/bucket/runs/run/step_000005/model.safetensors", b"left over")
+    for name in ("step_000005", "step_000020"):  # as a kill in the middle of an upload leaves them
+        run.mirror._note_own(name)
+        memory.pipe_file(f"/bucket/runs/run/{name}/model.safetensors", b"torn")
     run = open_run("memory://bucket/runs", "epoch")
     run.save(30)
     run.mirror.finish(WAIT_SECONDS)
@@ -254,6 +256,43 @@ def test_a_resumed_process_uploads_what_the_one_before_could_not(
     }
     assert memory.created("/bucket/runs/run/step_000010/model.safetensors") == kept
     assert load_checkpoint(fetch_checkpoint("memory://bucket/runs/run/epoch_00002", tmp_path), ("model",)).step == 20
+
+
+@pytest.mark.usefixtures("memory")
+def test_runs_of_one_name_delete_nothing_of_each_other(
+    open_run: Callable[..., Run], memory: Any, tmp_path: Path
+) -> None:
+    """Two machines with the same mirror; what one has uploaded, a later process of it still cleans up."""
+    here, there = (open_run("memory://bucket/runs", "best_model,rolling", machine, keep=1) for machine in "ab")
+    memory.pipe_file("/bucket/runs/run/step_000020/model.safetensors", b"half of what a third one uploads")
+    for run, seed in ((here, 1), (there, 2)):
+        run.save(10, "best_model", seed=seed)
+        run.mirror.finish(WAIT_SECONDS)
+    here.mirror.close()
+    here = open_run("memory://bucket/runs", "best_model,rolling", "a", keep=1)
+    for run, seed in ((here, 3), (there, 4)):
+        for step in (20, 30):
+            run.save(step, seed=seed)
+            run.mirror.finish(WAIT_SECONDS)
+    found = list_remote("memory://bucket/runs/run")
+    folders = {name: files for name, files in found.items() if name.startswith("step_")}
+    assert folders == {
+        "step_000010": COMPLETE,
+        "step_000010_2": COMPLETE,
+        "step_000020": " model.safetensors",
+        "step_000030": COMPLETE,
+        "step_000030_2": COMPLETE,
+    }
+    for run, name, step in ((here, "step_000010", 10), (there, "step_000010_2", 10), (here, "step_000030", 30)):
+        fetched = fetch_checkpoint(f"memory://bucket/runs/run/{name}", tmp_path / name)
+        assert (
+            fetched.joinpath("checkpoint.json").read_bytes()
+            == (run.folder / f"step_{step:06d}/checkpoint.json").read_bytes()
+        )
+        assert load_checkpoint(fetched, ("model",)).step == step
+    for run in (here, there):
+        (event,) = run.mirror.collect()
+        assert "which this run did not upload and leaves there" in event.message
 
 
 class Slow:
@@ -340,7 +379,7 @@ def test_a_truncated_upload_is_detected_and_retried(open_run: Callable[..., Run]
 )
 def test_what_can_never_work_is_refused_before_training(uri: str, tiers: str, complaint: str) -> None:
     with pytest.raises(UserError) as refusal:
-        Mirror(uri, tiers, "run")
+        Mirror(uri, tiers, "run", Path("never"))
     assert complaint in str(refusal.value)
 
 
@@ -349,13 +388,13 @@ def test_a_missing_package_names_the_line_that_installs_it(missing: str, monkeyp
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     with pytest.raises(UserError, match=r"pip install 'gptmill\[cloud\]'"):
-        Mirror("s3://bucket/runs", "latest", "run")
+        Mirror("s3://bucket/runs", "latest", "run", Path("never"))
 
 
 def test_a_bucket_that_does_not_exist_is_refused_and_not_made(server: Callable[[], subprocess.Popen[bytes]]) -> None:
     server()
     with pytest.raises(UserError, match="bucket does not exist"):
-        Mirror("s3://bukcet/runs", "latest", "run")
+        Mirror("s3://bukcet/runs", "latest", "run", Path("never"))
     assert not fsspec.filesystem("s3", skip_instance_cache=True).exists("bukcet")
 
 

@@ -18,7 +18,7 @@ import pytest
 from conftest import TINY_FLAGS, GptMill, Start, make_environment, wait_for_text
 
 from gptmill.config.run import RunConfig, TrackingConfig
-from gptmill.runs.crash_files import has_crash, write_crash
+from gptmill.runs.crash_files import find_crash_sentence, has_crash, write_crash
 from gptmill.runs.directory import RunDirectory, create_run
 from gptmill.runs.event_json import to_json
 from gptmill.runs.events import (
@@ -407,3 +407,11 @@ def test_a_crash_file_gives_the_reason_of_an_end_that_was_not_recorded(run: RunD
     assert found.reason == f"rank 3 failed after step 7: ValueError: boom ({path.name})"
     assert has_crash(run, 3, ZERO)
     assert not has_crash(run, 2, ZERO)
+    before = path.read_text()
+    second = write_crash(run, 3, 7, "rank 3 failed again", "Another traceback")
+    assert second is not None
+    assert second.name == "crash_step_000007_rank_00003_2.txt"
+    assert path.read_text() == before
+    path.unlink()
+    assert has_crash(run, 3, ZERO)
+    assert find_crash_sentence(run, ZERO) == f"rank 3 failed again ({second.name})"

@@ -5,8 +5,10 @@ Does not import torch, so that readers of a run need none.
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 
 from gptmill.config.regular_files import read_regular
@@ -19,8 +21,13 @@ MAX_SENTENCE = 1000
 
 
 def write_crash(run: RunDirectory, rank: int, step: int, sentence: str, stacks: str) -> Path | None:
-    """The file; None where the folder is not there, as on a machine that does not share it, or cannot be written."""
-    path = run.path / f"crash_step_{step:06d}_rank_{rank:05d}.txt"
+    """The file; None where the folder is not there, as on a machine that does not share it, or cannot be written.
+
+    A later crash of the rank at the same step, as of a run that was resumed, has a number after its name.
+    """
+    stem = f"crash_step_{step:06d}_rank_{rank:05d}"
+    names = chain([stem], (f"{stem}_{number}" for number in count(2)))
+    path = next(path for name in names if not os.path.lexists(path := run.path / f"{name}.txt"))
     with suppress(OSError):
         path.write_text(f"{time.strftime(TIME_FORMAT)} {' '.join(sentence.split())}\n\n{stacks}", encoding="utf-8")
         return path
@@ -29,7 +36,7 @@ def write_crash(run: RunDirectory, rank: int, step: int, sentence: str, stacks: 
 
 def has_crash(run: RunDirectory, rank: int, since: float) -> bool:
     """Whether a crash of the rank was written after that time."""
-    return any(_read_time(path) >= since for path in run.path.glob(f"crash_step_*_rank_{rank:05d}.txt"))
+    return any(_read_time(path) >= since for path in run.path.glob(f"crash_step_*_rank_{rank:05d}[._]*"))
 
 
 def find_crash_sentence(run: RunDirectory, since: float) -> str:

@@ -56,6 +56,10 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def mirrored(self) -> Path:
+        return self.path / "mirrored.txt"
+
+    @property
     def samples(self) -> Path:
         return self.path / "samples"
 

@@ -74,7 +74,7 @@ class Checkpointer:
         self._snapshots = SnapshotBuffers(world.device, 2 if self._can_roll_back else 1)
         self._being_written: Snapshot | None = None
         self._waiting: Snapshot | None = None  # a best model, until the writer is free
-        self._mirror = _build_mirror(config) if world.is_main else None
+        self._mirror = _build_mirror(run, config) if world.is_main else None
         self._writer: BackgroundSaver | None = None
         if world.is_main:
             self._writer = CheckpointWriter(run.checkpoints, config.checkpoints, self._mirror, writers)
@@ -222,9 +222,9 @@ class Checkpointer:
             self._waiting = None
 
 
-def _build_mirror(config: RunConfig) -> Mirror | None:
+def _build_mirror(run: RunDirectory, config: RunConfig) -> Mirror | None:
     checkpoints = config.checkpoints
     if checkpoints.mirror_to is None:
         return None
     assert config.tracking.run_name is not None
-    return Mirror(checkpoints.mirror_to, checkpoints.mirror_tiers, config.tracking.run_name)
+    return Mirror(checkpoints.mirror_to, checkpoints.mirror_tiers, config.tracking.run_name, run.mirrored)

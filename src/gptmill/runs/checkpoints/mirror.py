@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from gptmill.config.errors import UserError, suggest
-from gptmill.data.files import flush_to_disk
+from gptmill.data.files import flush_to_disk, write_durably
+from gptmill.data.regular_files import read_regular
 from gptmill.data.remote_fs import describe_error, is_permanent_error, normalize_uri, retry
 from gptmill.runs.checkpoints.manifest import MANIFEST, read_manifest
 from gptmill.runs.checkpoints.remote_run import RemoteRun
@@ -35,16 +36,22 @@ class Mirror:
     """Keeps a remote folder in sync with the run's tiers from a background thread, the newest checkpoint first.
 
     Each pass compares against the tiers on disk, so what a failure or a kill left out is uploaded later. Epochs,
-    milestones and the best model stay in the mirror when they are deleted locally.
+    milestones and the best model stay in the mirror when they are deleted locally. So does what the run has not
+    uploaded itself: a run of the same name on another machine may have.
     """
 
-    def __init__(self, uri: str, tiers: str, run_name: str) -> None:
-        """Raises UserError for unknown tiers and where nothing can be written."""
+    def __init__(self, uri: str, tiers: str, run_name: str, record: Path) -> None:
+        """`record` lists what the run has uploaded, in this process and in earlier ones.
+
+        Raises UserError for unknown tiers and where nothing can be written.
+        """
         self._kinds = parse_kinds(tiers)
         self._remote = RemoteRun(f"{normalize_uri(uri)}/{run_name}")
         self._remote.check_writable()
         self._pointers: dict[str, str] | None = None  # remote ones; None until read
         self._names: dict[str, str] = {}  # of complete remote folders, by the digest of their manifest
+        self._record, self._own = record, _read_lines(record)
+        self._has_strangers = False
         self._folder = Path()
         self._step = self._offers = self._offers_done = self._failures = 0
         self._uploading: Path | None = None
@@ -131,7 +138,7 @@ class Mirror:
             self._changed.notify_all()
 
     def _copy_all(self) -> None:
-        """Uploads missing checkpoints, then removes remote folders that no remote tier points to."""
+        """Uploads missing checkpoints, then removes folders of this run that no remote tier points to."""
         if self._pointers is None:
             self._pointers = self._remote.read_pointers()
         while (missing := self._list_missing()) and not self._is_closed:
@@ -149,12 +156,16 @@ class Mirror:
             return
         gone = {tier for tier in self._pointers if tier.startswith(ROLLING)} - self._list_wanted().keys()
         for tier in gone:
-            self._remote.remove(tier)
+            if self._is_own(self._remote.read_pointer(tier)):
+                self._remote.remove(tier)
             del self._pointers[tier]
-        for name in self._remote.list_names():
-            if STEP_FOLDER.fullmatch(name) and name not in self._pointers.values():
+        folders = [name for name in self._remote.list_names() if STEP_FOLDER.fullmatch(name)]
+        self._warn_of_strangers([name for name in folders if not self._is_own(name)])
+        for name in filter(self._is_own, folders):
+            if name not in self._pointers.values():
                 self._names = {digest: known for digest, known in self._names.items() if known != name}
                 self._remote.remove(name)
+                self._note_own(name, is_there=False)
 
     def _upload(self, path: Path) -> str:
         """Uploads a folder unless it is there; returns its remote name, which differs if another checkpoint has it."""
@@ -166,14 +177,36 @@ class Mirror:
             names = chain([path.name], (f"{plain}_{number}" for number in count(2)))
             for name in [self._names[digest]] if digest in self._names else names:
                 uploaded = self._remote.read_manifest(name)
-                if uploaded is None:
-                    self._remote.upload(path, name)
+                if uploaded is None and not self._is_own(name) and name in self._remote.list_names():
+                    continue  # another run may be uploading it
                 if uploaded in (None, manifest):
+                    self._note_own(name)  # first, so that a later process removes what a kill leaves
+                    if uploaded is None:
+                        self._remote.upload(path, name)
                     self._names[digest] = name
                     return name
             raise OSError(f"{path.name} has changed in the mirror")
         finally:
             self._uploading = None
+
+    def _is_own(self, name: str) -> bool:
+        return f"{self._remote.uri}/{name}" in self._own
+
+    def _note_own(self, name: str, *, is_there: bool = True) -> None:
+        if self._is_own(name) != is_there:
+            self._own ^= {f"{self._remote.uri}/{name}"}
+            with suppress(OSError):  # what is not on record is never removed
+                write_durably(self._record, "\n".join(sorted(self._own)) + "\n")
+
+    def _warn_of_strangers(self, names: list[str]) -> None:
+        """Once: the other run moves the same tiers, so that they may lead to its checkpoints."""
+        if names and not self._has_strangers:
+            self._has_strangers = True
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self._warn(
+                f"{self._remote.uri} holds {names[0]}{more}, which this run did not upload and leaves there; if a run "
+                f"of the same name uploads there too, rename one of them, since both move the same tiers"
+            )
 
     def _list_wanted(self) -> dict[str, Path]:
         return {tier: path for tier, path in read_tiers(self._folder).items() if _find_kind(tier) in self._kinds}
@@ -263,6 +296,12 @@ def _fetch(action: Callable[[], T], what: str) -> T:
         raise UserError(
             f"cannot fetch {what}: {describe_error(error)}; check the URI, the network and your access"
         ) from None
+
+
+def _read_lines(path: Path) -> set[str]:
+    with suppress(OSError):
+        return {line for line in read_regular(path).decode(errors="replace").split("\n") if line}
+    return set()
 
 
 def _find_kind(tier: str) -> str:

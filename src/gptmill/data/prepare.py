@@ -35,8 +35,7 @@ from gptmill.data.tokenizers import identify_tokenizer
 
 LOCK_NAME = ".lock"
 PARTIAL = ".partial"
-OWN_NAMES = (FILE_NAME, LOCK_NAME, PARTIAL, DOCUMENTS_DIR, ORIGINS_DIR, SCORES_DIR)
-FILE_SYSTEM_NAMES = ("lost+found",)  # at the root of a disk
+OWN_NAMES = (FILE_NAME, LOCK_NAME, PARTIAL, DOCUMENTS_DIR, ORIGINS_DIR, SCORES_DIR, "lost+found")
 
 
 def default_data_dir(inputs: list[str], tokenizer: str) -> Path:
@@ -66,12 +65,12 @@ def prepare_corpus(inputs: list[str], request: PrepareRequest, report: Report) -
                 f"{named} was prepared from another corpus or with other options; add --overwrite or choose another "
                 f"--out"
             )
-    return named, _write_folder(folder, partial, PrepareJob(source, val_source, request, origin), report)
+    return named, _write_folder(folder, PrepareJob(source, val_source, request, origin), report)
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file has a name that may be in the folder of a corpus."""
-    return path.name in (*OWN_NAMES, *FILE_SYSTEM_NAMES) or path.match("train_*.npy") or path.match("val_*.npy")
+    """Whether a file has a name that a preparation writes, or that every disk has at its root."""
+    return path.name in OWN_NAMES or path.match("train_*.npy") or path.match("val_*.npy")
 
 
 def _check_request(request: PrepareRequest) -> None:
@@ -143,8 +142,9 @@ def _choose_partial(folder: Path) -> Path:
     return folder / PARTIAL if folder.exists() and not beside.exists() else beside
 
 
-def _write_folder(folder: Path, partial: Path, job: PrepareJob, report: Report) -> Manifest:
+def _write_folder(folder: Path, job: PrepareJob, report: Report) -> Manifest:
     """Writes into a temporary folder, which stays after a kill or on a full disk so that the same command resumes."""
+    partial = _choose_partial(folder)
     missing_parents = [parent for parent in partial.parents if not parent.exists()]
     try:
         with _hold(partial, folder):

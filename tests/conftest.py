@@ -29,6 +29,7 @@ from zygote import Process, Zygote
 from gptmill.api.registration import TABLES
 from gptmill.config.plugins import LOADED, PARTS
 from gptmill.config.schema import list_fields
+from gptmill.config.trust import PLACE as TRUSTED
 
 PROJECT = Path(__file__).parent.parent
 TESTS = str(PROJECT / "tests")
@@ -81,6 +82,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+    trusted = tempfile.TemporaryDirectory(prefix="gptmill-tests-")
+    config.add_cleanup(trusted.cleanup)
+    os.environ[TRUSTED] = f"{trusted.name}/trusted.json"  # not that of the user who tests
     logging.getLogger().addHandler(logging.NullHandler())  # what libraries log is not part of what a program prints
 
 

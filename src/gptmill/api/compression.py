@@ -24,6 +24,7 @@ from gptmill.config.optimizer import Muon
 from gptmill.config.requests import StartOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
+from gptmill.config.trust import trusting
 from gptmill.evals.compression_measures import ModelMeasures, measure_models, open_evaluation
 from gptmill.inference.compressed_run import choose_out, make_checkpoint, read_source, write_run, write_start
 from gptmill.inference.compression import check_compressible, compress_model, make_compression
@@ -53,7 +54,9 @@ class Compressed:
 def compress(run: Run | Recipe, method: str = "int8", *, progress: bool = True, **options: Any) -> Compressed:
     """Compresses the model of a run or checkpoint into a run of its own; the options are those of gptmill compress."""
     source = str(run.path) if isinstance(run, Run) else os.fspath(run)
-    return compress_source(source, build_request(CompressRequest, {"method": method, **options}), progress=progress)
+    request = build_request(CompressRequest, {"method": method, **options})
+    with trusting(request.trusting.trust):
+        return compress_source(source, request, progress=progress)
 
 
 def compress_source(source: str, request: CompressRequest, *, progress: bool = True) -> Compressed:

@@ -17,6 +17,7 @@ from gptmill.config.errors import ConfigError, UserError
 from gptmill.config.eval_request import EvalRequest, find_problems
 from gptmill.config.keywords import build_request
 from gptmill.config.run import RunConfig
+from gptmill.config.trust import trusting
 from gptmill.evals.diversity import DiversityScores, score_diversity
 from gptmill.evals.likelihood import LikelihoodScorer, Report
 from gptmill.evals.measured_texts import MeasuredText, open_split, read_text
@@ -64,7 +65,7 @@ def evaluate(
         loaded = LoadedModel(model.module, model.tokenizer, model.step)
         found = list(score_model(loaded, inputs, world, progress=progress))
     else:
-        with open_world(request.loading.device) as world:
+        with trusting(request.trusting.trust), open_world(request.loading.device) as world:
             start_warm_up(world.device)
             inputs = Inputs(request)
             found = list(score_source(os.fspath(model), inputs, world, progress=progress))

@@ -14,6 +14,7 @@ from gptmill.api.run import Run
 from gptmill.config.export_request import ExportRequest
 from gptmill.config.keywords import build_request
 from gptmill.config.run import ExportFormat
+from gptmill.config.trust import trusting
 from gptmill.inference.export.exporting import export
 from gptmill.inference.export.passes import Report, stay_silent
 
@@ -36,7 +37,8 @@ def export_model(
     given = {"to": to, "dtype": dtype, "out": out, **options}
     request = build_request(ExportRequest, {name: value for name, value in given.items() if value is not None})
     path = os.fspath(source.path if isinstance(source, Run) else source)
-    return export(path, request, show_parameters if progress else stay_silent).path
+    with trusting(request.trusting.trust):
+        return export(path, request, show_parameters if progress else stay_silent).path
 
 
 @contextmanager

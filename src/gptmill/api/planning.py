@@ -14,6 +14,7 @@ from gptmill.config.plan_request import PlanRequest
 from gptmill.config.recipes import make_config
 from gptmill.config.requests import PresetOptions
 from gptmill.config.run import RunConfig
+from gptmill.config.trust import admit_plugins
 from gptmill.experiments.run_plan import RunPlan, make_run_plan
 from gptmill.training.presets import resolve_presets
 
@@ -58,6 +59,7 @@ def plan(
     if isinstance(config, RunConfig):
         if fields or size is not None or hardware is not None:
             raise UserError("fields, size and hardware go on top of a recipe; change the RunConfig itself instead")
+        admit_plugins(config.plugins.plugin, "the RunConfig")  # which may be that of a stranger's run
         return make_run_plan(config, request, _say if progress else lambda _: None)
     recipe = None if config is None else os.fspath(config)
     presets = build_request(PresetOptions, {"size": size, "hardware": hardware})

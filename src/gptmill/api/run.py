@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from gptmill.api.configuration import Recipe
 from gptmill.config.errors import UserError
 from gptmill.config.keywords import build_request
-from gptmill.config.recipes import load_saved_settings
+from gptmill.config.recipes import read_saved_config
 from gptmill.config.requests import LoadingOptions
 from gptmill.config.run import DeviceName, RunConfig
-from gptmill.config.schema import build_config
 from gptmill.inference.loading import Weights, load_run_model
 from gptmill.inference.model import Model, build_model
 from gptmill.inference.opening import open_model
@@ -80,7 +79,8 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        return build_config(RunConfig, load_saved_settings(self.directory.config))
+        """As config.toml has it. No plug-in is loaded; the options of one that is not loaded stay as text."""
+        return read_saved_config(self.directory.config)
 
     @property
     def events(self) -> list[Event]:

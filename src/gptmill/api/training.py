@@ -18,6 +18,7 @@ from gptmill.config.keywords import build_request
 from gptmill.config.requests import PresetOptions, StartOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_values
+from gptmill.config.trust import admit_plugins
 from gptmill.config.validation import check_config
 from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.interactive import is_interactive
@@ -47,10 +48,11 @@ def train(
     An interrupt (Ctrl-C; in a notebook, the stop button) saves a checkpoint. In a notebook or at a prompt, the run is
     then returned; elsewhere KeyboardInterrupt is raised. `gptmill.resume` goes on in either case.
     """
-    recipe = None
+    recipe, base = None, dict[str, Any]()
     if isinstance(config, RunConfig):
         check_config(config)
-        fields = {**list_values(config), **fields}
+        admit_plugins(config.plugins.plugin, "the RunConfig")  # which may be that of a stranger's run
+        base = list_values(config)
         if size is not None or hardware is not None:
             raise UserError("size and hardware fill in what a recipe leaves open; leave them out with a RunConfig")
     elif config is not None:
@@ -58,7 +60,7 @@ def train(
     presets = build_request(PresetOptions, {"size": size, "hardware": hardware})
     options = _make_options(resume, time_limit, allow_changes=allow_changes)
     with join_ranks():
-        request = make_launch(Call(recipe, parse_fields(recipe, fields), options, presets))
+        request = make_launch(Call(recipe, {**base, **parse_fields(recipe, fields)}, options, presets))
         outcome = run_training(request, progress=progress)
     return return_run(outcome)
 

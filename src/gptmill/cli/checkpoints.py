@@ -12,9 +12,8 @@ from gptmill.cli.flags import Command
 from gptmill.cli.output import format_table
 from gptmill.config import exit_codes
 from gptmill.config.errors import UserError
-from gptmill.config.recipes import load_recipe
+from gptmill.config.recipes import read_saved_config
 from gptmill.config.requests import CheckpointsRequest
-from gptmill.config.run import CheckpointConfig
 from gptmill.config.schema import build_config
 from gptmill.runs.events import make_perplexity
 from gptmill.runs.reporting.formatting import format_duration, format_perplexity
@@ -143,7 +142,7 @@ def prune_run(run: RunDirectory, keep: int | None, keep_epochs: int | None) -> i
     from gptmill.runs.run_lock import lock_run
 
     if keep is None:
-        keep = build_config(CheckpointConfig, load_recipe(str(run.config))).keep_checkpoints
+        keep = read_saved_config(run.config).checkpoints.keep_checkpoints
     for option, value in (("keep", keep), ("keep_epochs", keep_epochs)):
         if value is not None and value < 0:
             raise UserError(f"--{option} {value}: must be at least 0")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from gptmill.cli.flags import Command
 from gptmill.config.errors import UserError
-from gptmill.config.recipes import find_recipe_problems, list_recipes, make_config
+from gptmill.config.recipes import find_recipe_problems, list_recipes, make_config, read_saved_config
 from gptmill.config.requests import PresetOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, list_fields
 from gptmill.config.serialization import dump_toml
 from gptmill.config.sizes import list_sizes
+from gptmill.config.trust import UntrustedError
 from gptmill.config.validation import check_config
 
 VOCABULARY = 50_304  # GPT-2's, padded
@@ -40,7 +42,15 @@ def run(arguments: list[str]) -> int:
     preset_names = {field.name for field in list_fields(PresetOptions)}
     flags = {name: value for name, value in parsed.values.items() if name not in preset_names}
     name = recipe[0] if recipe else None
-    config = make_config(name, resolve_presets(name, flags, presets))
+    try:
+        config = make_config(name, resolve_presets(name, flags, presets))
+    except UntrustedError:
+        if name is None or parsed.values:
+            raise
+        config = read_saved_config(Path(name))
+        sys.stdout.write(f"# the plug-in {config.plugins.plugin} is not loaded; what belongs to it is shown as text\n")
+        sys.stdout.write(dump_toml(config, comments=True))
+        return 0
     check_config(config)
     vocabulary = SMALL_VOCABULARIES.get(config.data.tokenizer or "", VOCABULARY)
     count = count_parameters(config.model, vocabulary)

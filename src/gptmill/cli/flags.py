@@ -19,6 +19,7 @@ from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.schema import Field, list_fields, parse_value
 from gptmill.config.synonyms import suggest_option
+from gptmill.config.trust import name_addresses
 
 MAX_HELP_WIDTH = 120
 ASK = "\0command"  # no shell can pass this word
@@ -65,7 +66,20 @@ class Command:
         if problems:
             more = self.find_more_problems(words, values) if self.find_more_problems else []
             raise ConfigError(problems + more)
+        name_addresses([*words, *values.values()])
         return Parsed(words, values)
+
+    def find_first_word(self, arguments: list[str]) -> str | None:
+        """The first argument that is no flag and no flag's value, before the options of plug-ins are known."""
+        fields, flag = self.list_fields(), ""
+        for word in arguments:
+            field = fields.get(RENAMED_FIELDS.get(name := _split_name(flag)[1], name))
+            is_switch = field is not None and field.kind is bool
+            is_value = word.lower() in SWITCH_WORDS if is_switch else flag != "" and "=" not in flag
+            if not word.startswith("-") and not is_value:
+                return word
+            flag = "" if is_value else word
+        return None
 
     def list_fields(self) -> dict[str, Field]:
         """The fields behind the flags, by name."""

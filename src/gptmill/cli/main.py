@@ -20,6 +20,7 @@ from gptmill.config import exit_codes
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.plugins import load_installed_plugins, load_plugins
 from gptmill.config.text import guard_output
+from gptmill.config.trust import trusting
 
 VERB_GROUPS = {
     "Data": {
@@ -149,9 +150,10 @@ def run_verb(verb: str, arguments: list[str]) -> int:
 def run_module(verb: str, arguments: list[str]) -> int:
     if verb != "doctor":  # to which a broken plug-in is a finding
         load_installed_plugins()
-    for names in find_plugin_flags(arguments):
-        load_plugins(names)  # before the flags are parsed: their options are flags too
-    code: int = import_verb(verb).run(arguments)
+    with trusting(asks_to_trust(arguments)):
+        for names in find_plugin_flags(arguments):
+            load_plugins(names)  # before the flags are parsed: their options are flags too
+        code: int = import_verb(verb).run(arguments)
     return code
 
 
@@ -162,7 +164,14 @@ def import_verb(verb: str) -> ModuleType:
 def find_plugin_flags(arguments: list[str]) -> list[str]:
     """The values of --plugin."""
     given = [word.removeprefix("--plugin=") for word in arguments if word.startswith("--plugin=")]
-    return [*given, *(value for flag, value in pairwise(arguments) if flag == "--plugin")]
+    return [*given, *(value for flag, value in pairwise(arguments) if flag == "--plugin" and value[:2] != "--")]
+
+
+def asks_to_trust(arguments: list[str]) -> bool:
+    """Whether --trust is among the flags, which are parsed only after the plug-ins of a recipe are loaded."""
+    given = [word.removeprefix("--trust=") for word in arguments if word.startswith("--trust=")]
+    given += [value for flag, value in pairwise([*arguments, ""]) if flag == "--trust"]
+    return any(value.lower() not in ("false", "0", "no", "off") for value in given)
 
 
 def describe_verbs() -> str:

@@ -27,9 +27,8 @@ def parse_recipe_call(verb: str, summary: str, kind: type[Request], arguments: l
     """Parses `gptmill VERB [RECIPE] …`; the help lists the recipes and shows the values of RECIPE as defaults."""
     summary += "\n".join(f"  {name:<24}{title}" for name, title in list_recipes().items())
     command = Command(verb, "[RECIPE]", summary, (kind, PresetOptions, RunConfig), find_recipe_problems)
-    for word in arguments:
-        if word.endswith(".toml") or word in list_recipes():
-            load_recipe_plugins(word)
+    if (recipe := command.find_first_word(arguments)) is not None:
+        load_recipe_plugins(recipe)
     asks_help = "-h" in arguments or "--help" in arguments
     names_recipe = not arguments[0].startswith("-") if arguments else False
     parsed = command.parse(arguments, load_recipe(arguments[0]) if asks_help and names_recipe else None)

@@ -9,6 +9,7 @@ from typing import Literal
 from gptmill.config.errors import ConfigError, Problem
 from gptmill.config.plugins import PluginConfig
 from gptmill.config.requests import LoadingOptions
+from gptmill.config.trust import TrustOptions
 
 Method = Literal["int8", "int8-dynamic", "int4", "prune", "prune-2:4"]
 QUANTIZING: tuple[Method, ...] = ("int8", "int8-dynamic", "int4")
@@ -39,6 +40,7 @@ class CompressRequest:
     """Folder of tokenized shards to evaluate and recover on (default: the run's corpus)."""
     loading: LoadingOptions = field(default_factory=LoadingOptions)
     plugins: PluginConfig = field(default_factory=PluginConfig)
+    trusting: TrustOptions = field(default_factory=TrustOptions)
 
 
 def check_request(request: CompressRequest) -> None:

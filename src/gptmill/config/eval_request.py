@@ -8,6 +8,7 @@ from typing import Literal
 from gptmill.config.errors import Problem
 from gptmill.config.plugins import PluginConfig
 from gptmill.config.requests import LoadingOptions
+from gptmill.config.trust import TrustOptions
 
 NOT_FOR_HARNESS = ("tasks", "split", "data_dir", "text", "stride", "samples", "all", "every", "compile", "batch_tokens")
 
@@ -50,6 +51,7 @@ class EvalRequest:
     """Tokens per batch (default: 65,536 on a GPU, 2,048 on a CPU)."""
     loading: LoadingOptions = field(default_factory=LoadingOptions)
     plugins: PluginConfig = field(default_factory=PluginConfig)
+    trusting: TrustOptions = field(default_factory=TrustOptions)
 
 
 def find_problems(request: EvalRequest) -> list[Problem]:

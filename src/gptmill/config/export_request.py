@@ -10,6 +10,7 @@ from gptmill.config.errors import UserError
 from gptmill.config.plugins import PluginConfig
 from gptmill.config.requests import LoadingOptions
 from gptmill.config.run import ExportFormat
+from gptmill.config.trust import TrustOptions
 
 ExportDtype = Literal["float32", "bfloat16", "float16", "f32", "bf16", "f16", "q8_0"]
 SPELLINGS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -40,6 +41,7 @@ class ExportRequest:
     """License that the model card states, e.g. apache-2.0 (default: none)."""
     loading: LoadingOptions = field(default_factory=LoadingOptions)
     plugins: PluginConfig = field(default_factory=PluginConfig)
+    trusting: TrustOptions = field(default_factory=TrustOptions)
 
 
 def choose_dtype(request: ExportRequest) -> str:

@@ -12,6 +12,7 @@ from gptmill.config.plugins import load_installed_plugins, load_plugins
 from gptmill.config.renamed import RENAMED_FIELDS, find_repeated_fields
 from gptmill.config.schema import build_config, list_fields, parse_typed
 from gptmill.config.synonyms import suggest_option
+from gptmill.config.trust import name_addresses
 
 T = TypeVar("T")
 
@@ -24,6 +25,7 @@ def parse_keywords(cls: type, given: Mapping[str, object]) -> tuple[dict[str, An
     load_installed_plugins()
     if isinstance(plugin := given.get("plugin"), str | os.PathLike):
         load_plugins(os.fspath(plugin))
+    name_addresses(given.values())
     fields = {field.name: field for field in list_fields(cls)}
     problems = [
         Problem(" and ".join(names), f"are two names of the same option; keep {name} only")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gptmill.config.errors import ConfigError, Problem
+from gptmill.config.trust import TrustOptions
 
 GPUS_PER_NODE = 8
 
@@ -40,6 +41,7 @@ class PlanRequest:
     """Instead of a plan, print what GPUs of 8 to 141 GB train, and with which settings (the presets of --hardware)."""
     json: bool = False
     """Print the plan as JSON."""
+    trusting: TrustOptions = field(default_factory=TrustOptions)
 
 
 def check_plan_request(request: PlanRequest) -> None:

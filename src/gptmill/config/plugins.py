@@ -13,17 +13,28 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    PathFinder,
+    SourceFileLoader,
+)
 from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, ClassVar, TypeVar
 
 from gptmill.config.errors import UserError
 
 ENTRY_POINTS = "gptmill.plugins"
 MODULE_PREFIX = "_gptmill_plugin_"
+CODE_SUFFIXES = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES)
 MAX_SHOWN = 300
+PART_FIELDS = ("architecture", "attention", "feed_forward", "optimizer", "schedule")
+"""Options of which a registered part is one more choice."""
 
 T = TypeVar("T")
 
@@ -81,11 +92,35 @@ class TrackerPartOptions(PartOptions):
 
 
 @dataclass(frozen=True)
+class UnloadedPart:
+    """Stands for the chosen part of a plug-in that is not loaded, in the config of a run that is only read."""
+
+    tag: str
+
+
+@dataclass(frozen=True)
+class UnloadedOption:
+    """An option of a plug-in that is not loaded, as text."""
+
+    section: str
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class UnloadedOptions(PartOptions):
+    """The options of plug-ins that are not loaded."""
+
+    values: tuple[UnloadedOption, ...] = ()
+
+
+@dataclass(frozen=True)
 class PluginConfig:
     """Plug-ins"""
 
     plugin: str | None = None
     """Python files or installed packages that register parts of your own, e.g. my_parts.py,other.py."""
+    unloaded: UnloadedOptions = field(default_factory=UnloadedOptions)
 
 
 def add_part(part: Part) -> None:
@@ -152,31 +187,66 @@ def make_fingerprint(target: Any) -> str:
     """
     module = sys.modules.get(getattr(target, "__module__", ""))
     path = getattr(module, "__file__", None)
+    if path is not None and target.__module__ != "__main__":
+        return _hash_files(Path(path))
     try:
-        if path is None or target.__module__ == "__main__":
-            text = inspect.getsource(target).encode()
-            return f"sha256:{hashlib.sha256(text).hexdigest()}"
-        digest = hashlib.sha256()
-        for file in sorted(_list_files(Path(path)), key=str):
-            digest.update(file.read_bytes())
-        return f"sha256:{digest.hexdigest()}"
+        return f"sha256:{hashlib.sha256(inspect.getsource(target).encode()).hexdigest()}"
     except (OSError, TypeError, SyntaxError):
         return ""
 
 
-def _list_files(path: Path) -> set[Path]:
-    """All files of a package; or a file and the modules and packages beside it that it imports, directly or not."""
+def fingerprint_plugin(name: str) -> str:
+    """SHA-256 of the code of a plug-in, as `make_fingerprint` has it, without running any; empty if there is none."""
+    if name.endswith(".py"):
+        return _hash_files(Path(name).expanduser().resolve(), CODE_SUFFIXES)
+    spec = PathFinder.find_spec(name.partition(".")[0])  # of an inner module it would import the outer ones
+    return _hash_files(Path(spec.origin), CODE_SUFFIXES) if spec is not None and spec.origin else ""
+
+
+def is_named(name: str) -> bool:
+    """Whether the user has loaded a plug-in already, under this name or another, or imported it."""
+    if not name.endswith(".py"):
+        return name in LOADED or name in sys.modules
+    path = Path(name).expanduser().resolve()
+    modules = (sys.modules.get(module) for module in (*LOADED.values(), *_list_modules()))
+    return name in LOADED or any(Path(getattr(module, "__file__", None) or "").resolve() == path for module in modules)
+
+
+def _list_modules() -> set[str]:
+    """The modules that have registered parts."""
+    return {part.target.__module__ for part in PARTS.values()}
+
+
+def _hash_files(path: Path, suffixes: tuple[str, ...] = (".py",)) -> str:
+    try:
+        digest = hashlib.sha256()
+        for file in sorted(_list_files(path, suffixes), key=str):
+            digest.update(file.read_bytes())
+        return f"sha256:{digest.hexdigest()}" if path.is_file() else ""
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # Python cannot run such a file either
+        return ""
+
+
+def _list_files(path: Path, suffixes: tuple[str, ...]) -> set[Path]:
+    """All files of a package; or a file and the modules and packages beside it that it imports, directly or not.
+
+    With the suffixes of compiled modules, these count, too; what they import is unknown.
+    """
     if path.name == "__init__.py":
-        return set(path.parent.rglob("*.py"))
+        return _list_package(path.parent, suffixes)
     files, waiting = set[Path](), [path]
     while waiting:
         file = waiting.pop()
         if file not in files and file.is_file():
             files.add(file)
-            names = _list_imports(file)
-            waiting += [path.parent / f"{name}.py" for name in names]
-            waiting += [inner for name in names for inner in (path.parent / name).rglob("*.py")]
+            names = _list_imports(file) if file.suffix == ".py" else set[str]()
+            waiting += [path.parent / f"{name}{suffix}" for name in names for suffix in suffixes]
+            waiting += [inner for name in names for inner in _list_package(path.parent / name, suffixes)]
     return files
+
+
+def _list_package(folder: Path, suffixes: tuple[str, ...]) -> set[Path]:
+    return {path for suffix in suffixes for path in folder.rglob(f"*{suffix}")}
 
 
 def _list_imports(file: Path) -> set[str]:
@@ -198,19 +268,41 @@ def _load_file(name: str) -> ModuleType:
     label = MODULE_PREFIX + path.stem + "_" + hashlib.sha256(str(path).encode()).hexdigest()[:8]
     if label in sys.modules:
         return sys.modules[label]
-    spec = importlib.util.spec_from_file_location(label, path)
+    loader = _SourceLoader(label, str(path))
+    spec = importlib.util.spec_from_file_location(label, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[label] = module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # it may import files beside it, as a script may
+    _import_source_only(path.parent)
     try:
-        _run(name, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
+        _run(name, lambda: loader.exec_module(module))
     except BaseException:
         del sys.modules[label]
         raise
     return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles what it loads: the bytecode beside a file may be of another one, which no fingerprint shows."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def _import_source_only(folder: Path) -> None:
+    """Lets modules from a folder and those inside it be imported from what `fingerprint_plugin` reads."""
+    loaders = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_SourceLoader, SOURCE_SUFFIXES)
+
+    def open_folder(path: str) -> FileFinder:
+        if not Path(path).is_relative_to(folder) or "site-packages" in Path(path).parts:
+            raise ImportError
+        return FileFinder(path, *loaders)
+
+    sys.path_hooks.insert(0, open_folder)
+    sys.path_importer_cache.pop(str(folder), None)
 
 
 def _load_module(name: str) -> ModuleType:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import ConfigError, Problem, UserError, suggest
-from gptmill.config.plugins import load_plugins, split_names
+from gptmill.config.plugins import PART_FIELDS, UnloadedOption, UnloadedOptions, load_plugins, split_names
 from gptmill.config.renamed import RENAMED_FIELDS, add_unrecorded, find_repeated_fields
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, find_inapplicable, list_fields, merge_values, parse_typed
 from gptmill.config.synonyms import suggest_option
 from gptmill.config.toml_text import read_toml
+from gptmill.config.trust import admit_plugins, load_trusted_plugins, name_addresses, suspect_addresses
 from gptmill.config.validation import find_problems
 
 SHIPPED = Path(str(resources.files("gptmill.config"))) / "recipes"
@@ -31,18 +33,41 @@ def list_recipes() -> dict[str, str]:
     return {path.stem: read_title(path) for path in sorted(SHIPPED.glob("*.toml"), key=lambda path: path.stem)}
 
 
+@dataclass
+class _Reading:
+    """How a recipe and those that it extends are read, and what is found."""
+
+    loads_plugins: bool = True
+    needs_plugins: bool = True
+    allows_changes: bool | None = None
+    """Of a run that resumes, whether other code may go on with it."""
+    keeps_unknown: bool = False
+    """Whether a plug-in is named and not loaded, whose parts and options are then unknown."""
+    problems: list[Problem] = field(default_factory=list)
+    unloaded: list[UnloadedOption] = field(default_factory=list)
+
+
 def load_recipe(name_or_path: str) -> dict[str, Any]:
-    """The values that a recipe and the recipes it extends set, by field name; raises ConfigError with all problems."""
-    problems: list[Problem] = []
-    values = _load(_find(name_or_path, Path()), (), problems)
-    if problems:
-        raise ConfigError(problems)
-    return values
+    """The values that a recipe and the recipes it extends set, by field name; raises ConfigError with all problems.
+
+    Loads the plug-ins that it names. A file of a run names only those that are trusted: see `gptmill.config.trust`.
+    """
+    return _read(name_or_path, _Reading())
 
 
-def load_saved_settings(path: Path) -> dict[str, Any]:
-    """The values in the config.toml of a run, with those that it had before gptmill recorded them."""
-    return add_unrecorded(load_recipe(str(path)))
+def load_saved_settings(path: Path, *, needs_plugins: bool = True, allows_changes: bool = False) -> dict[str, Any]:
+    """The values in the config.toml of a run that goes on, with those that it had before gptmill recorded them.
+
+    Other plug-ins may replace those that it names, which are then loaded only if they are trusted.
+    """
+    return add_unrecorded(_read(str(path), _Reading(needs_plugins=needs_plugins, allows_changes=allows_changes)))
+
+
+def read_saved_config(path: Path) -> RunConfig:
+    """The config of a run that is only looked at: no plug-in is loaded, and what belongs to one stays as text."""
+    reading = _Reading(loads_plugins=False)
+    config = build_config(RunConfig, add_unrecorded(_read(str(path), reading)))
+    return replace(config, plugins=replace(config.plugins, unloaded=UnloadedOptions(tuple(reading.unloaded))))
 
 
 def load_recipe_plugins(recipe: str) -> None:
@@ -103,30 +128,53 @@ def find_recipe_problems(words: list[str], flags: dict[str, Any]) -> list[Proble
         return [Problem(str(recipe), str(error))]
 
 
-def _load(path: Path, trail: tuple[Path, ...], problems: list[Problem]) -> dict[str, Any]:
+def _read(name_or_path: str, reading: _Reading) -> dict[str, Any]:
+    values = _load(_find(name_or_path, Path()), (), reading)
+    if reading.problems:
+        raise ConfigError(reading.problems)
+    return values
+
+
+def _load(path: Path, trail: tuple[Path, ...], reading: _Reading) -> dict[str, Any]:
     if path in trail:
         chain = " extends ".join(str(step) for step in (*trail, path))
         raise UserError(f"circular extends: {chain}; remove one of the extends lines")
     table = read_toml(path, "recipe")
-    _load_plugins(path, table.get("plugins"))
+    is_foreign = any(map(_is_of_run, (*trail, path)))
+    _load_plugins(path, table.get("plugins"), reading, is_foreign=is_foreign)
     parent = table.pop("extends", None)
     values: dict[str, Any] = {}
     if isinstance(parent, str):
         try:
-            values = _load(_find(parent, path.parent), (*trail, path), problems)
+            values = _load(_find(parent, path.parent), (*trail, path), reading)
         except ConfigError:
             raise
         except UserError as error:
             raise UserError(f"{path} extends {parent!r}: {error}") from None
     elif parent is not None:
-        problems.append(Problem(f"{path}: extends = {parent!r}", "expected the name or path of a recipe in quotes"))
+        reading.problems.append(
+            Problem(f"{path}: extends = {parent!r}", "expected the name or path of a recipe in quotes")
+        )
     own: dict[str, Any] = {}
     for section, content in table.items():
-        own.update(_read_section(path, section, content, problems))
+        own.update(_read_section(path, section, content, reading))
+    if is_foreign:
+        suspect_addresses(own, str(path))
+    else:
+        name_addresses(own.values())
     return merge_values(RunConfig, values, own)
 
 
-def _load_plugins(path: Path, section: Any) -> None:
+def _is_of_run(path: Path) -> bool:
+    """Whether a recipe is a file of a run, which may come from a stranger, and none that the user has written."""
+    written = ("events.jsonl", "ledger.jsonl", "checkpoints")
+    return path.name == "config.toml" or any(
+        (folder / "config.toml").is_file() and any((folder / name).exists() for name in written)
+        for folder in path.parents
+    )
+
+
+def _load_plugins(path: Path, section: Any, reading: _Reading, *, is_foreign: bool) -> None:
     """Loads the plug-ins that a recipe names, since their options may be keys of it.
 
     A file is looked for beside the recipe, then in the current folder; its path there replaces the name in `section`.
@@ -136,10 +184,18 @@ def _load_plugins(path: Path, section: Any) -> None:
         return
     found = [str(path.parent / name) if (path.parent / name).is_file() else name for name in split_names(names)]
     section["plugin"] = ",".join(os.path.relpath(name) if Path(name).is_file() else name for name in found)
-    load_plugins(section["plugin"])
+    if not reading.loads_plugins:
+        reading.keeps_unknown = True
+    elif is_foreign and not reading.needs_plugins:
+        load_trusted_plugins(section["plugin"])
+    elif is_foreign:
+        admit_plugins(section["plugin"], str(path), allows_changes=reading.allows_changes)
+    else:
+        load_plugins(section["plugin"])
 
 
-def _read_section(path: Path, section: str, content: Any, problems: list[Problem]) -> dict[str, Any]:
+def _read_section(path: Path, section: str, content: Any, reading: _Reading) -> dict[str, Any]:
+    problems = reading.problems
     fields = {field.name: field for field in list_fields(RunConfig)}
     sections = {field.section for field in fields.values()}
     if section in sections and not isinstance(content, dict):
@@ -161,7 +217,11 @@ def _read_section(path: Path, section: str, content: Any, problems: list[Problem
     for key, raw in content.items():
         field = fields.get(RENAMED_FIELDS.get(key, key))
         where = f"{path}: [{section}] {key}"
-        if field is None:
+        if reading.keeps_unknown and field is None:
+            reading.unloaded.append(UnloadedOption(section, key, str(raw)))
+        elif reading.keeps_unknown and key in PART_FIELDS and isinstance(raw, str):
+            values[key] = raw
+        elif field is None:
             problems.append(Problem(where, f"unknown key{suggest_option(key, fields)}"))
         elif field.section != section:
             problems.append(Problem(where, f"belongs under [{field.section}]"))

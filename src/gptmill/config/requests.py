@@ -11,6 +11,7 @@ from typing import Literal
 from gptmill.config.hardware import HardwareName
 from gptmill.config.plugins import PluginConfig, ReadingPartOptions
 from gptmill.config.run import DeviceName
+from gptmill.config.trust import TrustOptions
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class StartOptions:
     """supervise: maximum number of restarts."""
     force_cpu: bool = False
     """Smoke test: run one step on the CPU, through evaluation, sampling and checkpoint, and exit."""
+    trusting: TrustOptions = field(default_factory=TrustOptions)
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ class DataRequest:
     device: DeviceName = "auto"
     """score: device to run the model on."""
     plugins: PluginConfig = field(default_factory=PluginConfig)
+    trusting: TrustOptions = field(default_factory=TrustOptions)
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ class VerifyResumeRequest:
     """Steps to train, once uninterrupted and once with a kill halfway."""
     keep_runs: str | None = None
     """Folder to keep the runs in (default: a temporary folder)."""
+    trusting: TrustOptions = field(default_factory=TrustOptions)
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,7 @@ class TuneRequest:
     """Write a recipe that extends RECIPE with the flags and the best settings, e.g. tuned.toml."""
     overwrite: bool = False
     """Overwrite that file."""
+    trusting: TrustOptions = field(default_factory=TrustOptions)
 
 
 @dataclass(frozen=True)
@@ -248,3 +253,4 @@ class BenchRequest:
     """Measured steps, after some warm-up steps; the median is reported."""
     json: str | None = None
     """Write all measurements to this JSON file."""
+    trusting: TrustOptions = field(default_factory=TrustOptions)

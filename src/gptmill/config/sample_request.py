@@ -7,6 +7,7 @@ from typing import Literal
 
 from gptmill.config.plugins import PluginConfig
 from gptmill.config.requests import LoadingOptions
+from gptmill.config.trust import TrustOptions
 
 STOP_SEPARATOR = "\0"  # between several texts in `SampleRequest.stop`; no command line can hold it
 
@@ -51,6 +52,7 @@ class SampleRequest:
     """Compile the model first; it takes a while (default: if the samples are many and long, on a GPU)."""
     loading: LoadingOptions = field(default_factory=LoadingOptions)
     plugins: PluginConfig = field(default_factory=PluginConfig)
+    trusting: TrustOptions = field(default_factory=TrustOptions)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from gptmill.config.plugins import PartOptions, clear_on_change, list_parts
+from gptmill.config.plugins import PartOptions, UnloadedOptions, UnloadedPart, clear_on_change, list_parts
 from gptmill.config.renamed import RENAMED_CHOICES
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def build_config(cls: type[T], values: dict[str, Any]) -> T:
             arguments[item.name] = hint(tuple(build_config(options, values) for options in own))
         elif variants := list_variants(hint, item.name):
             tag = values.get(item.name, _read_tag(item.default))
-            arguments[item.name] = build_config(variants[tag], values)
+            arguments[item.name] = build_config(variants[tag], values) if tag in variants else UnloadedPart(tag)
         elif dataclasses.is_dataclass(hint):
             arguments[item.name] = build_config(hint, values)  # type: ignore[arg-type]
         elif item.name in values:
@@ -106,6 +106,12 @@ def list_values(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
+        if isinstance(value, UnloadedOptions):
+            values.update((option.name, option.value) for option in value.values)
+            continue
+        if isinstance(value, UnloadedPart):
+            values[item.name] = value.tag
+            continue
         if isinstance(value, PartOptions):
             for options in value.values:
                 values.update(list_values(options))
@@ -198,7 +204,9 @@ def find_wrong_parts(config: Any) -> dict[str, str]:
     for name, hint in _read_hints(type(config)).items():
         is_section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
         classes: tuple[type, ...] = tuple(list_variants(hint, name).values()) or ((hint,) if is_section else ())
-        if classes and isinstance(getattr(config, name), classes):
+        if isinstance(getattr(config, name), UnloadedPart):
+            wrong[name] = "is a part of a plug-in that is not loaded; name it with --plugin"
+        elif classes and isinstance(getattr(config, name), classes):
             wrong |= find_wrong_parts(getattr(config, name))
         elif classes:
             wrong[name] = f"expected {' or '.join(f'{each.__name__}(...)' for each in classes)}"

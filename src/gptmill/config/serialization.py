@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,18 @@ def dump_toml(config: RunConfig, *, comments: bool = False) -> str:
     """All fields by section; unset ones appear as comments, since TOML has no null. `load_recipe` reads it back."""
     values = list_values(config)
     lines: list[str] = []
-    section = ""
-    for field in list_fields(RunConfig):
-        if field.section != section:
-            section = field.section
-            lines += ["", f"[{section}]"]
-        if field.name not in values:
-            continue  # belongs to a variant that is not selected
-        value = values[field.name]
-        # If None is not the default, omitting the field would restore the default.
-        is_unset = value is None and field.default is None
-        text = f"# {field.name} is not set" if is_unset else f"{field.name} = {dump_value(value)}"
-        lines.append(f"{text:<36}  # {field.help}" if comments else text)
+    for section, fields in groupby(list_fields(RunConfig), lambda field: field.section):
+        lines += ["", f"[{section}]"]
+        for field in fields:
+            if field.name not in values:
+                continue  # belongs to a variant that is not selected
+            value = values[field.name]
+            # If None is not the default, omitting the field would restore the default.
+            is_unset = value is None and field.default is None
+            text = f"# {field.name} is not set" if is_unset else f"{field.name} = {dump_value(value)}"
+            lines.append(f"{text:<36}  # {field.help}" if comments else text)
+        unloaded = (option for option in config.plugins.unloaded.values if option.section == section)
+        lines += [f"{option.name} = {dump_value(option.value)}" for option in unloaded]
     return "\n".join(lines[1:]) + "\n"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.config.plugins import LOADED, split_names
 from gptmill.config.renamed import find_repeated_fields, use_current_names
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import list_fields, parse_value
+from gptmill.config.trust import load_trusted_plugins, suspect_addresses
 
 
 def read_settings(kind: type, values: Any, source: str) -> dict[str, Any]:
@@ -18,8 +18,9 @@ def read_settings(kind: type, values: Any, source: str) -> dict[str, Any]:
     for names in find_repeated_fields(values).values():
         raise UserError(f"the config in {source} is damaged: {' and '.join(names)} are the same option")
     values = use_current_names(values)
+    suspect_addresses(values, source)
+    missing = _load_plugins(values.get("plugin"))
     known = {field.name for field in list_fields(RunConfig)}
-    missing = _describe_missing_plugins(values.get("plugin"))
     if unknown := sorted(values.keys() - known):
         advice = missing or "update gptmill"
         raise UserError(f"the config in {source} has the unknown option {unknown[0]!r:.100}; {advice}")
@@ -37,7 +38,7 @@ def read_settings(kind: type, values: Any, source: str) -> dict[str, Any]:
     return settings
 
 
-def _describe_missing_plugins(names: object) -> str:
-    """What to add so that the plug-ins which a config names are loaded. A checkpoint never loads code by itself."""
-    missing = [name for name in split_names(names if isinstance(names, str) else None) if name not in LOADED]
-    return f"it was trained with a plug-in: add --plugin {','.join(missing)!s:.200}" if missing else ""
+def _load_plugins(names: object) -> str:
+    """Loads the plug-ins that a checkpoint names, as far as they are trusted; returns what to add for the others."""
+    missing = ",".join(load_trusted_plugins(names if isinstance(names, str) else None))
+    return f"it was trained with a plug-in: read it, and add --plugin {missing:.200}" if missing else ""

@@ -45,6 +45,9 @@ def check_config(config: RunConfig, world_size: int = 1) -> None:
 
 def find_problems(config: RunConfig, world_size: int = 1) -> list[Problem]:
     """Fields of a wrong type or out of range, and violated relations between those that are neither."""
+    if unloaded := config.plugins.unloaded.values:
+        fix = f"import it before this config is read, which has {unloaded[0].name} of it as text"
+        return [Problem(f"plugin = {config.plugins.plugin}", fix)]
     values, fixes = {**list_values(config), "world_size": world_size}, find_wrong_types(config)
     if wrong := find_wrong_parts(config):  # without their fields, nothing more can be said
         return [Problem(f"{name} = {str(values[name])[:MAX_SHOWN]}", fix) for name, fix in {**fixes, **wrong}.items()]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gptmill.config.errors import UserError
+from gptmill.config.trust import check_address
 
 HTTP_SCHEMES = ("http://", "https://")
 HTTP_STALL_SECONDS = 60.0
@@ -41,8 +42,10 @@ def is_http(uri: str) -> bool:
 def open_file_system(uri: str, **options: Any) -> tuple[Any, str]:
     """Returns the fsspec file system of a URI, and the path inside it; `options` go to the file system.
 
-    Raises UserError where a package is missing or fsspec does not accept the URI.
+    Raises UserError where a package is missing, fsspec does not accept the URI, or only a run that is not trusted has
+    named it.
     """
+    check_address(uri)
     try:
         import fsspec
 

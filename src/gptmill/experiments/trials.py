@@ -94,7 +94,7 @@ class Trials:
 
     def resume(self, run: RunDirectory) -> None:
         """Resumes a run from its latest checkpoint and trains to the last step."""
-        self._train(run, [f"--run_name={run.path.name}", f"--logdir={self.folder}", "--resume=latest"])
+        self._train(run, [f"--run_name={run.path.name}", f"--logdir={self.folder}", "--resume=latest", "--trust"])
 
     def _train(
         self,

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gptmill.config.recipes import load_saved_settings
-from gptmill.config.run import RunConfig
-from gptmill.config.schema import build_config, list_values
+from gptmill.config.recipes import read_saved_config
+from gptmill.config.schema import list_values
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import read_events
 from gptmill.runs.events import EvalDone, StepLogged
@@ -34,7 +33,7 @@ class RunComparison:
 
 def compare_runs(runs: list[RunDirectory]) -> RunComparison:
     """Raises UserError if the config of a run cannot be read."""
-    configs = [list_values(build_config(RunConfig, load_saved_settings(run.config))) for run in runs]
+    configs = [list_values(read_saved_config(run.config)) for run in runs]
     kind, losses = _find_common_losses(runs)
     return RunComparison([summarize_run(run) for run in runs], find_differences(configs), kind, losses)
 

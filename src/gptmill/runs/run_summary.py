@@ -11,9 +11,7 @@ from statistics import median
 from typing import Literal
 
 from gptmill.config.errors import UserError
-from gptmill.config.recipes import load_recipe
-from gptmill.config.run import RunConfig
-from gptmill.config.schema import build_config
+from gptmill.config.recipes import read_saved_config
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_log import iterate_lines, parse_event
 from gptmill.runs.events import EvalDone, Event, LastStepMoved, RunFinished, RunStarted, StepLogged
@@ -119,7 +117,7 @@ def _find_remarks(run: RunDirectory) -> list[str]:
     if not run.config.is_file():
         return ["it has no config.toml"]
     try:
-        build_config(RunConfig, load_recipe(str(run.config)))
+        read_saved_config(run.config)
     except UserError as error:
         return [" ".join(f"config.toml is damaged: {error}".split())[:MAX_REMARK_CHARS]]
     return []

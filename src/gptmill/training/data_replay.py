@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gptmill.config.errors import UserError
-from gptmill.config.recipes import load_recipe
-from gptmill.config.run import RunConfig
-from gptmill.config.schema import build_config
+from gptmill.config.recipes import read_saved_config
+from gptmill.config.trust import load_trusted_plugins
 from gptmill.config.value_syntax import find_stage, parse_stages
 from gptmill.data.batches.samplers import build_sampler
 from gptmill.data.run_corpora import open_corpora
@@ -33,7 +32,7 @@ class Row:
 
 def replay_step(run: RunDirectory, step: int) -> Iterator[Row]:
     """Yields the rows of a step; raises UserError if the run has not done it or the tokens have changed."""
-    config = build_config(RunConfig, load_recipe(str(run.config)))
+    config = read_saved_config(run.config)
     if step < 1:
         raise UserError(f"--step {step}: the first step of a run is 1")
     events = read_events(run.events)
@@ -43,6 +42,7 @@ def replay_step(run: RunDirectory, step: int) -> Iterator[Row]:
     last = max((event.step for event in events), default=0)
     if step > last:
         raise UserError(f"--step {step}: run {run.path} has done {last} steps; give one of them")
+    load_trusted_plugins(config.plugins.plugin)  # of which the tokenizer may be one
     corpora = open_corpora(config.data, is_recorded=True)
     skipped_windows: list[tuple[int, int]] = []
     if run.has_checkpoints:

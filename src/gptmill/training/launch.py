@@ -6,7 +6,7 @@ Whatever depends on files, the clock or the host (the run's name, what to resume
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gptmill.config.requests import PresetOptions, StartOptions
 from gptmill.config.run import RunConfig
 from gptmill.config.schema import build_config, list_values
 from gptmill.config.settings import read_settings
+from gptmill.config.trust import name_addresses
 from gptmill.runs.code_fingerprint import make_code_fingerprint
 from gptmill.runs.directory import RunDirectory
 from gptmill.runtime.ranks import Ranks, join_ranks
@@ -36,7 +37,7 @@ class Call:
 
     def list_given(self) -> dict[str, str]:
         """What was given, by the name of its flag: what all ranks must have in common."""
-        given = {"RECIPE": self.recipe, **self.flags, **asdict(self.options), **asdict(self.presets)}
+        given = {"RECIPE": self.recipe, **self.flags, **list_values(self.options), **list_values(self.presets)}
         return {name: str(value) for name, value in given.items() if value is not None}
 
 
@@ -119,6 +120,7 @@ def _encode(request: RunRequest) -> dict[str, Any]:
 
 def _decode(launch: dict[str, Any]) -> RunRequest:
     load_plugins(launch["config"].get("plugin"))
+    name_addresses(launch["config"].values())  # rank 0 has checked them
     config = build_config(RunConfig, read_settings(RunConfig, launch["config"], "the launch of rank 0"))
     resumed, parent, left = (launch[name] for name in ("resumed", "parent", "seconds_left"))
     request = RunRequest(config, None, launch["wanted"], None, tuple(launch["changes"]), launch["allows_changes"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from gptmill.config.run import RunConfig
+from gptmill.config.trust import take_admitted
 from gptmill.evals.task_evaluator import describe_cropped
 from gptmill.runs.append_file import Extent
 from gptmill.runs.checkpoints.disk_space import check_disk_space
@@ -95,7 +96,7 @@ def list_start_warnings(
     config: RunConfig, plan: TrainPlan, world: World, state: TrainState, data: RunData, resume_point: ResumePoint | None
 ) -> list[Warned]:
     """What will be missing or differ from what a reader of the config expects."""
-    found = []
+    found = [Warned(state.step, "trust", f"--trust let the run use {what}") for what in take_admitted()]
     if data.no_validation:
         found.append(Warned(state.step, "validation", data.no_validation))
     if cropped := describe_cropped(data.tasks, config.model.context_length):

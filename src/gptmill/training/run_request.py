@@ -21,6 +21,7 @@ from gptmill.config.run import RunConfig, TrackingConfig
 from gptmill.config.schema import build_config, list_fields, list_values
 from gptmill.config.settings import read_settings
 from gptmill.config.smoke import make_smoke_config
+from gptmill.config.trust import admit_plugins, check_address, list_addresses
 from gptmill.config.validation import check_config
 from gptmill.data.files import find_cache_dir
 from gptmill.data.remote_fs import is_remote
@@ -90,11 +91,13 @@ def make_run_request(
     The time limit counts from `started`, on time.monotonic(), or else from now.
     """
     deadline = _make_deadline(options.time_limit, time.monotonic() if started is None else started)
-    if options.resume is None:
-        return replace(_make_new(recipe, flags, options, presets), deadline=deadline)
-    if options.force_cpu:
+    if options.resume is not None and options.force_cpu:
         raise UserError("--force-cpu does one step of a new run and cannot resume one; leave out --resume")
-    return replace(_make_resume(recipe, flags, options, presets), deadline=deadline)
+    make = _make_new if options.resume is None else _make_resume
+    request = make(recipe, flags, options, presets)
+    for address in list_addresses(list_values(request.config)):
+        check_address(address)  # before anything is written
+    return replace(request, deadline=deadline)
 
 
 def _make_new(recipe: str | None, flags: dict[str, Any], options: StartOptions, presets: PresetOptions) -> RunRequest:
@@ -140,7 +143,8 @@ def _make_resume(
 def _resume_run(run: RunDirectory, wanted: str, flags: dict[str, Any], options: StartOptions) -> RunRequest:
     """The run's saved config with the given flags on top. Its recipe may have changed since and is not read."""
     _check_resumable(run)
-    saved = load_saved_settings(run.config)
+    needs_plugins, allows_changes = flags.get("plugin") is None, options.allow_changes
+    saved = load_saved_settings(run.config, needs_plugins=needs_plugins, allows_changes=allows_changes)
     location = {"run_name": run.path.name, "logdir": str(run.path.parent)}
     before = build_config(RunConfig, saved)
     flags = _check_source(flags, before, run)
@@ -181,6 +185,8 @@ def _branch_from(path: Path, recipe: str | None, flags: dict[str, Any], options:
     if flags.get("init_from") is not None:
         raise UserError(f"--init_from and --resume {path} both name weights to start from; leave one of them out")
     saved = load_checkpoint(path, groups=()).values.get("config")
+    if flags.get("plugin") is None and isinstance(saved, dict) and isinstance(names := saved.get("plugin"), str):
+        admit_plugins(names, f"checkpoint {path}", allows_changes=options.allow_changes)
     settings = add_unrecorded(read_settings(RunConfig, saved, f"checkpoint {path}"))
     settings = {name: value for name, value in settings.items() if name not in ("run_name", "logdir", "init_from")}
     before = build_config(RunConfig, settings)

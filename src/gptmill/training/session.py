@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from gptmill.config.run import RunConfig
+from gptmill.config.schema import list_values
+from gptmill.config.trust import remember_run
 from gptmill.data.batches.data_loader import DataLoader
 from gptmill.data.batches.row_reader import Reader
 from gptmill.data.batches.samplers import Sampler
@@ -178,6 +180,8 @@ def open_session(request: RunRequest, report_preparing: Report, stack: ExitStack
     damaged = check_logs(run, resume_point) if world.is_main else []
     trackers = stack.enter_context(open_run_trackers(run, request, state, world))
     trackers.track(describe_run(request, run, plan, world, state, data.corpora, resume_point))
+    if world.is_main:
+        remember_run(list_values(config))
     for warning in [*damaged, *list_start_warnings(config, plan, world, state, data, resume_point)]:
         trackers.track(warning)
     cpu = find_cpu_run(config, plan, world.size) if world.device.type == "cpu" else None

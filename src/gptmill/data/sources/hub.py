@@ -9,6 +9,7 @@ from typing import Any
 
 from gptmill.config.errors import UserError, suggest
 from gptmill.config.requests import ReadingOptions
+from gptmill.config.trust import check_address
 from gptmill.data.sources.failures import Record, make_extra_error
 from gptmill.data.sources.formats.json_records import find_text
 from gptmill.data.sources.source import HUB_PREFIX, SourceFile
@@ -82,6 +83,7 @@ def read_hub(uri: str, options: ReadingOptions) -> Generator[Record]:
 
 
 def _open(datasets: Any, dataset: HubDataset, uri: str) -> Any:
+    check_address(uri)
     folder = Path(dataset.path)
     if not dataset.is_local or not any((folder / name).exists() for name in ("dataset_dict.json", "state.json")):
         return datasets.load_dataset(dataset.path, dataset.config, split=dataset.split, streaming=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.config.recipes import load_recipe
+from gptmill.config.recipes import read_saved_config
 from gptmill.config.run import RunConfig
-from gptmill.config.schema import build_config, list_values
+from gptmill.config.schema import list_values
 from gptmill.config.serialization import format_flags
 from gptmill.data.corpus_preparation import find_data_dir
 from gptmill.data.shards.shard_manifest import read_manifest
@@ -59,7 +59,7 @@ class RunFacts:
 
 def read_run_facts(run: RunDirectory, step: int) -> RunFacts:
     """Raises UserError if the run's config cannot be read; anything else that is missing stays unset."""
-    config = build_config(RunConfig, load_recipe(str(run.config)))
+    config = read_saved_config(run.config)
     events = [event for event in _read_events(run.events, step) if event.step <= step]
     starts = [event for event in events if isinstance(event, RunStarted)]
     evaluations = [event for event in events if isinstance(event, EvalDone)]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from gptmill.config.errors import UserError, suggest
+from gptmill.config.regular_files import read_regular
 from gptmill.data.files import flush_to_disk, write_durably
-from gptmill.data.regular_files import read_regular
 from gptmill.data.remote_fs import describe_error, is_permanent_error, normalize_uri, retry
 from gptmill.runs.checkpoints.manifest import MANIFEST, read_manifest
 from gptmill.runs.checkpoints.remote_run import RemoteRun

@@ -23,6 +23,7 @@ from gptmill.data.pipeline.prepare_progress import Report
 from gptmill.data.shards.shard_manifest import (
     DOCUMENTS_DIR,
     FILE_NAME,
+    OLD_NAMES_NAME,
     ORIGINS_DIR,
     SCORES_DIR,
     Manifest,
@@ -198,6 +199,7 @@ def _put_in_place(partial: Path, folder: Path) -> None:
             if path.name not in shards:
                 path.unlink()
         flush_to_disk(folder / name)
+    (folder / ORIGINS_DIR / OLD_NAMES_NAME).unlink(missing_ok=True)
     shutil.rmtree(folder / SCORES_DIR, ignore_errors=True)
     shutil.move(partial / FILE_NAME, folder / FILE_NAME)
     flush_to_disk(folder)

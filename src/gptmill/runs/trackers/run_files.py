@@ -16,7 +16,7 @@ from gptmill.data.files import write_durably
 from gptmill.runs.append_file import AppendOnlyFile, Extent
 from gptmill.runs.directory import RunDirectory
 from gptmill.runs.event_json import to_json
-from gptmill.runs.event_log import parse_event
+from gptmill.runs.event_log import iterate_lines, parse_event
 from gptmill.runs.events import (
     EVALUATIONS,
     EvalDone,
@@ -175,10 +175,10 @@ def _rebuild_text_log(run: RunDirectory, recorded: Mapping[str, Extent]) -> byte
     """Makes log.txt from events.jsonl; empty unless that gives what a checkpoint recorded."""
     lines: list[str] = []
     left = recorded.get(run.events.name, Extent(0, 0)).length
-    with suppress(OSError), open_regular(run.events) as file:
-        while left > 0 and (line := file.readline()):
+    with suppress(OSError):
+        for line in iterate_lines(run.events):
             left -= len(line)
-            if (event := parse_event(line.decode(errors="replace"))) is not None:
+            if left >= 0 and (event := parse_event(line.decode(errors="replace"))) is not None:
                 lines += TextLog.list_lines(event)
     content = "".join(f"{line}\n" for line in lines).encode()
     return content if Extent(0, 0).extend(content) == recorded[run.text_log.name] else b""
@@ -186,15 +186,15 @@ def _rebuild_text_log(run: RunDirectory, recorded: Mapping[str, Extent]) -> byte
 
 def _find_damage(path: Path, extent: Extent, rebuilt: bytes) -> str:
     """Describes where a damaged file differs from what was written, as far as that is known."""
-    kind, right = TextLog if path.suffix == ".txt" else JsonLines, rebuilt.splitlines(keepends=True)
+    kind, right = TextLog if path.suffix == ".txt" else JsonLines, rebuilt.split(b"\n")
     try:
         if (size := measure_regular(path)) < extent.length:
             return f"{size:,} of {extent.length:,} bytes are left"
-        with open_regular(path) as file:
-            for number, line in enumerate(file):
-                is_known = number < len(right)
-                if line != right[number] if is_known else kind.find_position(line.decode(errors="replace")) is None:
-                    return f"line {number + 1:,} is not as it was written"
+        for number, line in enumerate(iterate_lines(path)):
+            is_known = number < len(right) - 1
+            text = line.removesuffix(b"\n")
+            if text != right[number] if is_known else kind.find_position(text.decode(errors="replace")) is None:
+                return f"line {number + 1:,} is not as it was written"
     except OSError as error:
         return error.strerror or str(error)
     return f"its first {extent.length:,} bytes are not as they were written"

@@ -1,7 +1,7 @@
 # make demo: install, prepare, train and show, in one go.   make test: install what the tests need and run them.
 # make test-fast: what needs no processes and no compiler, for the time between two edits.
 # make docs: the documentation as a site, in site/.
-# make torture: the promises again, with hundreds of kills, in at most 40 minutes.
+# make torture: the promises again, with kill after kill, in at most GPTMILL_TORTURE_MINUTES, 40 if it is not set.
 # make digests BASE=COMMIT: whether the bytes of runs, corpora and exports are still that commit's; ROOM=data for some.
 # make size: lines, code and tokens of each room; with BASE=COMMIT, the difference.
 # make wheel: sdist and wheel, in dist/.   make wheel-test: that wheel in an empty environment, tried out.
@@ -22,7 +22,7 @@ test-fast: $(VENV)/.installed-dev
 	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -n 2 -m 'not slow and not torture'
 
 torture: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -m torture -s --timeout 7200 -o faulthandler_timeout=0
+	$(VENV)/bin/python -m pytest -m torture -s --timeout 3600 -o faulthandler_timeout=0
 
 digests: $(VENV)/.installed-dev
 	$(VENV)/bin/python tests/digests.py $(BASE) $(if $(ROOM),--room $(ROOM))

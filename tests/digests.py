@@ -39,7 +39,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
@@ -55,8 +54,10 @@ from digest_rows import Row, list_rows, write_inputs
 PROJECT = Path(__file__).parent.parent
 MEMORY_DISK = Path("/dev/shm")  # where fsync costs nothing
 
-# Rows whose digests differ by a decision, as patterns of "row: what", with the commit that decided it, for instance
-# "prepare *: *manifest.json: source": "1a2b3c4 records the source's licence". They are shown, and are no difference.
+# Rows that are gone by a decision, and what differs by one, as patterns of "row" or "row: what", with the commit:
+#   "variant fp8 in all layers": "1a2b3c4 removes it",
+#   "prepare *: *manifest.json: source": "5d6e7f8 records the license",
+# They are shown, and are no difference.
 DECIDED: dict[str, str] = {}
 
 # Files and keys of JSON, at any depth, that are not compared.
@@ -129,10 +130,9 @@ def run_apart(tree: Path, place: Path, row: Row) -> dict[str, str]:
 
 def run(command: str, tree: Path) -> None:
     words = shlex.split(command)
-    if words[0].isdigit() and int(words[0]) > 1:
+    if words[0].isdigit():
         run_ranks(int(words[0]), shlex.join(words[1:]), tree)
         return
-    words = words[words[0] == "1" :]
     with ExitStack() as stack:
         if ">" in words:
             stack.enter_context(redirect_stdout(stack.enter_context(Path(words[-1]).open("w", encoding="utf-8"))))
@@ -162,8 +162,8 @@ def run_ranks(count: int, command: str, tree: Path) -> None:
             try:
                 run(command, tree)
                 code = 0
-            except BaseException:
-                traceback.print_exc()
+            except BaseException as error:
+                sys.stderr.write(f"rank {rank}: {error!r}\n")
             finally:
                 sys.stderr.flush()
                 os._exit(code)
@@ -260,11 +260,13 @@ def is_decided(difference: Difference) -> bool:
 def choose_rows(room: str, pattern: str) -> tuple[list[Row], dict[str, str]]:
     """The rows to run, and why others are not."""
     rows = [row for row in list_rows() if room in ("", *row.rooms.split()) and fnmatch(row.name, pattern)]
+    not_run = {name: reason for name, reason in DECIDED.items() if ": " not in name}
+    rows = [row for row in rows if not any(fnmatch(row.name, name) for name in not_run)]
     if not rows:
         rooms = sorted({room for row in list_rows() for room in row.rooms.split()})
         sys.exit(f"no row {pattern} is of the room {room}; there are {', '.join(rooms)}")
     missing = {row.name: [name for name in row.needs.split() if not find_spec(name)] for row in rows}
-    not_run = {name: f"needs {', '.join(names)}" for name, names in missing.items() if names}
+    not_run |= {name: f"needs {', '.join(names)}" for name, names in missing.items() if names}
     program = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     if any(row.name == "gpu" for row in rows) and subprocess.run([sys.executable, "-c", program]).returncode:
         not_run["gpu"] = "needs a GPU"
@@ -316,7 +318,7 @@ def run_both(trees: dict[str, Path], rows: list[Row], folder: Path) -> dict[str,
             differs = "differs" if compare(*({row.name: digests[row.name]} for digests in found.values())) else "equal"
             seconds = time.monotonic() - began
             left = seconds / done * (len(rows) - done)
-            print(f"{done}/{len(rows)}  {differs:<7}  {row.name:<40} {seconds:.0f} s, {left:.0f} s left", flush=True)
+            print(f"{done:>3}/{len(rows)}  {differs:<7}  {row.name:<40} {seconds:.0f} s, {left:.0f} s left", flush=True)
     return found
 
 

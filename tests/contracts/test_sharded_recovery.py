@@ -9,7 +9,7 @@ from pathlib import Path
 
 import dying_rank
 import pytest
-from conftest import TINY_FLAGS, RunRanks
+from conftest import TINY_FLAGS, RunRanks, TortureBudget
 from zygote import Process
 
 from gptmill.cli.main import run_guarded
@@ -44,14 +44,19 @@ def test_a_rank_killed_in_mid_save_leaves_nothing_half(
 
 @pytest.mark.torture
 def test_ranks_killed_at_any_moment_of_a_save_leave_valid_checkpoints(
-    tmp_path: Path, words: list[str], start_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    words: list[str],
+    start_ranks: RunRanks,
+    monkeypatch: pytest.MonkeyPatch,
+    torture_budget: TortureBudget,
 ) -> None:
     """Other numbers of ranks and other strategies go on from what each kill has left."""
     monkeypatch.chdir(tmp_path)
-    folder, dice = tmp_path / "runs/killed/checkpoints", random.Random(0)
+    folder = tmp_path / "runs/killed/checkpoints"
     flags = ["train", *words, *FLAGS, "--checkpoint_freq", "1", "--max_steps", "100000", "--run_name", "killed"]
     newest = 0
-    for _ in range(30):
+    for seed in torture_budget(3):
+        dice = random.Random(seed)
         count, strategy = dice.choice([(1, "ddp"), (2, "zero1"), (2, "fsdp"), (4, "fsdp"), (4, "ddp")])
         more = ["--no_exact_ranks", "--parallel", strategy, "--mini_batch_size", "2", "--resume", "auto"]
         ranks = start_ranks(*flags, *more, count=count)

@@ -76,6 +76,9 @@ def test_what_differs_is_absent_or_fails_is_named(monkeypatch: pytest.MonkeyPatc
     ]
     monkeypatch.setattr(digests, "DECIDED", {"tw*: [cd]": "1a2b3c4 decides it"})
     assert [each.row for each in found if digests.is_decided(each)] == ["two", "two"]
+    monkeypatch.setattr(digests, "DECIDED", {"variant fp8*": "1a2b3c4 removes it"})
+    rows, not_run = digests.choose_rows("training", "variant fp*")
+    assert ([row.name for row in rows], not_run) == (["variant fp16"], digests.DECIDED)
 
 
 def test_nothing_that_changes_bytes_is_forgotten() -> None:

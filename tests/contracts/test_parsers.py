@@ -144,7 +144,8 @@ def mutate(data: bytes, numbers: random.Random) -> bytes:
             data = data[:begin] + numbers.choice((word, *VALUES)) + data[end:]
         elif choice == 3 and (lines := data.split(b"\n"))[1:]:
             line = numbers.randrange(len(lines))
-            data = b"\n".join([*lines[:line], *[lines[line]] * numbers.choice((0, 2, 3000)), *lines[line + 1 :]])
+            times = min(numbers.choice((0, 2, 3000)), MAX_CASE_BYTES // (len(lines[line]) + 1))
+            data = b"\n".join([*lines[:line], *[lines[line]] * times, *lines[line + 1 :]])
         else:
             data = data[:start] + new + data[stop:]
     return data[:MAX_CASE_BYTES]

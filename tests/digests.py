@@ -64,6 +64,7 @@ DECIDED: dict[str, str] = {}
 EXCLUDED = {
     "README.md": "a model card tells the date and the version",
     "saved_at": "a time",
+    "logs": "lengths and checksums of logs, which hold times",
     "seconds": "a time",
     "code": "a fingerprint of the source",
     "gptmill_version": "commits may differ in it",

@@ -105,7 +105,7 @@ def test_scores_by_length_and_by_loss_can_order_training(corpus: Path, gptmill: 
         (["show", "corpus", "--count", "0"], "--count 0: must be at least 1"),
         (["show", "corpus", "--context_length", "-5"], "--context_length -5: must be at least 1"),
         (["show", "corpus", "--context_length", "99999"], "no window of 99,999 tokens; choose a smaller"),
-        (["show", "corpus", "--context_length", "9" * 30], "no corpus is that large"),
+        (["show", "corpus", "--context_length", "7" + "0" * 18], "no corpus is that large"),
         (["show", "--run", "nobody", "--step", "1"], "nobody"),
         (["score", "corpus", "--by", "loss"], "add --run RUN"),
         (["info"], "the usage is"),

@@ -464,3 +464,18 @@ def test_a_checkpoint_with_a_number_that_no_model_has(straight: Path) -> None:
         forge(home)
         with pytest.raises(UserError, match=r"num_layers|layers"):
             open_model(str(home / STEP), CPU)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("name", ["events.jsonl", "ledger.jsonl", "log.txt", "train.log", ".lock"])
+def test_a_resume_never_waits_for_a_pipe(
+    name: str, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (straight / name).unlink(missing_ok=True)
+    put_pipe(straight / name)
+    code = run_guarded(["train", "--run_name", "straight", "--resume", "latest", "--max_steps", "41"])
+    printed = capsys.readouterr().err
+    assert code in (0, 2), printed
+    assert name == ".lock" or name in printed  # which is locked as it is
+    assert "Traceback" not in printed

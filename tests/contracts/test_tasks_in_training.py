@@ -19,7 +19,7 @@ def read_end(run: Path) -> dict[str, Any]:
     last = run / "checkpoints/latest"
     values = json.loads((last / "checkpoint.json").read_text())["values"]
     tensors = {path.name: path.read_bytes() for path in sorted(last.glob("*.safetensors"))}
-    return {**tensors, **{name: value for name, value in values.items() if name != "config"}}
+    return {**tensors, **{name: value for name, value in values.items() if name not in ("config", "logs")}}
 
 
 def read_log(run: Path) -> tuple[list[str], list[str]]:

@@ -189,7 +189,7 @@ def test_every_document_knows_its_start_and_its_file(tmp_path: Path) -> None:
     for number, name in sources.items():
         (tmp_path / "source" / name).write_text(f"file {number}: " + "x" * number, encoding="utf-8")
     manifest = prepare(tmp_path / "source", tmp_path / "out", split="documents", val_fraction=0.2, shard_tokens=100)
-    names = read_names(tmp_path / "out")
+    names = read_names(tmp_path / "out", "")
     assert {int(name[:2]): name for name in names} == sources
     for split in (manifest.train, manifest.val):
         files = [
@@ -208,7 +208,7 @@ def test_every_document_knows_its_start_and_its_file(tmp_path: Path) -> None:
     (origins / "names.json").unlink()
     escaped = "".join(json.dumps(name, ensure_ascii=False)[1:-1] + "\n" for name in names)
     (origins / "names.txt").write_text(escaped, encoding="utf-8")
-    assert read_names(tmp_path / "out") == names
+    assert read_names(tmp_path / "out", "") == names
 
 
 def test_chunks_from_any_position_on_are_the_chunks_that_were_left(

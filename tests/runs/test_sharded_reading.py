@@ -64,7 +64,7 @@ def test_a_new_run_starts_from_its_weights_and_knows_them_again(path: Path) -> N
 
 @pytest.mark.usefixtures("memory")
 def test_a_mirror_has_all_files_and_gives_them_back(path: Path, tmp_path: Path) -> None:
-    mirror = Mirror("memory://mirror", "latest", "straight")
+    mirror = Mirror("memory://mirror", "latest", "straight", tmp_path / "mirrored.txt")
     mirror.offer(path, ["latest"], 40)
     mirror.finish(60)
     mirror.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gptmill.config.errors import UserError
-from gptmill.config.json_text import parse_json
+from gptmill.config.json_text import read_json
 from gptmill.config.plugins import fingerprint_plugin, is_named, load_plugins, split_names
 
 SWITCH = "GPTMILL_TRUST"
@@ -185,7 +185,7 @@ def _find_place() -> Path:
 def _read_trusted() -> dict[str, str]:
     """What this user has used before: fingerprints of plug-ins with a name of each, and addresses."""
     try:
-        content = parse_json(_find_place().read_bytes())
+        content = read_json(_find_place())
     except (OSError, ValueError, RuntimeError):  # not there, damaged, or a user without a home
         return {}
     known = content.get("trusted") if isinstance(content, dict) else None

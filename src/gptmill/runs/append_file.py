@@ -13,10 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from gptmill.config.regular_files import open_regular
 from gptmill.data.files import flush_to_disk, write_durably
 
 MAX_PENDING_BYTES = 16_000_000
 RETRY_SECONDS = (0.02, 0.1, 0.3, 1.0)  # pauses between the attempts where the caller has to wait
+FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)  # a pipe fails and nobody waits for it
 FULL = (errno.ENOSPC, errno.EDQUOT)  # waiting a second does not help
 
 Result = TypeVar("Result")
@@ -129,7 +131,7 @@ class AppendOnlyFile:
     def _open(self) -> int:
         """Returns the descriptor; cuts off what a write left behind before it failed, and which is written again."""
         if self._descriptor is None:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._descriptor = os.open(self._path, FLAGS, 0o666)
             length = os.fstat(self._descriptor).st_size
             if self._length is not None and length > self._length:
                 os.ftruncate(self._descriptor, self._length)
@@ -151,7 +153,7 @@ class AppendOnlyFile:
 
     def _rewrite(self, is_kept: Callable[[str], bool]) -> None:
         """Truncates the file if that is enough, else replaces it; on a full disk, the later lines stay pending."""
-        whole = _retry(self._path.read_bytes)
+        whole = _retry(lambda: _read_whole(self._path))
         lines = [line + b"\n" for line in whole.split(b"\n")[:-1]]
         kept = [is_kept(_read(line)) for line in lines]
         prefix = kept.index(False) if False in kept else len(kept)
@@ -187,6 +189,11 @@ def _retry(action: Callable[[], Result]) -> Result:
                 raise
             time.sleep(seconds)
     return action()
+
+
+def _read_whole(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
 
 
 def _read(line: bytes) -> str:

@@ -58,7 +58,11 @@ MEMORY_DISK = Path("/dev/shm")  # where fsync costs nothing
 #   "variant fp8 in all layers": "1a2b3c4 removes it",
 #   "prepare *: *manifest.json: source": "5d6e7f8 records the license",
 # They are shown, and are no difference.
-DECIDED: dict[str, str] = {}
+DECIDED: dict[str, str] = {
+    "*: *manifest.json: version": "5b2cb81 has checksums of the origins",
+    "*: *origins/names.*": "8cc3611 keeps the names of sources in JSON",
+    "prepare option *: *manifest.json: cleaning": "44d4c92 escapes control characters in examples",
+}
 
 # Files and keys of JSON, at any depth, that are not compared.
 EXCLUDED = {
@@ -69,6 +73,8 @@ EXCLUDED = {
     "code": "a fingerprint of the source",
     "gptmill_version": "commits may differ in it",
     "config": "options that are renamed or retired; what they do is in the tensors",
+    "origins_sha256": "of files that are compared themselves, and of which 2ae646c recorded none",
+    "names_sha256": "likewise",
     "sha256": "of files that are compared themselves; a checkpoint.json's own covers its times",
 }
 # What events.jsonl is compared by; the rest are times and the machine.

@@ -187,6 +187,12 @@ def test_an_address_in_a_mixture_counts(
 def test_an_address_counts_if_it_is_named_now(straight: Path, server: tuple[str, list[str]]) -> None:
     address, asked = server
     receive(straight, data_dir=f"{address}/x")
+    assert package.open_run("s").config.data.data_dir == f"{address}/x"
+    for open_address in (package.open_corpus, package.prepare):
+        with pytest.raises(package.UserError):
+            open_address(f"{address}/x/y")
+        assert asked
+        asked.clear()
     call(f"train --run_name s --resume latest --data_dir {address}/x")
     assert asked
     asked.clear()

@@ -14,6 +14,7 @@ from gptmill.config.errors import ConfigError, Problem, UserError
 from gptmill.config.keywords import build_request
 from gptmill.config.requests import PrepareRequest
 from gptmill.config.run import TrainingConfig
+from gptmill.config.trust import name_addresses
 from gptmill.data.batches.batch_stream import BatchOrder, BatchStream
 from gptmill.data.shards.documents import read_document_tokens
 from gptmill.data.shards.opening import TokenShards
@@ -107,12 +108,15 @@ def prepare(
     if not sources:
         raise UserError("prepare needs a source: a file, a folder, a URL or the name of a corpus")
     request = build_request(PrepareRequest, {"out": out, "tokenizer": tokenizer, **options})
-    folder, _ = run_preparation([os.fspath(source) for source in sources], request, progress=progress)
+    names = [os.fspath(source) for source in sources]
+    name_addresses(names)
+    folder, _ = run_preparation(names, request, progress=progress)
     return open_corpus(folder)
 
 
 def open_corpus(path: Recipe, tokenizer: str | None = None) -> Corpus:
     """Opens a prepared corpus, or token files of another project, whose tokenizer may be named."""
+    name_addresses([os.fspath(path)])
     return Corpus(open_and_check(os.fspath(path), tokenizer))
 
 

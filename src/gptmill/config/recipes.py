@@ -167,9 +167,9 @@ def _load(path: Path, trail: tuple[Path, ...], reading: _Reading) -> dict[str, A
 
 def _is_of_run(path: Path) -> bool:
     """Whether a recipe is a file of a run, which may come from a stranger, and none that the user has written."""
-    written = ("events.jsonl", "ledger.jsonl", "checkpoints")
+    written = ("events.jsonl", "ledger.jsonl", "checkpoints/step_*")
     return path.name == "config.toml" or any(
-        (folder / "config.toml").is_file() and any((folder / name).exists() for name in written)
+        (folder / "config.toml").is_file() and any(any(folder.glob(name)) for name in written)
         for folder in path.parents
     )
 

@@ -31,8 +31,8 @@ WEIGHT = re.compile(r"=[\d.]+$")  # of an address in a mixture
 _suspects: dict[str, str] = {}
 """Addresses that nobody but a run has named, and the run's file."""
 _named: set[str] = set()
-_admitted: list[str] = []
-"""What --trust has let through, for the history of the run that starts."""
+_admitted: dict[str, str] = {}
+"""What --trust has let through, by the name that a run has for it, for the history of the run that starts."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def admit_plugins(names: str | None, source: str, *, allows_changes: bool | None
         )
     load_plugins(names)
     for name, code in asked.items():
-        _admit(f"the plug-in {name} ({code[:19]})")
+        _admitted[name] = f"the plug-in {name} ({code[:19]})"
     _remember(asked, ())
 
 
@@ -123,7 +123,7 @@ def check_address(address: str) -> None:
             f"({SWITCH}=1) to open it, or name it yourself, as in --data_dir {suspects[0]}"
         )
     for name in suspects:
-        _admit(f"the address {name}")
+        _admitted[name] = f"the address {name}"
     _remember({}, suspects)
 
 
@@ -133,11 +133,10 @@ def remember_run(values: Mapping[str, Any]) -> None:
     _remember(plugins, list_addresses(values))
 
 
-def take_admitted() -> list[str]:
-    """What --trust has let through since the last call."""
-    taken = list(_admitted)
-    _admitted.clear()
-    return taken
+def take_admitted(values: Mapping[str, Any]) -> list[str]:
+    """What --trust has let through of what a run with these settings names, once."""
+    names = [*split_names(values.get("plugin")), *list_addresses(values)]
+    return [_admitted.pop(name) for name in names if name in _admitted]
 
 
 def list_addresses(values: Mapping[str, Any]) -> list[str]:
@@ -168,11 +167,6 @@ def _is_missing(name: str) -> bool:
 
 def _is_trusting() -> bool:
     return os.environ.get(SWITCH, "0") not in ("", "0")
-
-
-def _admit(what: str) -> None:
-    if what not in _admitted:
-        _admitted.append(what)
 
 
 def _find_place() -> Path:

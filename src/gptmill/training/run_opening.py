@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from gptmill.config.run import RunConfig
+from gptmill.config.schema import list_values
 from gptmill.config.trust import take_admitted
 from gptmill.evals.task_evaluator import describe_cropped
 from gptmill.runs.append_file import Extent
@@ -96,7 +97,9 @@ def list_start_warnings(
     config: RunConfig, plan: TrainPlan, world: World, state: TrainState, data: RunData, resume_point: ResumePoint | None
 ) -> list[Warned]:
     """What will be missing or differ from what a reader of the config expects."""
-    found = [Warned(state.step, "trust", f"--trust let the run use {what}") for what in take_admitted()]
+    found = [
+        Warned(state.step, "trust", f"--trust let the run use {what}") for what in take_admitted(list_values(config))
+    ]
     if data.no_validation:
         found.append(Warned(state.step, "validation", data.no_validation))
     if cropped := describe_cropped(data.tasks, config.model.context_length):

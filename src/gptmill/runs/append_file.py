@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gptmill.config.regular_files import open_regular
+from gptmill.config.regular_files import IrregularFileError, open_regular
 from gptmill.data.files import flush_to_disk, write_durably
 
 MAX_PENDING_BYTES = 16_000_000
@@ -185,7 +185,7 @@ def _retry(action: Callable[[], Result]) -> Result:
         try:
             return action()
         except OSError as error:
-            if error.errno in FULL:
+            if error.errno in FULL or isinstance(error, IrregularFileError):
                 raise
             time.sleep(seconds)
     return action()

@@ -19,6 +19,7 @@ from conftest import GptMill
 from gptmill.data.shards.shard_manifest import NAMES_NAME
 from gptmill.data.shards.verification import verify_corpus
 
+pytestmark = pytest.mark.slow
 RESUMED = 32
 # And where what belongs to the steps after that begins.
 LOGS = {"runs/straight/events.jsonl": b'{"event": "StepLogged", "step": 33', "runs/straight/log.txt": b"33 train"}

@@ -61,7 +61,7 @@ CALLS = {
 
 # Those that read the options of the run themselves; others train by what they read, for which `train` stands here.
 USE_CONFIG = ("data", "train", "plan", "runs", "report", "eval", "export", "compress", "config")
-pytestmark = pytest.mark.usefixtures("no_new_parts")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_new_parts")]
 
 
 @pytest.fixture(autouse=True)

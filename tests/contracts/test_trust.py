@@ -252,7 +252,7 @@ def test_a_run_of_an_older_version_is_refused_once(
     capsys.readouterr()
     assert call("checkpoints history s") == 0
     history = capsys.readouterr().out
-    assert history.count("--trust let the run use the plug-in gated.py (sha256:") == 1
+    assert history.count("trusted the plug-in gated.py (sha256:") == 1
 
 
 @pytest.mark.usefixtures("words")

@@ -32,7 +32,7 @@ _suspects: dict[str, str] = {}
 """Addresses that nobody but a run has named, and the run's file."""
 _named: set[str] = set()
 _admitted: dict[str, str] = {}
-"""What --trust has let through, by the name that a run has for it, for the history of the run that starts."""
+"""What was trusted in this process, by the name that a run has for it, for the history of the run that starts."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def remember_run(values: Mapping[str, Any]) -> None:
 
 
 def take_admitted(values: Mapping[str, Any]) -> list[str]:
-    """What --trust has let through of what a run with these settings names, once."""
+    """What was trusted in this process of what a run with these settings names; once."""
     names = [*split_names(values.get("plugin")), *list_addresses(values)]
     return [_admitted.pop(name) for name in names if name in _admitted]
 

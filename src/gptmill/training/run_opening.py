@@ -98,7 +98,8 @@ def list_start_warnings(
 ) -> list[Warned]:
     """What will be missing or differ from what a reader of the config expects."""
     found = [
-        Warned(state.step, "trust", f"--trust let the run use {what}") for what in take_admitted(list_values(config))
+        Warned(state.step, "trust", f"trusted {what}, which only the run named")
+        for what in take_admitted(list_values(config))
     ]
     if data.no_validation:
         found.append(Warned(state.step, "validation", data.no_validation))

@@ -63,8 +63,8 @@ class Victim:
         if code:
             self.kills += 1
             self.kills_in_saves += bool(self._list_partials())
-        self._check_start(reached, oldest)
-        self._was_in_background = in_background
+        if self._check_start(reached, oldest):
+            self._was_in_background = in_background
         candidates = list_candidates(self.checkpoints, "latest")
         assert not candidates or not find_damage(candidates[0], thorough=True)
         return code == 0
@@ -111,15 +111,17 @@ class Victim:
         """The newest checkpoint that is complete: where the next life must begin."""
         return max((read_step(path) for path in list_step_folders(self.checkpoints)), default=0)
 
-    def _check_start(self, reached: int, oldest: int) -> None:
-        """Looks up where this life began, if it came so far."""
+    def _check_start(self, reached: int, oldest: int) -> bool:
+        """Looks up where this life began; whether it came so far."""
         starts = self._list_starts()
-        if len(starts) > self._starts_seen:
-            self._starts_seen = len(starts)
-            assert starts[-1] >= oldest
-            self.most_repeated = max(self.most_repeated, reached - starts[-1])
-            # Written beside training, a save that is cut short costs the steps done meanwhile too.
-            assert reached - starts[-1] <= (2 * FREQ if self._was_in_background else FREQ)
+        if len(starts) == self._starts_seen:
+            return False
+        self._starts_seen = len(starts)
+        assert starts[-1] >= oldest
+        self.most_repeated = max(self.most_repeated, reached - starts[-1])
+        # Written beside training, a save that is cut short costs the steps done meanwhile too.
+        assert reached - starts[-1] <= (2 * FREQ if self._was_in_background else FREQ)
+        return True
 
 
 MakeVictim = Callable[..., Victim]
